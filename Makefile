@@ -30,7 +30,7 @@ run: $(INSTALLED)
 # The workers of pytest share the cores: with more threads each they would wait for each other. One worker more than
 # the two cores that a newcomer may have: many tests wait, for a time-out or a process.
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 test-all: $(INSTALLED) exchange-examples
 	OMP_NUM_THREADS=1 NANO_EXCHANGE_EXAMPLES=$(EXAMPLES_DIR) TEST_CONTAINER_IMAGE=$(CONTAINER_IMAGE) \

@@ -25,8 +25,8 @@ from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.weights import load_policy
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import TrainConfig
+from nano_rl.learn.advantage import credit_group
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
-from nano_rl.learn.credit.advantage import credit_group
 from nano_rl.learn.model.learner import Learner, prepare
 from nano_rl.learn.rows.group import form_groups, group_metrics
 from nano_rl.learn.update import Updater

@@ -273,10 +273,11 @@ def one_trajectory() -> dict[str, set[str]]:
     from nano_rl.config.training import TrainConfig
     from nano_rl.gather.rollouts import collect
     from nano_rl.gather.sources import Sources
-    from nano_rl.imitation.demonstrations import admit
     from nano_rl.learn.config import GuardConfig, LogsConfig
     from nano_rl.learn.model.learner import prepare
     from nano_rl.learn.update import Updater
+    from nano_rl.logs.lineage import lineage
+    from nano_rl.logs.reader import read_logs
     from nano_rl.tasks.make import make_tasks
     from nano_rl.tiny_model import build_tiny
     from nano_rl.train import train
@@ -309,7 +310,6 @@ def one_trajectory() -> dict[str, set[str]]:
             mixed = each.verdict.model_copy(update={"reward": float(index % 2), "grader": "house-1"})
             store.add_verdict(each.id, mixed)
         template = local_policy(opened.loaded, opened.profile).template_hash
-        groups = admit(store, opened.profile, template).groups
         Updater.learn = watched(Updater.learn, phases["one update"])  # type: ignore[method-assign]
         config = TrainConfig(
             steps=1,
@@ -318,6 +318,7 @@ def one_trajectory() -> dict[str, set[str]]:
             guards=GuardConfig(patience=100),
             logs=LogsConfig(uses=None),
         )
+        groups = read_logs([store], opened, template, lineage(opened), config).groups
         model = prepare(opened.loaded.model, lora_rank=0, seed=0)
         (folder / "training").mkdir()
         train(model, opened, runtime, Sources(logged=groups), config, folder / "training", lambda *_: None)

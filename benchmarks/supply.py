@@ -11,7 +11,7 @@ import argparse
 import time
 from collections import Counter
 
-from nano_rl.commands.tasks_make import parse_levels
+from nano_rl.commands.tasks import parse_levels
 from nano_rl.tasks.admission import admitted_tasks
 from nano_rl.tasks.make import draw_tasks
 from nano_shared.types import Split

@@ -30,10 +30,10 @@ from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.model.learner import Learner, prepare
 from nano_rl.learn.model.logprob import can_share, loss_and_scores
 from nano_rl.learn.objectives.loss import policy_loss
+from nano_rl.learn.prefix_tree import build_tree
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.learn.trees.forward import independent_rows
-from nano_rl.learn.trees.prefix_tree import build_tree
+from nano_rl.learn.tree_forward import independent_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "shared")]
 
 from nano_rl.conformance.adapter import Subject, our_loss  # noqa: E402
-from nano_rl.conformance.case import Case, make_case  # noqa: E402
-from nano_rl.learn.credit.advantage import group_advantages  # noqa: E402
+from nano_rl.conformance.case import LossCase, make_case  # noqa: E402
+from nano_rl.learn.advantage import group_advantages  # noqa: E402
 
 PACKAGES = ("trl==1.16.0", "torch==2.13.0")
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}
@@ -164,7 +164,7 @@ def compare(peer: Peer) -> list[tuple[dict[str, Any], float, float]]:
         if point["loss"] == "dr_grpo":
             objective["constant_length"] = 16
 
-        def case(advantages: Sequence[float], chosen: dict[str, Any]) -> Case:
+        def case(advantages: Sequence[float], chosen: dict[str, Any]) -> LossCase:
             spread = [[a] * n for a, n in zip(advantages, lengths, strict=True)]
             return make_case(new, spread, old=moved[0], behaviour=moved[1], reference=moved[2], **chosen)
 

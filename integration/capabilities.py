@@ -43,8 +43,7 @@ from nano_rl.commands.eval import without_tools
 from nano_rl.config.training import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources
-from nano_rl.imitation.demonstrations import oracle_runs, reader_of
-from nano_rl.imitation.sft import train_sft
+from nano_rl.imitation.demonstrations import oracle_runs, reader_of, train_sft
 from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
 from nano_rl.tasks.make import draw_tasks

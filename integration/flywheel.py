@@ -34,13 +34,14 @@ from nano_rl.checkpoints.evaluate import SuccessRow, paired, table
 from nano_rl.config.training import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.gather.sources import Sources
-from nano_rl.imitation.demonstrations import admit, report
+from nano_rl.imitation.demonstrations import train_sft
 from nano_rl.imitation.rows import imitation_samples
-from nano_rl.imitation.sft import train_sft
 from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
+from nano_rl.logs.lineage import lineage
+from nano_rl.logs.reader import read_logs
+from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.make import draw_tasks, make_tasks
-from nano_rl.tasks.oracle import ORACLE, oracle_policy
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.store import LogStore
@@ -190,8 +191,9 @@ class Flywheel:
     def train_on_log(self, checkpoint: Path, tasks: Sequence[Task]) -> Path:
         opened = open_weights(str(checkpoint))
         template = local_policy(opened.loaded, opened.profile).template
-        admission = admit(self.store, opened.profile, template.template_hash)
-        print(report(admission))
+        config = TrainConfig(group_size=0)
+        admission = read_logs([self.store], opened, template.template_hash, lineage(opened), config)
+        print(admission.report())
         steps = len(admission.groups) // self.scale.prompts  # every group once
         return self._train("from-logs", opened, Sources(logged=admission.groups), 0, steps, tasks)
 

@@ -28,8 +28,7 @@ from nano_rl.checkpoints.statistics import paired_bootstrap
 from nano_rl.config.training import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources
-from nano_rl.imitation.demonstrations import logged_successes, reader_of
-from nano_rl.imitation.sft import train_sft
+from nano_rl.imitation.demonstrations import logged_successes, reader_of, train_sft
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.model.learner import prepare

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from nano_rl.learn import step_rows
-from nano_rl.learn.credit.advantage import credit_group
+from nano_rl.learn.advantage import credit_group
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.update import Updater

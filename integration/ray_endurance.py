@@ -32,8 +32,8 @@ from nano_rl.scale.ray_cluster import set_variables
 from nano_rl.scale.ray_rollouts import RayRollouts
 from nano_rl.scale.ray_setup import setup_of
 from nano_rl.scale.worker_status import ClusterStatus
+from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tasks.make import make_tasks
-from nano_rl.tasks.oracle import oracle_policy
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import Completion, Role, Sampling, Split, StopReason, Task

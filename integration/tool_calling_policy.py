@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,9 @@ def conversation(request: dict[str, Any], answer: str) -> list[dict[str, str]]:
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     template = environment.from_string(TEMPLATE.read_text())
     messages = [dict(message) for message in request["messages"]]
+    for before, message in pairwise(messages):
+        if (before["role"], message["role"]) == ("assistant", "user"):
+            message["role"] = "tool"  # as which a server that has the policy's own template is given it
     for message in messages:  # the template writes arguments as JSON, and is given values, as by vLLM
         message["content"] = message.get("content") or ""
         for called in message.get("tool_calls", ()):

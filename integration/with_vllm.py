@@ -14,8 +14,7 @@ wire. The parts:
     tools     a tiny policy repairs examples/buggy_stats by native calls, which vLLM's parser reads, and by
               those of `--profile hermes-1`
 
-Each prints what it saw; the first that does not hold ends the script with exit code 1. Parts engine and
-export up to the certificates were run so far.
+Each prints what it saw; the first that does not hold ends the script with exit code 1.
 """
 
 from __future__ import annotations
@@ -255,16 +254,16 @@ def tools(given: argparse.Namespace) -> None:
     for profile, tool in PROFILES.items():
         calls = [(tool, {"command": MEND}), ("submit", {})]
         script = Script(calls)
-        repair(home, script.url, "script", "--profile", profile)
+        repair(home, script.url, "script", "--profile", profile, "--check", CHECK)
         script.close()
         recorded += list(zip(script.requests, map(written, calls), strict=True))
     policy = home / "checkpoints/repairer"
     if not policy.exists():
-        build(home, recorded, policy.name, epochs=150)
+        build(home, recorded, policy.name, epochs=400)
     parser = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
     with served(given, policy, "--served-model-name", "repairer", *parser) as url:
         for profile in PROFILES:
-            run = repair(home, url, "repairer", "--profile", profile, "--check", CHECK)
+            run = repair(home, url, "repairer", "--profile", profile, "--check", CHECK, "--temperature", "1")
             called = [call for turn in run.turns if turn.completion.api for call in turn.completion.api.calls]
             print(f"calls that vLLM parsed: {[call.name for call in called]}")
             hold(run.stop is StopReason.FINISHED and run.reward == 1.0, "the bug is mended, and submitted")

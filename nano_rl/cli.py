@@ -15,8 +15,11 @@ COMMANDS = {
     "train": ("nano_rl.commands.train", "Policy gradients, on fresh rollouts and on the log."),
     "cluster": ("nano_rl.commands.cluster", "The Ray workers of running trainings."),
     "preferences": ("nano_rl.cli:preferences", "Pairs of runs, one of which is preferred."),
-    "reward-model": ("nano_rl.commands.reward_model", "A model of which run people would prefer."),
-    "dpo": ("nano_rl.commands.dpo", "From preference pairs straight to the policy."),
+    "reward-model": (
+        "nano_rl.commands.preferences:reward_model",
+        "A model of which run people would prefer.",
+    ),
+    "dpo": ("nano_rl.commands.preferences:dpo", "From preference pairs straight to the policy."),
     "plan": ("nano_rl.commands.plan", "Memory and speed of a training, before anything is loaded."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
     "export": ("nano_rl.commands.export", "Preference pairs, or rows of tokens, for other trainers."),
@@ -27,14 +30,14 @@ COMMANDS = {
 }
 
 TASKS = {
-    "make": ("nano_rl.commands.tasks_make", "Make tasks of a suite into a file."),
-    "check": ("nano_rl.commands.tasks_check", "Which tasks are fit to train on, and why the others are not."),
-    "import": ("nano_rl.commands.tasks_import", "Tasks of another format, into a task file."),
-    "export": ("nano_rl.commands.tasks_export", "A task file into another format."),
-    "serve": ("nano_rl.commands.tasks_serve", "Tasks over HTTP, as NeMo Gym asks for them."),
+    "make": ("nano_rl.commands.tasks:make", "Make tasks of a suite into a file."),
+    "check": ("nano_rl.commands.tasks:check", "Which tasks are fit to train on, and why the others are not."),
+    "import": ("nano_rl.commands.tasks:import_tasks", "Tasks of another format, into a task file."),
+    "export": ("nano_rl.commands.tasks:export_tasks", "A task file into another format."),
+    "serve": ("nano_rl.commands.tasks:serve", "Tasks over HTTP, as NeMo Gym asks for them."),
     "from-log": ("nano_rl.commands.tasks_from_log", "Tasks of logged runs, into a task file."),
     "mine": ("nano_rl.commands.tasks_mine", "Tasks out of Python packages that have tests."),
-    "list": ("nano_rl.commands.tasks_list", "What is in a task file, or which suites there are."),
+    "list": ("nano_rl.commands.tasks:list_tasks", "What is in a task file, or which suites there are."),
 }
 
 cli = lazy_app("nano-rl", COMMANDS, help="Train the policy from its own executions.", program=True)

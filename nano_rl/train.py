@@ -22,7 +22,7 @@ from nano_rl.gather.engines.adapter_publisher import ADAPTERS, open_publisher
 from nano_rl.gather.engines.paced_source import PacedGatherer
 from nano_rl.gather.engines.workers import OpenWorkers
 from nano_rl.gather.impossible_rollouts import controls_due, hack_metrics, roll_controls
-from nano_rl.gather.overlap.overlapped_source import OverlappedGatherer
+from nano_rl.gather.overlapped_source import OverlappedGatherer
 from nano_rl.gather.rollouts import OnRun, failed, none_graded
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.gather.success import HeldOut, success_metrics
@@ -41,12 +41,9 @@ from nano_rl.learn.rows.group import Group, group_metrics, row_tokens
 from nano_rl.learn.update import Updater
 from nano_rl.logs.used_runs import USED, UsedRuns
 from nano_rl.preferences.dpo import preference_term
-from nano_rl.record.phase_times import SHORTEST, Phases
-from nano_rl.record.training_record import EventKind, note
-from nano_rl.resume.identity import Identity
-from nano_rl.resume.interrupt import TrainingStopped, interruptible
-from nano_rl.resume.progress import Progress, saved_progress, seed_all
-from nano_rl.resume.states import STATES, States
+from nano_rl.record import SHORTEST, EventKind, Phases, note
+from nano_rl.resume.progress import Progress, TrainingStopped, interruptible, saved_progress, seed_all
+from nano_rl.resume.states import STATES, Identity, States
 from nano_rl.rewards import Reward
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, open_weights
 from nano_coder.models.weights import BASE, quiet_transformers
-from nano_rl.checkpoints.evaluations import checkpoint_folder
+from nano_rl.checkpoints.evaluate import checkpoint_folder
 from nano_rl.learn.config import Config
 from nano_shared.checkpoint import (
     Listed,
@@ -150,35 +150,34 @@ def save_checkpoint(
     bfloat16. Raises CheckpointError if the target exists or the disk is full.
     """
     adapter = hasattr(model, "peft_config")
-    profile = opened.profile
-    template = profile.chat_template or opened.loaded.chat_template
     with atomic_checkpoint(target) as folder, quiet_transformers():
         if adapter:
             save_adapter(model, folder, opened)
         else:
             model.save_pretrained(folder)
             opened.loaded.tokenizer.save_pretrained(folder)
-        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-        write_manifest(
-            folder,
-            Manifest(
-                name=target.name,
-                kind="adapter" if adapter else "full",
-                base_model=_base(model, opened) if adapter else opened.loaded.id,
-                parent=parent,
-                profile=profile.name,
-                profile_hash=profile.hash,
-                template_hash=content_hash(template),
-                tools_hash=profile.tools_hash,
-                policy_version=opened.version + steps,
-                trained_on=TrainedOn.of(run_ids, tasks),
-                config=config.model_dump(mode="json"),
-                metrics=metrics,
-                code_version=runtime_version,
-                created=time.time(),
-            ),
-        )
+        sign_checkpoint(
+            folder, opened, name=target.name, kind="adapter" if adapter else "full",
+            base_model=_base(model, opened) if adapter else opened.loaded.id, parent=parent,
+            policy_version=opened.version + steps, trained_on=TrainedOn.of(run_ids, tasks), config=config,
+            metrics=metrics,
+        )  # fmt: skip
     return read_checkpoint(target)
+
+
+def sign_checkpoint(
+    folder: Path, opened: OpenedWeights, *, config: Config, metrics: dict[str, float], **fields: Any
+) -> None:
+    """Write the chat template, and last the manifest: `fields`, and what the opened weights say."""
+    profile = opened.profile
+    template = profile.chat_template or opened.loaded.chat_template
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    manifest = Manifest(
+        profile=profile.name, profile_hash=profile.hash, template_hash=content_hash(template),
+        tools_hash=profile.tools_hash, config=config.model_dump(mode="json"), metrics=metrics,
+        code_version=runtime_version, created=time.time(), **fields,
+    )  # fmt: skip
+    write_manifest(folder, manifest)
 
 
 def save_adapter(model: Any, folder: Path, opened: OpenedWeights) -> None:
@@ -204,8 +203,6 @@ def save_adapter(model: Any, folder: Path, opened: OpenedWeights) -> None:
 
 def _base(model: Any, opened: OpenedWeights) -> str:
     """The base of the adapter, as a name that resolves on other machines if there is one."""
-    from nano_coder.models.weights import BASE
-
     if opened.loaded.kind == "base":
         return BASE
     if opened.loaded.kind == "adapter":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from nano_rl.checkpoints.evaluations import Conditions, Evaluation, stored_evaluations
+from nano_rl.checkpoints.evaluate import Conditions, Evaluation, stored_evaluations
 from nano_rl.checkpoints.statistics import bootstrap, by_cluster, sign_flip
 from nano_shared.checkpoint import Manifest
 from nano_shared.errors import UsageError

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
@@ -84,7 +84,7 @@ def roll_back(to: str | None = None) -> Promotion:
     earlier promotion, CheckpointError if that checkpoint is missing or damaged.
     """
     with _locked():
-        stack = _stack(_carried_out())
+        stack = _stack(read_history())
         if not stack or stack[-1] != _pointer():
             raise UsageError("there is no promotion to take back; nano-rl checkpoints promote NAME makes one")
         before = stack[:-1]
@@ -104,7 +104,18 @@ def roll_back(to: str | None = None) -> Promotion:
 
 def read_history() -> tuple[Promotion, ...]:
     """All completed promotions, oldest first. Raises CheckpointError for a damaged file."""
-    return _carried_out()
+    path = checkpoints_dir() / HISTORY
+    try:
+        records = PromotionHistory.model_validate_json(path.read_bytes()).promotions
+    except FileNotFoundError:
+        return ()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(
+            f"{path} is damaged or of a newer nano ({first['msg']}); move it away to begin a new history"
+        ) from None
+    killed = records and records[-1].name != _pointer() and records[-1].previous == _pointer()
+    return records[:-1] if killed else records
 
 
 def promotions_of(folder: Path) -> list[Promotion]:
@@ -113,46 +124,13 @@ def promotions_of(folder: Path) -> list[Promotion]:
     return [record for record in read_history() if record.manifest_hash == hashed]
 
 
-def _move(
-    name: str | None,
-    *,
-    kind: Literal["promoted", "forced", "rolled_back"],
-    manifest_hash: str | None,
-    evidence: Evidence | None = None,
-    objections: tuple[str, ...] = (),
-) -> Promotion:
-    record = Promotion(
-        kind=kind,
-        name=name,
-        previous=_pointer(),
-        manifest_hash=manifest_hash,
-        created=time.time(),
-        evidence=evidence,
-        objections=objections,
-    )
-    history = PromotionHistory(promotions=(*_carried_out(), record))
+def _move(name: str | None, **fields: Any) -> Promotion:
+    """Record a promotion with these `fields`, then move the pointer."""
+    record = Promotion(name=name, previous=_pointer(), created=time.time(), **fields)
+    history = PromotionHistory(promotions=(*read_history(), record))
     write_text(checkpoints_dir() / HISTORY, history.model_dump_json(indent=1) + "\n", CheckpointError)
     point_latest(name)
     return record
-
-
-def _carried_out() -> tuple[Promotion, ...]:
-    records = _read()
-    killed = records and records[-1].name != _pointer() and records[-1].previous == _pointer()
-    return records[:-1] if killed else records
-
-
-def _read() -> tuple[Promotion, ...]:
-    path = checkpoints_dir() / HISTORY
-    try:
-        return PromotionHistory.model_validate_json(path.read_bytes()).promotions
-    except FileNotFoundError:
-        return ()
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise CheckpointError(
-            f"{path} is damaged or of a newer nano ({first['msg']}); move it away to begin a new history"
-        ) from None
 
 
 def _stack(records: tuple[Promotion, ...]) -> list[str]:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from nano_coder.commands.options import Limit, configured, open_log
 from nano_coder.config import AgentConfig
+from nano_coder.models.opening import default_model
+from nano_rl.checkpoints.checkpoint import ancestry
+from nano_rl.checkpoints.evaluate import manifest_hash, stored_evaluations
+from nano_rl.checkpoints.promotion import Evidence, compare, not_held_out, objections, stored_evidence
+from nano_rl.checkpoints.promotion_history import promote
 from nano_rl.commands.eval import How, Repeat, Temperature, how_options, print_differences
 from nano_rl.commands.lineage_report import as_json_report, print_lineage, summaries
 from nano_rl.commands.options import DtypeOption, Log, RewardOption, Seed
 from nano_rl.commands.session import checkpoint_target, trainings_dir
-from nano_shared.checkpoint import resolve_checkpoint
+from nano_shared.checkpoint import latest_checkpoint, latest_name, resolve_checkpoint
 from nano_shared.command_line import JsonOption, lazy_app
+from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 from nano_shared.settings_options import Settings
 
@@ -86,7 +93,7 @@ def promote_checkpoint(
     Better: on held-out tasks, paired, the lower end of the 95 % interval above 0, and worse on no suite.
     Exit code 1 where it is not, 2 where there is no evidence.
     """
-    from nano_rl.commands.promote import decide
+    from nano_rl.commands.checkpoints import decide
     from nano_rl.tasks.make import read_tasks
 
     config, sources = configured(settings, limit=limit)
@@ -163,3 +170,84 @@ def export(
     if adapter:
         print(printable(f"its base: {target / BASE_FOLDER}"), file=sys.stderr)
     return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    name: str
+    baseline: str
+    evidence: Evidence | None
+    objections: tuple[str, ...]
+    """why not; overruled where it was promoted all the same"""
+    promoted: bool
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "checkpoint": self.name,
+            "against": self.baseline,
+            "promoted": self.promoted,
+            "forced": self.promoted and bool(self.objections),
+            "objections": list(self.objections),
+            "evidence": self.evidence.model_dump(mode="json") if self.evidence else None,
+        }
+
+    def sentences(self) -> list[str]:
+        lines = [f"against it: {text}" for text in self.objections]
+        if self.evidence and self.evidence.earlier:
+            lines.append(f"stored besides: {self.evidence.earlier} other comparisons of these two")
+        if self.promoted:
+            forced = ", by force, which is recorded" if self.objections else ""
+            return [*lines, f"{self.name} is promoted{forced}; nano-rl checkpoints rollback takes it back"]
+        return [*lines, f"{self.name} is not promoted; --force promotes it and records that"]
+
+
+def decide(folder: Path, name: str, how: How | None, against: str | None, *, force: bool) -> Decision:
+    """Compare, judge, and promote where nothing speaks against it or `force` overrules.
+
+    Raises UsageError where there is no evidence, saying which command makes some.
+    """
+    baseline = against or _standing(force)
+    evidence, against_it = _evidence(folder, name, how, baseline, force=force)
+    promoted = force or not against_it
+    if promoted:
+        promote(folder, evidence=evidence, objections=tuple(against_it), forced=force and bool(against_it))
+    return Decision(
+        name=name, baseline=baseline, evidence=evidence, objections=tuple(against_it), promoted=promoted
+    )
+
+
+def _standing(force: bool) -> str:
+    """What nano-coder runs now. With `force`, a pointer that leads nowhere is no obstacle."""
+    try:
+        promoted = latest_checkpoint()
+        return latest_name(promoted) if promoted else default_model()
+    except UsageError:
+        if force:
+            return "none"
+        raise
+
+
+def _evidence(
+    folder: Path, name: str, how: How | None, baseline: str, *, force: bool
+) -> tuple[Evidence | None, list[str]]:
+    new = manifest_hash(str(folder))
+    old = manifest_hash(baseline)
+    if new == old:
+        raise UsageError(f"{name} is what it would be compared with; name another with --against, or --force")
+    manifests = [step.manifest for step in ancestry(folder) if step.manifest is not None]
+    if how is not None:
+        candidate, _ = how.evaluate(name)
+        found = compare(candidate, how.evaluate(baseline)[0])
+    else:
+        stored = stored_evidence(str(new), old, manifests) if old else None
+        if stored is None:
+            wanted = f"nano-rl eval --model {name} --against {baseline} --tasks FILE"
+            if not force:
+                raise UsageError(
+                    f"nothing says that {name} is better than {baseline}: promote it with --tasks FILE of "
+                    f"held-out tasks, run `{wanted}` first, or --force it"
+                )
+            return None, ["there was no evidence"]
+        found = stored
+        candidate = next(one for one in stored_evaluations(str(new)) if one.id == found.candidate)
+    return found, [*not_held_out(candidate, manifests), *objections(found)]

@@ -15,22 +15,23 @@ from nano_coder.environment import Environments
 from nano_coder.models.opening import default_model
 from nano_coder.run.execution import with_limits
 from nano_coder.tools.registry import TOOLS
-from nano_rl.checkpoints.evaluate import SuccessRow as Row
-from nano_rl.checkpoints.evaluate import component_means, table
-from nano_rl.checkpoints.evaluations import (
+from nano_rl.checkpoints.evaluate import (
     Conditions,
     Evaluation,
+    component_means,
     make_evaluation,
     store_evaluation,
+    table,
     tasks_hash,
 )
+from nano_rl.checkpoints.evaluate import SuccessRow as Row
 from nano_rl.checkpoints.promotion import SuccessDifference as Difference
 from nano_rl.checkpoints.promotion import compare
 from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
 from nano_rl.commands.session import all_tasks, chosen_reward, dtype_of, policy_runtime
 from nano_rl.gather.rollouts import collect
-from nano_rl.tasks.projects import number_of_runs
+from nano_rl.tasks.attempts import number_of_runs
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile

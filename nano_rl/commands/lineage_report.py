@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_rl.checkpoints.checkpoint import Ancestor, ancestry
-from nano_rl.checkpoints.evaluations import Evaluation, manifest_hash, stored_evaluations
+from nano_rl.checkpoints.evaluate import Evaluation, manifest_hash, stored_evaluations
 from nano_rl.checkpoints.promotion_history import Promotion, promotions_of
 from nano_shared.checkpoint import (
     Manifest,

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
 from nano_coder.commands.options import open_log
-from nano_rl.commands.options import Log, Seed
-from nano_shared.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nano_rl.preferences.log_pairs import Groups, RunScorer
-    from nano_rl.preferences.log_pairs import PairSource as Source
-    from nano_shared.store import LogStore
-from collections.abc import Mapping, Sequence
-
+from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_rl.preferences.log_pairs import ALONE
+from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.commands.options import Log, Seed
+from nano_rl.commands.preferences import no_pair, say
+from nano_rl.preferences.log_pairs import ALONE, SOURCES, Groups, PairSource, RunScorer, log_pairs
 from nano_rl.rewards.part import Part, checked
 from nano_rl.rewards.registry import open_part
-from nano_shared.errors import ConfigError
+from nano_shared.errors import ConfigError, UsageError
+from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 
 
@@ -90,9 +85,6 @@ def command(
     log: Log = None,
 ) -> int:
     """Write the preference pairs that the log holds, with the exact tokens of the runs and who preferred."""
-    from nano_rl.commands.pairs import no_pair, say
-    from nano_rl.preferences.log_pairs import SOURCES as LOGGED
-    from nano_rl.preferences.log_pairs import log_pairs
     from nano_rl.preferences.pairs import write_pairs
 
     if out.exists():
@@ -100,7 +92,7 @@ def command(
     settings = _settings(sources or (), judge_url, judge_model, principles)
     with open_log(log) as store:
         scorers = {name: _judge(name, given, store) for name, given in settings.items()}
-        chosen = [source for source in LOGGED if not sources or source in sources]
+        chosen = [source for source in SOURCES if not sources or source in sources]
         found = log_pairs(store, sources=chosen, per_task=per_task, seed=seed, scorers=scorers)
     say(found.refused)
     if not found.pairs:
@@ -113,9 +105,9 @@ def command(
 
 def _settings(
     sources: Sequence[str], url: str | None, model: str | None, principles: str | None
-) -> dict[Source, dict[str, str | None]]:
+) -> dict[PairSource, dict[str, str | None]]:
     """Part -> its settings, of those that are asked. Raises UsageError for a flag that nobody reads."""
-    judged: dict[Source, dict[str, str | None]] = {}
+    judged: dict[PairSource, dict[str, str | None]] = {}
     if "judge" in sources:
         judged["judge"] = {"url": url, "model": model}
     if "constitution" in sources:
@@ -130,10 +122,6 @@ def _settings(
 
 
 def _judge(name: str, settings: dict[str, str | None], store: LogStore) -> RunScorer:
-    from nano_coder.models.scripted import ScriptedPolicy
-    from nano_coder.run.execution import Runtime
-    from nano_coder.sandbox.backend import open_sandbox
-
     part = open_judge(name, settings)
     # runs are read and none is made
     runtime = Runtime(policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=store)

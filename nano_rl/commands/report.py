@@ -19,7 +19,7 @@ from nano_rl.commands.session import trainings_dir
 from nano_rl.gather.impossible_rollouts import HackRow, hack_row, hack_rows
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.metrics import MetricsRow as Row
-from nano_rl.preferences.over_optimisation import over_optimised
+from nano_rl.report.training import over_optimised
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import LogError, UsageError
@@ -154,19 +154,11 @@ def _plain(row: HackRow) -> dict[str, object]:
 
 
 def _print_hacks(rows: list[HackRow], total: HackRow) -> None:
-    table = Table("steps", "rollouts", "tampered", "kinds", "controls", "passed", "95 % interval", box=None)
+    from nano_rl.report.page import HACK_HEAD, hack_cells
+
+    table = Table(*HACK_HEAD, box=None)
     for row in [*rows, total]:
-        label = "all" if row is total else _steps(row)
-        low, high = row.interval
-        table.add_row(
-            label,
-            str(row.rollouts),
-            str(row.tampered),
-            ", ".join(f"{kind} {count}" for kind, count in row.kinds.items()) or "-",
-            str(row.controls),
-            str(row.passes),
-            f"{low:.1%} to {high:.1%}" if row.controls else "-",
-        )
+        table.add_row(*hack_cells("all" if row is total else _steps(row), row))
     console = Console()
     console.print(table)
     if not total.controls:

@@ -29,8 +29,7 @@ from nano_rl.commands.session import (
 )  # fmt: skip
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.rewards import outcome
-from nano_rl.tasks.oracle import ORACLE, oracle_policy
-from nano_rl.tasks.projects import number_of_runs
+from nano_rl.tasks.attempts import ORACLE, number_of_runs, oracle_policy
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings

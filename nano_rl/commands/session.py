@@ -23,10 +23,11 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.proxy import allowed_hosts
 from nano_coder.tools.registry import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
+from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.make import read_tasks
-from nano_rl.tasks.oracle import ORACLE
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
+from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task
 
@@ -77,26 +78,32 @@ def policy_runtime(
         temperature = config.temperature
     sandbox = open_sandbox(config.sandbox, python=config.python, image=config.image)
     store = LogStore.open(config.log)
-    more = [TOOLS.give(tool).spec.name for tool in config.tools]
+    tools = [TOOLS.give(tool).spec.name for tool in config.tools]
     opened = open_policy(
         model or config.model, base_url=config.base_url, api_key=config.api_key,
         dtype=dtype_of(config, sources), profile=config.profile, device=config.device,
     )  # fmt: skip
     return Runtime(
-        policy=opened.policy,
-        sandbox=sandbox,
-        store=redacting_store(store, getattr(opened.policy, "decode", None)),
-        profile=with_tools(opened.profile, more),
-        sampling=Sampling(
-            temperature=temperature,
-            max_tokens=config.max_completion_tokens or completion_tokens(opened.profile),
-        ),
-        policy_name=opened.name,
-        limits=said_limits(config, sources),
-        hosts=allowed_hosts(config.net),
-        search=config.search,
-        agent=open_agent(config.agent, config.agent_folders),
-    )
+        policy=opened.policy, sandbox=sandbox,
+        store=redacting_store(store, getattr(opened.policy, "decode", None)), policy_name=opened.name,
+        **_configured(config, sources, opened.profile, temperature, tools),
+    )  # fmt: skip
+
+
+def _configured(
+    config: AgentConfig, sources: Mapping[str, str], profile: InterfaceProfile, temperature: float,
+    tools: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of a runtime that the configuration and a profile give; `tools` are those of `config`."""
+    longest = config.max_completion_tokens or completion_tokens(profile)
+    return {
+        "profile": with_tools(profile, tools),
+        "sampling": Sampling(temperature=temperature, max_tokens=longest),
+        "limits": said_limits(config, sources),
+        "hosts": allowed_hosts(config.net),
+        "search": config.search,
+        "agent": open_agent(config.agent, config.agent_folders),
+    }
 
 
 def model_to_train(model: str | None) -> str:
@@ -134,7 +141,7 @@ def training_runtime(
     given |= {"agent_folders": tuple(agent_folders)} if agent_folders else {}
     given |= limit or {}
     config, sources = load_config(given, Path())
-    more = [TOOLS.give(tool).spec.name for tool in config.tools]
+    names = [TOOLS.give(tool).spec.name for tool in config.tools]
     sandbox = open_sandbox(config.sandbox, python=config.python, image=config.image)
     store = LogStore.open(config.log)
     name = name_to_train(config.model)
@@ -142,22 +149,12 @@ def training_runtime(
         name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile, merge=False,
         device=config.device, quantise=quantise,
     )  # fmt: skip
-    opened = replace(opened, profile=with_tools(opened.profile, more))
+    configured = _configured(config, sources, opened.profile, temperature, names)
+    opened = replace(opened, profile=configured["profile"])
     runtime = Runtime(
-        policy=ScriptedPolicy([]),
-        sandbox=sandbox,
-        store=redacting_store(store, reader_of(opened).template.encoder.decode),
-        profile=opened.profile,
-        sampling=Sampling(
-            temperature=temperature,
-            max_tokens=config.max_completion_tokens or completion_tokens(opened.profile),
-        ),
-        policy_name=name,
-        limits=said_limits(config, sources),
-        hosts=allowed_hosts(config.net),
-        search=config.search,
-        agent=open_agent(config.agent, config.agent_folders),
-    )
+        policy=ScriptedPolicy([]), sandbox=sandbox, policy_name=name,
+        store=redacting_store(store, reader_of(opened).template.encoder.decode), **configured,
+    )  # fmt: skip
     return opened, name, runtime
 
 

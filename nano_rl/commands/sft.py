@@ -47,7 +47,7 @@ def command(
     parent = model_to_train(model)  # before torch is imported, which takes seconds
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
-    from nano_rl.imitation.sft import train_sft
+    from nano_rl.imitation.demonstrations import train_sft
     from nano_rl.learn.model.learner import prepare
 
     target, folder = training_folder(name)
@@ -94,8 +94,8 @@ def _lessons(
     from nano_rl.commands.session import oracle_runtime
     from nano_rl.imitation.demonstrations import logged_successes, oracle_runs, reader_of, why
     from nano_rl.imitation.rows import read_messages
+    from nano_rl.tasks.attempts import ORACLE
     from nano_rl.tasks.make import read_tasks
-    from nano_rl.tasks.oracle import ORACLE
 
     reader = reader_of(opened)
     rows = read_messages(messages_file, reader) if messages_file else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -123,7 +124,7 @@ def command(
     if idle := config.idle(given):
         print(idle, file=sys.stderr)
     if config.off_policy_bound and asked.from_logs:
-        from nano_rl.gather.overlap.overlapped_source import NOT_FROM_LOGS
+        from nano_rl.gather.overlapped_source import NOT_FROM_LOGS
 
         raise UsageError(NOT_FROM_LOGS)
     if config.engine and asked.agent:
@@ -138,7 +139,7 @@ def _resumed(
 ) -> tuple[Asked, Settings[TrainConfig], dict[str, Any]]:
     """The same, over what the training was last started with."""
     from nano_rl.commands.session import trainings_dir
-    from nano_rl.record.training_record import read_record
+    from nano_rl.record import read_record
 
     record = read_record(trainings_dir() / asked.name)
     if record is None:
@@ -222,7 +223,7 @@ def _train(
     from nano_rl.gather.success import HeldOut
     from nano_rl.learn.metrics import METRICS, read_metrics
     from nano_rl.learn.model.learner import Learner, prepare
-    from nano_rl.report.live import NoView, Watcher, open_view
+    from nano_rl.report.live import TrainingView, Watcher, open_view
     from nano_rl.train import train
 
     sources = open_sources(asked, tasks, config, opened, runtime, stores, composed, folder, quiet=quiet)
@@ -235,7 +236,7 @@ def _train(
         gradient_checkpointing=config.gradient_checkpointing,
     )  # fmt: skip
     earlier = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
-    view = NoView() if quiet else open_view(asked.name, config.steps, earlier)
+    view = TrainingView() if quiet else open_view(asked.name, config.steps, earlier)
     with Watcher(folder, view, sinks, done=len(earlier)) as watch:
         used = train(
             trained, opened, runtime, sources, config, folder, watch.on_step, watch.on_run,
@@ -282,13 +283,13 @@ def _record(
     import time
 
     from nano_coder import __version__ as runtime_version
-    from nano_rl.record.training_record import TOKENIZER, TrainingRecord
+    from nano_rl.record import TOKENIZER, TrainingRecord
 
     TrainingRecord(
         name=asked.name,
         model=model,
-        tasks=str(asked.tasks.resolve()) if asked.tasks else None,
-        held_out=str(asked.held_out.resolve()) if asked.held_out else None,
+        tasks=os.path.realpath(asked.tasks) if asked.tasks else None,
+        held_out=os.path.realpath(asked.held_out) if asked.held_out else None,
         from_logs=asked.from_logs,
         fresh=asked.group_size if asked.from_logs else 0,
         curriculum=asked.curriculum,

@@ -1,4 +1,4 @@
-"""What a training run is set to: frozen, few fields, and the defaults are the recipe."""
+"""Settings of trainings by policy gradients, imitation and preferences; the defaults are the recipe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from nano_rl.learn.config import Config, CriticConfig, OptimizerConfig, Quantise, UpdateConfig
+from nano_rl.learn.config import (
+    Config,
+    CriticConfig,
+    OfflineConfig,
+    OptimizerConfig,
+    Quantise,
+    UpdateConfig,
+)
 
 Scheduler = Literal["lockstep", "free"]
 _OF_LOGS = ("lambda_preference", "preference_beta")
@@ -192,27 +199,53 @@ class TrainConfig(UpdateConfig):
         return self
 
 
-class SftConfig(Config):
+class SftConfig(OfflineConfig):
     """One training by imitation."""
 
-    epochs: float = Field(1.0, gt=0)
-    """passes over the trajectories"""
-    batch: int = Field(16, ge=1)
-    """trajectories of one optimizer step"""
     stop_after: int | None = Field(None, ge=1)
     """steps after which to stop short of the schedule, which `epochs` alone sets"""
     max_tokens: int = Field(1500, ge=1)
     """tokens of one micro-batch, a prefix that rows share counted once (without trees: padded positions)"""
-    lora_rank: int = Field(16, ge=0)
-    """0 trains all weights"""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """of the weights; those that are trained keep a float32 copy, which takes the updates"""
     gradient_checkpointing: bool = False
     """compute activations again in the backward pass, which takes less memory and more time"""
     quantise: Quantise | None = None
     """load the base of a LoRA adapter in 4 or 8 bits (bitsandbytes)"""
-    seed: int = Field(0, ge=0)
-    """of the order of trajectories, and of the adapter"""
-    save_every: int = Field(10, ge=1)
-    """steps between saved states"""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-3, schedule="linear", warmup_steps=10)
+
+
+class DpoConfig(OfflineConfig):
+    """Settings of direct preference optimisation (formulas in `dpo.py`)."""
+
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """sigmoid (DPO), or ipo, which regresses the margin to a target instead of widening it without end"""
+    beta: float = Field(0.1, gt=0)
+    """strength of the KL constraint: a larger beta keeps the policy closer to its start"""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """assumed share of wrongly labelled pairs; with sigmoid only"""
+    length_normalised: bool = False
+    """compare mean log-probs per token instead of sums over answers"""
+    lambda_sft: float = Field(0.0, ge=0)
+    """weight of the negative log-likelihood of the chosen answers"""
+    batch: int = Field(8, ge=1)
+    """pairs of one optimizer step"""
+    gradient_checkpointing: bool = False
+    """compute activations again in the backward pass, which takes less memory and more time"""
+    quantise: Quantise | None = None
+    """load the base of a LoRA adapter in 4 or 8 bits (bitsandbytes)"""
+
+    @model_validator(mode="after")
+    def _applies(self) -> DpoConfig:
+        if self.loss == "ipo" and self.label_smoothing > 0:
+            raise ValueError("`label_smoothing` changes the sigmoid loss; leave it at 0 with loss = ipo")
+        return self
+
+
+class RewardModelConfig(OfflineConfig):
+    """Settings of the training of a reward model on preference pairs."""
+
+    epochs: float = Field(2.0, gt=0)
+    """passes over the pairs"""
+    held_out: float = Field(0.2, gt=0, lt=1)
+    """share of the prompts whose pairs are held out for evaluation"""
+    lora_rank: int = Field(0, ge=0)
+    """rank of the adapter that is trained and then merged; 0 trains all weights"""

@@ -32,9 +32,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nano_rl.learn.advantage import group_advantages, turn_advantages
 from nano_rl.learn.config import Aggregation, ObjectiveConfig
-from nano_rl.learn.credit.advantage import group_advantages, turn_advantages
-from nano_rl.learn.credit.gae import gae, whitened
+from nano_rl.learn.gae import gae, whitened
 from nano_rl.learn.objectives.loss import policy_loss, token_share, token_weights
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.rows.sample import TrainSample

@@ -11,10 +11,8 @@ from nano_rl.formats.folder_format import FolderFormat
 from nano_rl.formats.row_format import ReadOptions, RowFormat
 from nano_shared.errors import UsageError
 from nano_shared.extensions import Extensions, is_file_reference
-from nano_shared.refusal import Refusal, Refused
+from nano_shared.refusal import Refusal
 from nano_shared.types import Task
-
-__all__ = ["FORMATS", "Refusal", "Refused", "find_format", "guess_format"]
 
 
 class TaskFormat(Protocol):
@@ -60,7 +58,8 @@ def guess_format(path: Path) -> TaskFormat:
     names = ", ".join(FORMATS)
     if not path.exists():
         raise UsageError(f"no such file or folder: {path}")
-    known = [FORMATS.find(name) for name in _tried()]
+    others = (name for name in FORMATS if name not in _TOLD_FIRST)
+    known = [FORMATS.find(name) for name in (*_TOLD_FIRST, *others)]
     if path.is_dir():
         for folder in known:
             if isinstance(folder, FolderFormat) and folder.recognises(path):
@@ -75,11 +74,6 @@ def guess_format(path: Path) -> TaskFormat:
         if first is not None and rows.recognises(first):
             return rows
     raise UsageError(f"{path}: its first row looks like no known format; name it with --from ({names})")
-
-
-def _tried() -> list[str]:
-    """The formats, ours in their order and then those of other packages."""
-    return [*_TOLD_FIRST, *(name for name in FORMATS if name not in _TOLD_FIRST)]
 
 
 def _no_format(value: object) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from nano_rl.formats.folder_format import FolderFormat, Tree
-from nano_rl.formats.plain_rows import open_task, plain_cases, read_published, target
+from nano_rl.formats.function_rows import open_task, plain_cases, read_published, target
 from nano_rl.formats.row_format import WHOLE, RowFormat
 from nano_rl.tasks.jsonl import read_text
 from nano_shared.hidden_checks import CaseChecks, SuiteChecks

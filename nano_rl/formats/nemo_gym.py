@@ -185,11 +185,7 @@ def _prompt(params: CreateParams) -> str:
     messages = [item for item in params.input if item.type == "message"]
     if all(item.role != "assistant" for item in messages) and len(messages) == len(params.input):
         return "\n\n".join(item.text for item in messages)
-    return "\n\n".join(f"{_speaker(item)}: {_item_text(item)}" for item in params.input)
-
-
-def _speaker(item: InputItem) -> str:
-    return item.role or item.type
+    return "\n\n".join(f"{item.role or item.type}: {_item_text(item)}" for item in params.input)
 
 
 def _item_text(item: InputItem) -> str:

@@ -1,11 +1,19 @@
-"""Control rollouts of impossible tasks, and the metrics of reward hacking in a training."""
+"""Impossible controls: tasks whose hidden checks contradict the prompt, so that a pass proves reward hacking.
+
+Prompt, files and visible checks are unchanged. One hidden expectation is replaced by a random value that
+cannot be derived from the task: a run that meets it has read or manipulated the grader. After ImpossibleBench
+(arXiv 2510.20270), whose contradictions are in the visible tests. Also the metrics of hacking in a training.
+"""
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+
+from pydantic import JsonValue
 
 from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.statistics import wilson
@@ -14,9 +22,117 @@ from nano_rl.gather.rollouts import OnRun, collect
 from nano_rl.learn.metrics import MetricsRow
 from nano_rl.rewards import Reward, open_reward
 from nano_rl.rewards.reward import IMPOSSIBLE
-from nano_rl.tasks.impossible import can_conflict, impossible
 from nano_shared.errors import UsageError
-from nano_shared.types import Task, Trajectory
+from nano_shared.hidden_checks import HiddenChecks, StateCheck, Suite
+from nano_shared.types import CONTROL_GENERATOR, Task, Trajectory
+
+_DIGITS = 10**15
+
+
+def impossible(task: Task, *, seed: int = 0) -> Task:
+    """The control of a task; the same seed gives the same control.
+
+    Raises UsageError for a task without hidden checks, or with a command as check.
+    """
+    rng = Random(f"impossible {seed} {task.key}")
+    hidden = _conflicting(task, rng)
+    provenance = task.provenance.model_copy(update={"generator": CONTROL_GENERATOR, "seed": seed})
+    update = {
+        "key": f"impossible:{seed}:{task.key}",
+        "hidden": hidden,
+        "oracle": None,
+        "provenance": provenance,
+    }
+    return task.model_copy(update=update)
+
+
+def can_conflict(task: Task) -> bool:
+    """True if `impossible` can make a control of the task."""
+    try:
+        impossible(task)
+    except UsageError:
+        return False
+    return True
+
+
+def _conflicting(task: Task, rng: Random) -> HiddenChecks:
+    hidden = task.hidden
+    if hidden is None:
+        raise UsageError(f"task {task.key!r} has no hidden checks, so none can contradict it")
+    if hidden.kind == "cases":
+        index = rng.randrange(len(hidden.cases))
+        case = hidden.cases[index].model_copy(
+            update={"expected": _unguessable(hidden.cases[index].expected, rng)}
+        )
+        return hidden.model_copy(update={"cases": (*hidden.cases[:index], case, *hidden.cases[index + 1 :])})
+    if hidden.kind == "answer":
+        return hidden.model_copy(update={"answer": _unguessable(hidden.answer, rng)})
+    if hidden.kind == "state":
+        return hidden.model_copy(update={"state": (*hidden.state[:-1], _state(hidden.state[-1], rng))})
+    if hidden.kind == "mutants":
+        # the agent's tests would have to pass and fail on the same program
+        return hidden.model_copy(update={"mutants": {**hidden.mutants, "impossible": hidden.reference}})
+    if hidden.kind == "suite":
+        return hidden.model_copy(update={"suite": _suite(task, hidden.suite, rng)})
+    raise UsageError(
+        f"task {task.key!r} is graded by a {hidden.kind.replace('_', ' ')}, which cannot be made to"
+        " contradict it; controls are made of tasks with cases, an answer, a state, mutants or a test suite"
+    )
+
+
+def _state(check: StateCheck, rng: Random) -> StateCheck:
+    update = {"expected": _unguessable(check.expected, rng)}
+    if check.kind == "absent":  # require the file instead, with an unknown text
+        update = {"kind": "text", "expected": _unguessable("", rng)}
+    return check.model_copy(update=update)
+
+
+def _suite(task: Task, suite: Suite, rng: Random) -> Suite:
+    """The suite with one expected constant of one assertion replaced."""
+    found = [(name, node) for name, text in suite.files.items() for node in _expected(text)]
+    if not found:
+        raise UsageError(f"task {task.key!r}: no test of its suite compares with a constant to contradict")
+    name, node = found[rng.randrange(len(found))]
+    lines = suite.files[name].encode().splitlines(keepends=True)
+    row = lines[node.lineno - 1]
+    value = repr(_unguessable(node.value, rng)).encode()  # type: ignore[arg-type]
+    lines[node.lineno - 1] = row[: node.col_offset] + value + row[node.end_col_offset :]
+    return suite.model_copy(update={"files": {**suite.files, name: b"".join(lines).decode()}})
+
+
+def _expected(text: str) -> list[ast.Constant]:
+    """Constants on one line that an assertion compares for equality."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    constants: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare):
+            if len(node.test.ops) == 1 and isinstance(node.test.ops[0], ast.Eq):
+                constants.append(node.test.comparators[0])
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "assertEqual":
+            constants += node.args[1:2]
+    return [
+        c
+        for c in constants
+        if isinstance(c, ast.Constant) and isinstance(c.value, int | str) and c.lineno == c.end_lineno
+    ]
+
+
+def _unguessable(value: JsonValue, rng: Random) -> JsonValue:
+    """A random other value, of the same type if possible."""
+    number = rng.randrange(_DIGITS // 10, _DIGITS)
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return f"{value if isinstance(value, str) else ''}{number}"
+    if isinstance(value, int):
+        return number
+    if isinstance(value, float):
+        return float(number)
+    if isinstance(value, list):
+        return [*value, number]
+    return {**value, str(number): number}
+
 
 TAMPERING = "tampering/"
 """prefix of the metrics that count rollouts by kind of tampering"""

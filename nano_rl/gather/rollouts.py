@@ -12,9 +12,7 @@ from nano_coder.models.local.scheduler import cancel_pending, slots_for
 from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
 from nano_coder.run.reflection import can_reflect
 from nano_rl.rewards import Reward
-from nano_rl.tasks.oracle import oracle_policy
-from nano_rl.tasks.projects import run_in_project
-from nano_rl.tasks.pytest_plugins import runtime_for
+from nano_rl.tasks.attempts import oracle_policy, run_in_project, runtime_for
 from nano_shared.errors import NanoError, PolicyError, SandboxError
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Policy

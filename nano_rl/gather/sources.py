@@ -12,11 +12,10 @@ from torch import Tensor
 
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import TrainConfig
-from nano_rl.gather.curriculum import Curriculum
+from nano_rl.gather.curriculum import Curriculum, TaskBackoff, TaskOrder
 from nano_rl.gather.replay_buffer import ReplayBuffer
 from nano_rl.gather.rollouts import OnRun, RollOut, collect
-from nano_rl.gather.task_order import TaskBackoff, TaskOrder
-from nano_rl.learn.credit.advantage import CreditedGroup, RunningBaselines, credit_group
+from nano_rl.learn.advantage import CreditedGroup, RunningBaselines, credit_group
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.logs.logged_group import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward
@@ -163,13 +162,13 @@ class Gathered:
     refill_groups: int = 0
     """groups rolled out in place of groups without a signal"""
     off_policy_steps: int | None = None
-    """policy versions between sampling and training of rollouts made ahead (`overlap/`); None without it"""
+    """policy versions between sampling and training of rollouts made ahead; None without it"""
     restarts: int = 0
     """rollout workers that were replaced since the step before"""
     behaviour_weights: Mapping[str, Tensor] | None = None
     """the weights that sampled rollouts made ahead, if the policy has been updated since"""
     worker_metrics: Mapping[str, float] = field(default_factory=dict)
-    """metrics of the worker's log-probs of the probe (`overlap/`)"""
+    """metrics of the worker's log-probs of the probe (`rollout_worker.py`)"""
 
     @property
     def groups(self) -> list[Group]:

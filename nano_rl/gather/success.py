@@ -14,7 +14,7 @@ from nano_rl.gather.rollouts import collect
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, RowWriter
 from nano_rl.learn.rows.group import Group
 from nano_rl.rewards import outcome
-from nano_rl.rewards.outcome import is_composed
+from nano_rl.rewards.tests import is_composed
 from nano_shared.errors import UsageError
 from nano_shared.types import Task
 

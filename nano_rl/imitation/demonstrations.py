@@ -1,32 +1,30 @@
-"""Demonstrations: oracle runs, or successes from the log; and imitation of them as a term of the loss."""
+"""Imitation of oracle runs and of successes in the log: SFT, and a term beside the policy loss."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import Tensor, nn
 
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime, as_served
-from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.trainable import blocking
-from nano_rl.config.training import TrainConfig
+from nano_rl.config.training import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import OnRun, execute
 from nano_rl.imitation.rows import NO_DIRECTORY, RunEncoder, opens, own_successes, succeeded
-from nano_rl.learn.model.logprob import TokenScores, loss_and_scores
+from nano_rl.learn.model.learner import Learner
+from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores
 from nano_rl.learn.objectives.loss import sft_loss
-from nano_rl.learn.offline import step_indices
+from nano_rl.learn.offline import OnStep, step_indices, train_rows, usual_guards
 from nano_rl.learn.rows.batch import Batch, make_batches
-from nano_rl.learn.rows.group import Group, form_groups
+from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.logs.admission import RunVerifier, TargetPolicy, check_runs, refusal_of, uncomparable
-from nano_rl.tasks.oracle import ORACLE, oracle_policy
+from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_shared.errors import UsageError
-from nano_shared.profile import InterfaceProfile
-from nano_shared.run_facts import RunFacts, facts_of
 from nano_shared.store import LogStore
 from nano_shared.types import Split, StopReason, Task, Trajectory
 
@@ -136,65 +134,40 @@ class ImitationPart:
 
     @staticmethod
     def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        return loss_and_scores(model, batch, _nll, separable=True, entropy=False)
+        return imitation_loss(model, batch)
 
     def metrics(self) -> dict[str, float]:
         """`sft_tokens`"""
         return {"sft_tokens": float(sum(int(batch.mask_BT.sum()) for batch in self.batches))}
 
 
-def _nll(scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-    return sft_loss(scores.logprobs_BT, batch)
+def imitation_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    """The batch's share of the negative log-likelihood of the trained tokens, and its metrics."""
+
+    def loss(scores: TokenScores, tokens: Batch) -> tuple[Tensor, dict[str, float]]:
+        return sft_loss(scores.logprobs_BT, tokens)
+
+    return loss_and_scores(model, batch, loss, separable=True, entropy=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """The groups of a log that have a signal, and the number of refused runs by reason."""
+def train_sft(
+    model: nn.Module, samples: Sequence[TrainSample], config: SftConfig, folder: Path, on_step: OnStep
+) -> int:
+    """Supervised fine-tuning in place, continuing from a state in `folder`. Returns the total of steps done.
 
-    groups: tuple[Group, ...]
-    refused: Counter[str]
-
-    @property
-    def runs(self) -> int:
-        return sum(len(group.trajectories) for group in self.groups)
-
-
-def admit(
-    store: LogStore,
-    profile: InterfaceProfile,
-    template_hash: str,
-    *,
-    rescore: Callable[[list[Trajectory]], list[Trajectory]] | None = None,
-    verifier: RunVerifier | None = None,
-) -> Admission:
-    """Groups of the logged runs that may train this policy.
-
-    `rescore` gives the admitted runs the verdicts to train on, before groups are formed. `verifier` checks
-    the tokens of each run that its columns admit; training needs it, since only the policy's tokenizer and
-    weights can detect a shifted mask or a wrong log-prob.
+    A step has `config.batch` rows; gradients are accumulated over its micro-batches, and each trained token
+    has the same weight. Raises UsageError without rows.
     """
-    refused: Counter[str] = Counter()
-    admitted: list[Trajectory] = []
+    if not samples:
+        raise UsageError("there is nothing to imitate: no row is left; name other tasks, runs or messages")
 
-    def load(run: RunFacts) -> RefusalCode | None:
-        trajectory = store.get(run.id)
-        refusal = verifier.refusal(trajectory) if verifier is not None else None
-        if refusal is None:
-            admitted.append(trajectory)
-        return refusal
+    def do_step(learner: Learner, indices: Sequence[int]) -> dict[str, float]:
+        chosen = [samples[i] for i in indices]
+        batches = make_batches(chosen, max_tokens=config.max_tokens, trees=can_share(model))
+        values = learner.update(batches, imitation_loss, usual_guards)
+        return {**values, "seen": float(sum(len(sample.ids) for sample in chosen))}
 
-    target = TargetPolicy(profile=profile, template_hash=template_hash)
-    for checked in check_runs(store.facts(), target, load):
-        refused.update(code.value for _, code in checked if code is not None)
-    admitted.sort(key=lambda run: (run.started, run.id))
-    if rescore is not None:
-        admitted = rescore(admitted)
-    return Admission(groups=tuple(_comparable(admitted, refused)), refused=refused)
-
-
-def refusal(trajectory: Trajectory, profile: InterfaceProfile, template_hash: str) -> str | None:
-    """Why a run may not train a policy gradient under this profile and template; None if it may."""
-    return refusal_of(facts_of(trajectory), TargetPolicy(profile=profile, template_hash=template_hash))
+    return train_rows(model, len(samples), config, folder, on_step, do_step, stop_after=config.stop_after)
 
 
 def undamaged(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
@@ -210,23 +183,6 @@ def undamaged(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
         yield store.get(run_id)
 
 
-def _comparable(trajectories: Iterable[Trajectory], refused: Counter[str]) -> Iterable[Group]:
-    for group in form_groups(trajectories):
-        scored = [reward for reward in group.rewards_G if reward == reward]
-        code = uncomparable(scored)
-        if code is not None:
-            refused[code.value] += len(group.trajectories)
-        else:
-            yield group
-
-
-def report(admission: Admission) -> str:
-    """A summary of the admitted and refused runs, in lines of text."""
-    lines = [f"admitted: {admission.runs} runs in {len(admission.groups)} groups"]
-    lines += [f"refused: {count} runs ({reason})" for reason, count in admission.refused.most_common()]
-    return "\n".join(lines)
-
-
 def reader_of(opened: OpenedWeights) -> RunEncoder:
     """The reader for the tokens of a model."""
     template = local_policy(opened.loaded, opened.profile).template
@@ -240,43 +196,31 @@ def imitation_term(
     opened: OpenedWeights,
     rest: Sequence[Trajectory] = (),
 ) -> ImitationTerm | None:
-    """The loss term of `lambda_sft`; None if it is 0. Raises as `open_demonstrations`."""
-    if config.lambda_sft == 0:
-        return None
-    demonstrations = open_demonstrations(config, tasks, runtime, opened, rest)
-    return ImitationTerm(
-        weight=config.lambda_sft, max_tokens=config.max_tokens, demonstrations=demonstrations
-    )
-
-
-def open_demonstrations(
-    config: TrainConfig,
-    tasks: Sequence[Task],
-    runtime: Runtime,
-    opened: OpenedWeights,
-    rest: Sequence[Trajectory] = (),
-) -> Demonstrations | None:
-    """The demonstrations that `lambda_sft` imitates; None if it is 0 or imitates the step's own successes.
+    """The loss term of `lambda_sft`; None if it is 0.
 
     `rest` are the runs from which `imitate` = rest takes the successes. Raises UsageError for a task without
     a working oracle, and if the log has no success.
     """
-    if config.lambda_sft == 0 or config.imitate == "own":
+    if config.lambda_sft == 0:
         return None
+    term = ImitationTerm(weight=config.lambda_sft, max_tokens=config.max_tokens)
+    if config.imitate == "own":
+        return term
+    reader = reader_of(opened)
     if config.imitate == "oracles":
         runs = oracle_runs(tasks, runtime)
     elif config.imitate == "rest":
-        reader = reader_of(opened)
         runs = [run for run in rest if succeeded(run) and reader.speaks(run)]
     else:
-        runs, refused = logged_successes(runtime.store, reader_of(opened), keys={task.key for task in tasks})
+        runs, refused = logged_successes(runtime.store, reader, keys={task.key for task in tasks})
         if not runs:
             raise UsageError(
                 f"imitate = log: the log holds no success on these tasks that could be imitated{why(refused)}"
             )
-    reader = reader_of(opened)
     rows = tuple(row for run in runs for row in reader.rows(run, runtime.store.blobs))
-    return Demonstrations(rows=rows, batch=config.prompts_per_step, seed=config.seed)
+    return replace(
+        term, demonstrations=Demonstrations(rows=rows, batch=config.prompts_per_step, seed=config.seed)
+    )
 
 
 def logged_successes(

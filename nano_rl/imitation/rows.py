@@ -17,14 +17,12 @@ from nano_coder.agent.prompt import first_started, open_conversation, rendered
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample, to_samples
 from nano_rl.rewards import outcome
-from nano_rl.tasks.jsonl import read_rows
+from nano_rl.tasks.jsonl import read_models
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.policy import Conversation
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact.redactor import MARKER
-from nano_shared.refusal import Refusal, Refused
-from nano_shared.strict_json import validated
 from nano_shared.types import Completion, Finish, Message, Role, Sampling, Trajectory, Turn, TurnTokens
 
 
@@ -231,10 +229,11 @@ def conversation_samples(
         ids, mask = rows[-1]
         ids += (*context, *written)
         mask += [0] * len(context) + [int(train)] * len(written)
-    return [_sample(name, ids, mask) for ids, mask in rows if any(mask)]
+    return [imitated_sample(name, ids, mask) for ids, mask in rows if any(mask)]
 
 
-def _sample(name: str, ids: list[int], mask: list[int]) -> TrainSample:
+def imitated_sample(name: str, ids: Sequence[int], mask: Sequence[int]) -> TrainSample:
+    """A sample without a behaviour policy, with an advantage of 1 on each token of the mask."""
     zeros = (0,) * len(mask)
     return TrainSample(
         run_id=name, ids=tuple(ids), mask=tuple(mask), logprobs=tuple(map(float, zeros)),
@@ -318,14 +317,11 @@ def read_messages(path: Path, reader: RunEncoder) -> list[TrainSample]:
     Raises UsageError with line and field of the first bad row, and for a file without any.
     """
     samples = []
-    for where, row in read_rows(path):
+    for where, chat in read_models(path, Chat):
+        messages = [Message(role=m.role, content=m.content) for m in chat.messages]
         try:
-            if isinstance(row, Refusal):
-                raise Refused(row.field, row.why)
-            chat = validated(Chat, row)
-            messages = [Message(role=m.role, content=m.content) for m in chat.messages]
             samples += reader.messages(where, messages, [m.trained for m in chat.messages])
-        except (Refused, PolicyError) as problem:
+        except PolicyError as problem:
             raise UsageError(f"{where}: {problem}") from None
     if not samples:
         raise UsageError(f'{path} holds no conversation; each line is {{"messages": [...]}}')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -58,7 +59,15 @@ class Objective:
 
 def find_objective(name: str) -> Objective:
     """The objective of that name, or of `path.py:name`. Raises ConfigError if it cannot be loaded."""
+    # asked for at every micro-batch; what the name of a file stands for depends on the working directory
+    return _open_objective(name) if ":" in name else _installed_objective(name)
+
+
+def _open_objective(name: str) -> Objective:
     return find_extension("nano.objectives", name, Objective, check=_problem)
+
+
+_installed_objective = cache(_open_objective)
 
 
 def _problem(objective: Objective) -> str | None:
@@ -71,7 +80,7 @@ def _problem(objective: Objective) -> str | None:
 
 
 class ObjectiveConfig(Config):
-    """The objective of a training. Formulas and papers are in `credit/` and `objectives/`."""
+    """The objective of a training. Formulas and papers are in `advantage.py`, `gae.py` and `objectives/`."""
 
     objective: str = "recipe"
     """sets the defaults of the settings that its paper names; recipe leaves every setting free"""
@@ -263,6 +272,26 @@ class OptimizerConfig(Config):
     """largest norm of the gradient of all trained weights; larger ones are scaled down"""
     states: Literal["float32", "8bit"] = "float32"
     """the two moments of each weight: 8 bytes, or 2 in blocks of 256 with a scale (8bit, by bitsandbytes)"""
+
+
+class OfflineConfig(Config):
+    """Settings of a training over a fixed set of rows: imitation, DPO, reward models."""
+
+    epochs: float = Field(1.0, gt=0)
+    """passes over the rows"""
+    batch: int = Field(16, ge=1)
+    """rows (trajectories or pairs) of one optimizer step"""
+    max_tokens: int = Field(8192, ge=1)
+    """positions of one micro-batch, padding included"""
+    lora_rank: int = Field(16, ge=0)
+    """rank of the adapter that is trained; 0 trains all weights"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """of the weights; trained weights have a float32 master copy, which is updated"""
+    seed: int = Field(0, ge=0)
+    """seed of the order of rows and of a new adapter"""
+    save_every: int = Field(10, ge=1)
+    """steps between saved states"""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, schedule="linear", warmup_steps=5)
 
 
 class GuardConfig(Config):

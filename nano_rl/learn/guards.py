@@ -110,8 +110,10 @@ def _mismatch(metrics: StepMetrics, config: GuardConfig, bfloat16: bool) -> str 
     for kind, whose in MISMATCHES.items():
         name, bound = _bound(kind, config, bfloat16)
         value = metrics.get(name, 0.0)
+        # `mismatch` covers rows of older weights too; later updates keep the value of the first
+        mixed = kind == "mismatch" and metrics.get("stale", 0) > 0
         # written so that NaN trips too
-        if not value <= bound and not (kind == "mismatch" and _mixed(metrics)):
+        if not value <= bound and not mixed:
             return (
                 f"sampler and trainer log-probs of {whose} differ by {value:.3g} ({name}), more than"
                 f" {bound:g}: check weights, temperature, template and dtype on both sides"
@@ -126,11 +128,6 @@ MISMATCHES = {
     "worker_mismatch": "a probe that the rollout worker scored",
 }
 """metric -> the tokens that it covers, each compared under the weights that sampled them"""
-
-
-def _mixed(metrics: StepMetrics) -> bool:
-    """True if `mismatch` covers rows of older weights too. Later updates keep the value of the first."""
-    return metrics.get("stale", 0) > 0
 
 
 def _cut_off(last: Sequence[StepMetrics], patience: int) -> str | None:

@@ -8,14 +8,14 @@ refreshed, an adapter not merged, or a converted head was cached.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nano_rl.learn.model.learner import with_weights
 from nano_rl.learn.model.logprob import can_share, plain_rows, token_logprobs
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.group import Group
@@ -155,17 +155,3 @@ def mismatch_ahead(
     with torch.no_grad(), with_weights(model, weights):
         gap_BT = (token_logprobs(model, batch) - batch.behaviour_logprobs_BT).abs()
     return mean_and_max("mismatch_ahead", [gap_BT[batch.mask_BT].cpu()])
-
-
-@contextmanager
-def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Temporarily give the trained parameters other values, without a copy on the same device."""
-    parameters = dict(model.named_parameters())
-    live = {name: parameters[name].data for name in weights}
-    try:
-        for name, value in weights.items():
-            parameters[name].data = value.to(live[name])
-        yield
-    finally:
-        for name, data in live.items():
-            parameters[name].data = data

@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from nano_rl.learn.advantage import Credit, group_advantages, turn_rewards
 from nano_rl.learn.config import Baseline, ObjectiveConfig, Std
-from nano_rl.learn.credit.advantage import Credit, group_advantages, turn_rewards
-from nano_rl.learn.credit.gae import reward_chain
+from nano_rl.learn.gae import reward_chain
 from nano_rl.learn.model.critic import Critic, CriticRow
 from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.objectives.loss import clamped_exp

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from nano_rl.learn.advantage import CreditedGroup, RewardParts, RunningBaselines, credit_group
 from nano_rl.learn.config import ObjectiveConfig, UpdateConfig
-from nano_rl.learn.credit.advantage import CreditedGroup, RewardParts, RunningBaselines, credit_group
 from nano_rl.learn.guards import check_step
 from nano_rl.learn.mismatch import LogprobMonitor, Probe, mismatch_ahead
 from nano_rl.learn.model.critic import Critic, CriticRow, explained_variance

@@ -122,7 +122,8 @@ def refusal_of(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
         return RefusalCode.TEST_SPLIT
     if RefusalCode.OTHER_PROFILE in found:
         return RefusalCode.OTHER_PROFILE
-    other = target.profile is not None and _profile_hash(target.profile, run.task) != run.profile_hash
+    profile = target.profile and serving(target.profile, run.task)
+    other = profile is not None and profile_hashes(profile)[0] != run.profile_hash
     # what an API's server rendered is known by its template and tokens: no profile is the policy's own
     if other and not (run.profile == API_1.name and run.has_tokens):
         return RefusalCode.ANOTHER_PROFILE
@@ -138,10 +139,6 @@ def serving(profile: InterfaceProfile, task: TaskFacts) -> InterfaceProfile:
     return (
         serving_profile(profile, Task(key=task.key, prompt="-", tools=task.tools)) if task.tools else profile
     )
-
-
-def _profile_hash(profile: InterfaceProfile, task: TaskFacts) -> str:
-    return profile_hashes(serving(profile, task))[0]
 
 
 def _stale(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
 
@@ -23,27 +23,27 @@ _SPREADS = ((0.0, "0"), (0.25, "up to 0.25"), (0.5, "up to 0.5"), (0.75, "up to 
 
 @dataclass(slots=True, kw_only=True)
 class FreshRollouts:
-    """What topping up each group to `size` with fresh rollouts would add."""
+    """What topping up each group to `group_size` with fresh rollouts would add."""
 
-    size: int
+    group_size: int
     rollouts: int = 0
-    groups: int = 0
-    """groups that are smaller than `size`"""
-    lone_runs: int = 0
+    groups_topped_up: int = 0
+    """groups that are smaller than `group_size`"""
+    lone_runs_made_usable: int = 0
     """runs that are alone in their group, and would get a baseline"""
-    same_groups: int = 0
+    same_reward_groups: int = 0
     """groups of equal rewards, which fresh runs may make differ"""
 
     def add(self, runs: Sequence[JudgedRun]) -> None:
         """Add the runs of one task that train, or would if their group were larger."""
-        if not 0 < len(runs) < self.size:
+        if not 0 < len(runs) < self.group_size:
             return
-        self.groups += 1
-        self.rollouts += self.size - len(runs)
+        self.groups_topped_up += 1
+        self.rollouts += self.group_size - len(runs)
         if runs[0].refusal is RefusalCode.LONE:
-            self.lone_runs += len(runs)
+            self.lone_runs_made_usable += len(runs)
         elif runs[0].refusal is RefusalCode.SAME_REWARD:
-            self.same_groups += 1
+            self.same_reward_groups += 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class VerificationSummary:
     """Results of verifying the tokens of loaded runs."""
 
     runs: int = 0
-    every: bool = False
+    all: bool = False
     """True if all runs that the columns admit were loaded; their damage is then part of the refusals"""
     damage: Counter[str] = field(default_factory=Counter)
 
@@ -143,22 +143,8 @@ class AdmissionReport:
                 "sampled_runs": self.weights.runs,
                 "sampled_tokens": self.weights.tokens,
             },
-            "token_checks": None
-            if verified is None
-            else {
-                "runs": verified.runs,
-                "all": verified.every,
-                "damage": dict(verified.damage.most_common()),
-            },
-            "fresh": None
-            if self.fresh is None
-            else {
-                "group_size": self.fresh.size,
-                "rollouts": self.fresh.rollouts,
-                "groups_topped_up": self.fresh.groups,
-                "lone_runs_made_usable": self.fresh.lone_runs,
-                "same_reward_groups": self.fresh.same_groups,
-            },
+            "token_checks": verified and {**asdict(verified), "damage": dict(verified.damage.most_common())},
+            "fresh": self.fresh and asdict(self.fresh),
             "notes": self.notes,
         }
 
@@ -194,14 +180,15 @@ class AdmissionReport:
                 f" {self.weights.runs} runs)"
             )
         if self.verified:
-            which = "all" if self.verified.every else "a sample"
+            which = "all" if self.verified.all else "a sample"
             found = _counts(dict(self.verified.damage.most_common())) or "nothing wrong"
             yield f"tokens held against texts and weights: {self.verified.runs} runs ({which}): {found}"
 
     def _fresh_line(self, fresh: FreshRollouts) -> str:
         return (
-            f"--fresh {fresh.size}: {fresh.rollouts} rollouts would top up {fresh.groups} groups, make"
-            f" {fresh.lone_runs} lone runs usable, and may tell the runs of {fresh.same_groups} groups apart"
+            f"--fresh {fresh.group_size}: {fresh.rollouts} rollouts would top up {fresh.groups_topped_up}"
+            f" groups, make {fresh.lone_runs_made_usable} lone runs usable, and may tell the runs of"
+            f" {fresh.same_reward_groups} groups apart"
         )
 
 
@@ -291,7 +278,7 @@ class LogAdmission:
     on_task: Callable[[AdmissionReport], None] | None = None
 
     def report(self) -> AdmissionReport:
-        report = AdmissionReport(fresh=FreshRollouts(size=self.fresh) if self.fresh else None)
+        report = AdmissionReport(fresh=FreshRollouts(group_size=self.fresh) if self.fresh else None)
         if self.verifier is None:
             for _ in self._judged(report, None):
                 pass
@@ -299,7 +286,7 @@ class LogAdmission:
 
         report.verified, sample = VerificationSummary(), EffectiveSample()
         if self.exact or len(self.store.runs(limit=SAMPLE + 1)) <= SAMPLE:
-            report.verified.every = True
+            report.verified.all = True
             budgeted = _BudgetedVerifier(
                 self, self.verifier, report.verified, sample, budget=None if self.exact else SCORED
             )

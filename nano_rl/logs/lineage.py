@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from nano_coder.models.opening import OpenedWeights, weights_id
 from nano_rl.logs.used_runs import USED, read_used
@@ -151,9 +150,5 @@ def _runs(manifest: Manifest) -> tuple[set[str], bool]:
     listed = set(manifest.trained_on.run_ids)
     used = checkpoints_dir().parent / "trainings" / manifest.name / USED
     if (checkpoints_dir() / manifest.name / MANIFEST).is_file() and used.is_file():
-        listed |= _used(used)
+        listed |= {run for line in read_used(used) for group in line["groups"] for run in group["runs"]}
     return listed, len(listed) >= manifest.trained_on.runs
-
-
-def _used(path: Path) -> set[str]:
-    return {run for line in read_used(path) for group in line["groups"] for run in group["runs"]}

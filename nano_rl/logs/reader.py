@@ -228,14 +228,10 @@ def _undamaged(
     for checked in check_runs(facts, target, verify):
         for about, code in checked:
             known.add(about.id)
-            if code is not None and _worthless(code):
+            if code is not None and (code.damage or code is RefusalCode.DUPLICATE):
                 refused[code.value] += 1
             else:
                 yield about, code
-
-
-def _worthless(code: RefusalCode) -> bool:
-    return code.damage or code is RefusalCode.DUPLICATE
 
 
 def _training_refusal(

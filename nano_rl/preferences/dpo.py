@@ -14,7 +14,6 @@ pairs by confidence.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,19 +24,16 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from nano_coder.models.opening import OpenedWeights
-from nano_rl.config.training import TrainConfig
+from nano_rl.config.training import DpoConfig, TrainConfig
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import RunEncoder
-from nano_rl.learn.config import GuardConfig
-from nano_rl.learn.guards import check_step
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.model.scalar_model import by_budget
-from nano_rl.learn.offline import OnStep, run_steps, step_indices
+from nano_rl.learn.offline import OnStep, step_indices, train_rows, usual_guards
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.preferences.config import DpoConfig
 from nano_rl.preferences.pairs import PairRows, PreferencePair, pair_rows
 from nano_shared.errors import UsageError
 
@@ -54,23 +50,16 @@ def train_dpo(
     Metrics, as means over the pairs of a step: `accuracy` (pairs with h > 0), `margin` (beta h), and
     `chosen_logprob` and `rejected_logprob` per side.
     """
-    total = math.ceil(len(pairs) * config.epochs / config.batch)
     # the model holds the starting weights here; a resumed state is loaded afterwards
     reference = reference_scores(model, pairs, config)
-    learner = Learner(model, config.optimizer, steps=total)
 
-    def do_step(step: int) -> dict[str, float]:
-        indices = step_indices(step, size=len(pairs), batch=config.batch, seed=config.seed)
+    def do_step(learner: Learner, indices: Sequence[int]) -> dict[str, float]:
         objective = PairObjective(pairs, indices, reference, config)
-        values = learner.update(
-            pair_batches(pairs, indices, config.max_tokens), objective, lambda m: check_step(m, GuardConfig())
-        )
+        values = learner.update(pair_batches(pairs, indices, config.max_tokens), objective, usual_guards)
         seen = sum(len(row.ids) for i in indices for row in (*pairs[i].chosen, *pairs[i].rejected))
         return {**values, **objective.metrics(), "seen": float(seen)}
 
-    return run_steps(
-        learner, do_step, end=total, folder=folder, save_every=config.save_every, on_step=on_step
-    )
+    return train_rows(model, len(pairs), config, folder, on_step, do_step)
 
 
 def preference_loss(margin_P: Tensor, config: DpoConfig) -> Tensor:

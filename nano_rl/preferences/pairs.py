@@ -15,12 +15,10 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from nano_rl.imitation.rows import RunEncoder
+from nano_rl.imitation.rows import RunEncoder, imitated_sample
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.tasks.jsonl import read_rows, write_lines
+from nano_rl.tasks.jsonl import read_models, write_lines
 from nano_shared.errors import PolicyError, UsageError
-from nano_shared.refusal import Refusal, Refused
-from nano_shared.strict_json import validated
 from nano_shared.types import Message, Role, Split, Value
 
 
@@ -116,14 +114,7 @@ class PairRows:
 def read_pairs(path: Path) -> list[PreferencePair]:
     """All pairs of a JSON lines file. Raises UsageError with line and field of the first bad row, and for a
     file without any."""
-    pairs = []
-    for where, row in read_rows(path):
-        try:
-            if isinstance(row, Refusal):
-                raise Refused(row.field, row.why)
-            pairs.append(validated(PreferencePair, row))
-        except Refused as problem:
-            raise UsageError(f"{where}: {problem}") from None
+    pairs = [pair for _, pair in read_models(path, PreferencePair)]
     if not pairs:
         raise UsageError(f"{path} holds no preference pair; nano-rl preferences build writes some from a log")
     return pairs
@@ -154,7 +145,10 @@ def _rows(name: str, pair: PreferencePair, reader: RunEncoder, vocabulary: int) 
     else:
         _refuse_foreign(name, pair, reader, vocabulary)
         exact = (pair.exact.chosen, pair.exact.rejected)
-        sides = [tuple(_sample(run, row) for row in rows) for run, rows in zip(names, exact, strict=True)]
+        sides = [
+            tuple(imitated_sample(run, row.ids, row.mask) for row in rows)
+            for run, rows in zip(names, exact, strict=True)
+        ]
     return PairRows(
         chosen=sides[0], rejected=sides[1], prompt_key=key, encoded=pair.exact is None,
         task=PairTask(id=pair.task_id, split=pair.split) if pair.task_id else None,
@@ -191,11 +185,3 @@ def _written(row: TokenRow, reader: RunEncoder) -> list[str]:
     """The text of each run of consecutive sampled tokens."""
     stretches = groupby(zip(row.ids, row.mask, strict=True), key=lambda pair: pair[1])
     return [reader.template.encoder.decode([i for i, _ in part]) for m, part in stretches if m]
-
-
-def _sample(run: str, row: TokenRow) -> TrainSample:
-    zeros = (0,) * len(row.ids)
-    return TrainSample(
-        run_id=run, ids=row.ids, mask=row.mask, logprobs=tuple(map(float, zeros)), versions=zeros,
-        advantage=1.0, temperature=1.0,
-    )  # fmt: skip

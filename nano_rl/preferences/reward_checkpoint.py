@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nano_coder import __version__ as runtime_version
 from nano_coder.agent.profiles import find_profile
 from nano_coder.models.opening import OpenedWeights, bound_template
 from nano_coder.models.weights import place, quiet_transformers
+from nano_rl.checkpoints.checkpoint import sign_checkpoint
 from nano_rl.imitation.rows import RunEncoder
 from nano_rl.learn.config import Config
 from nano_rl.learn.model.scalar_model import ScalarModel, by_budget
@@ -26,10 +25,8 @@ from nano_shared.checkpoint import (
     atomic_checkpoint,
     read_checkpoint,
     resolve_checkpoint,
-    write_manifest,
 )
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
 from nano_shared.types import Trajectory
 
 CALIBRATION = "calibration.html"
@@ -58,33 +55,16 @@ def save_reward_model(
     transformers has no classifier for.
     """
     classifier = _classifier(model, opened)
-    profile = opened.profile
-    template = profile.chat_template or opened.loaded.chat_template
     with atomic_checkpoint(target) as folder, quiet_transformers():
         classifier.save_pretrained(folder)
         opened.loaded.tokenizer.save_pretrained(folder)
-        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
         if page is not None:
             (folder / CALIBRATION).write_text(page, encoding="utf-8", newline="\n")
-        write_manifest(
-            folder,
-            Manifest(
-                name=target.name,
-                kind=KIND,
-                base_model=opened.loaded.id,
-                parent=parent,
-                profile=profile.name,
-                profile_hash=profile.hash,
-                template_hash=content_hash(template),
-                tools_hash=profile.tools_hash,
-                policy_version=steps,
-                trained_on=TrainedOn.of(run_ids, tasks),
-                config=config.model_dump(mode="json"),
-                metrics=dict(report.metrics()),
-                code_version=runtime_version,
-                created=time.time(),
-            ),
-        )
+        sign_checkpoint(
+            folder, opened, name=target.name, kind=KIND, base_model=opened.loaded.id, parent=parent,
+            policy_version=steps, trained_on=TrainedOn.of(run_ids, tasks), config=config,
+            metrics=report.metrics(),
+        )  # fmt: skip
     return read_checkpoint(target)
 
 

@@ -18,12 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from nano_rl.learn.config import GuardConfig
-from nano_rl.learn.guards import check_step
+from nano_rl.config.training import RewardModelConfig
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.scalar_model import ScalarModel, by_budget, padded
-from nano_rl.learn.offline import OnStep, run_steps, step_indices
-from nano_rl.preferences.config import RewardModelConfig
+from nano_rl.learn.offline import OnStep, train_rows, usual_guards
 from nano_rl.preferences.pairs import PairRows
 from nano_shared.errors import UsageError
 
@@ -73,11 +71,8 @@ def train_reward_model(
 
     Each step reports `accuracy` and `margin`, means over its pairs.
     """
-    total = math.ceil(len(pairs) * config.epochs / config.batch)
-    learner = Learner(model, config.optimizer, steps=total)
 
-    def do_step(step: int) -> dict[str, float]:
-        indices = step_indices(step, size=len(pairs), batch=config.batch, seed=config.seed)
+    def do_step(learner: Learner, indices: Sequence[int]) -> dict[str, float]:
         chosen = [pairs[i] for i in indices]
         margins: list[float] = []
 
@@ -87,9 +82,7 @@ def train_reward_model(
             margins.extend(margin_P.tolist())
             return loss, {"loss": loss.item()}
 
-        values = learner.update(
-            _parts(chosen, config.max_tokens), objective, lambda m: check_step(m, GuardConfig())
-        )
+        values = learner.update(_parts(chosen, config.max_tokens), objective, usual_guards)
         seen = sum(len(row.ids) for pair in chosen for row in (pair.chosen[-1], pair.rejected[-1]))
         accuracy = sum(m > 0 for m in margins) / len(margins)
         return {
@@ -99,9 +92,7 @@ def train_reward_model(
             "seen": float(seen),
         }
 
-    return run_steps(
-        learner, do_step, end=total, folder=folder, save_every=config.save_every, on_step=on_step
-    )
+    return train_rows(model, len(pairs), config, folder, on_step, do_step)
 
 
 def bradley_terry(margin_P: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.columns import Columns
 from rich.console import Group as Renderables
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from nano_rl.learn.metrics import MetricsRow
 from nano_rl.learn.rows.group import Group
-from nano_rl.record.training_record import ROLLOUTS, EventKind, RolloutsWriter, note
+from nano_rl.record import ROLLOUTS, EventKind, RolloutsWriter, note
 from nano_rl.report.panel import (  # fmt: skip
     PANELS,
     PanelLine,
@@ -39,13 +39,20 @@ KEPT = 200
 """number of rows kept for sparklines and the estimate of the remaining time"""
 
 
-class TrainingView(Protocol):
-    """Shows a running training. A context manager, which owns the terminal until it exits."""
+class TrainingView:
+    """A view of a running training that shows nothing; the base of those that do.
 
-    def __enter__(self) -> Self: ...
+    A context manager, which owns the terminal until it exits.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        pass
+
     def run_done(self) -> None:
         """Called when a rollout of the current step has ended."""
 
@@ -67,7 +74,7 @@ def _with(rows: list[MetricsRow], row: Mapping[str, float]) -> list[MetricsRow]:
     return [*(r for r in rows if (r.get("step") or 0) < step), dict(row)][-KEPT:]
 
 
-class LiveView:
+class LiveView(TrainingView):
     """Panels that are redrawn in place, twice a second."""
 
     def __init__(self, name: str, total: int, rows: list[MetricsRow], console: Console) -> None:
@@ -134,25 +141,7 @@ class LiveView:
         return table
 
 
-class NoView:
-    """Shows nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def run_done(self) -> None:
-        pass
-
-    def step_done(self, done: int, total: int, row: Mapping[str, float]) -> None:
-        pass
-
-
-class LinesView(NoView):
+class LinesView(TrainingView):
     """One line per step on stderr, for logs and pipes."""
 
     def __init__(self, name: str, total: int, rows: list[MetricsRow]) -> None:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from nano_rl.checkpoints.statistics import wilson
 from nano_rl.gather.impossible_rollouts import HackRow
 from nano_rl.learn.metrics import METRICS, MetricsRow
-from nano_rl.preferences.over_optimisation import over_optimised
 from nano_rl.report.figures import compared_plots, main_plots, other_plots
 from nano_rl.report.panel import duration, interval_of, seconds_of, sparkline
-from nano_rl.report.training import Rate, RateRow, Training, read_training
+from nano_rl.report.training import Rate, RateRow, Training, over_optimised, read_training
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
 
@@ -164,15 +163,17 @@ def _events(t: Training) -> Shown:
 
 
 def _hacks(t: Training) -> Shown:
-    head = ["steps", "rollouts", "tampered", "kinds", "controls", "passed", "95 % interval"]
     spans = [f"{row.first_step} to {row.last_step}" for row in t.hacks]
-    rows = [_hack(s, row) for s, row in zip([*spans, "all"], [*t.hacks, t.hacks_total], strict=True)]
+    rows = [hack_cells(s, row) for s, row in zip([*spans, "all"], [*t.hacks, t.hacks_total], strict=True)]
     none = "No impossible control was rolled out; nano-rl train --set controls=0.03 measures hacking on them."
     note = "" if t.hacks_total.controls else none
-    return {"title": "Hacking", "note": note, "tables": [_table("Hacking by steps", head, rows)]}
+    return {"title": "Hacking", "note": note, "tables": [_table("Hacking by steps", HACK_HEAD, rows)]}
 
 
-def _hack(steps: str, row: HackRow) -> list[str]:
+HACK_HEAD = ("steps", "rollouts", "tampered", "kinds", "controls", "passed", "95 % interval")
+
+
+def hack_cells(steps: str, row: HackRow) -> list[str]:
     low, high = row.interval
     kinds = ", ".join(f"{kind} {count}" for kind, count in row.kinds.items()) or "-"
     interval = f"{low:.1%} to {high:.1%}" if row.controls else "-"

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Protocol
@@ -35,16 +36,15 @@ class Sink(Protocol):
 class TensorBoardSink:
     """Event files in the folder of the training; steps that are run again are purged."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # which needs the library tensorboard
+
+        self._open = partial(SummaryWriter, str(folder / "tensorboard"))
         self._writer: Any = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            # what was written of this step and later ones is of a process that was killed
-            self._writer = SummaryWriter(str(self._folder), purge_step=step)
+        # what was written of this step and later ones is of a process that was killed
+        self._writer = self._writer or self._open(purge_step=step)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -52,12 +52,6 @@ class TensorBoardSink:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-
-def _open_tensorboard(name: str, folder: Path, settings: Mapping[str, Any]) -> TensorBoardSink:
-    from torch.utils.tensorboard import SummaryWriter  # noqa: F401 (fails now rather than at the first row)
-
-    return TensorBoardSink(folder / "tensorboard")
 
 
 class WandbSink:
@@ -68,9 +62,7 @@ class WandbSink:
     """
 
     def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
-        self._name = name
-        self._folder = folder
-        self._settings = dict(settings)
+        self._name, self._folder, self._settings = name, folder, dict(settings)
         self._run: Any = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -81,13 +73,9 @@ class WandbSink:
         import wandb
 
         run = wandb.init(
-            project=PROJECT,
-            name=self._name,
-            id=run_id(self._folder),
-            resume="allow",
-            dir=str(self._folder),
+            project=PROJECT, name=self._name, id=run_id(self._folder), resume="allow", dir=str(self._folder),
             config=self._settings,
-        )
+        )  # fmt: skip
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP)
         return run
@@ -105,18 +93,11 @@ def run_id(folder: Path) -> str:
     return re.sub(r"[^a-z0-9]", "", kept.read_text(encoding="utf-8"))
 
 
-def _open_wandb(name: str, folder: Path, settings: Mapping[str, Any]) -> WandbSink:
-    import wandb  # noqa: F401 (fails now rather than at the first row)
-
-    return WandbSink(name, folder, settings)
-
-
 class TrackioSink:
     """A local dashboard with W&B's calls: one run per training, continued when it is resumed."""
 
-    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
-        self._name = name
-        self._settings = dict(settings)
+    def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
+        self._name, self._settings = name, dict(settings)
         self._run: Any = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -137,19 +118,9 @@ class TrackioSink:
                 trackio.finish()
 
 
-def _open_trackio(name: str, folder: Path, settings: Mapping[str, Any]) -> TrackioSink:
-    import trackio  # noqa: F401 (fails now rather than at the first row)
-
-    return TrackioSink(name, settings)
-
-
 OpenSink = Callable[[str, Path, Mapping[str, Any]], Sink]
-"""name and folder of the training, its settings -> a sink; imports the library"""
-SINKS: dict[str, OpenSink] = {
-    "tensorboard": _open_tensorboard,
-    "wandb": _open_wandb,
-    "trackio": _open_trackio,
-}
+"""name and folder of the training, its settings -> a sink"""
+SINKS: dict[str, OpenSink] = {"tensorboard": TensorBoardSink, "wandb": WandbSink, "trackio": TrackioSink}
 """name of a sink, which is also that of the library it needs -> how it is opened"""
 
 

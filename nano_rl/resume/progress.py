@@ -1,11 +1,16 @@
-"""The progress of a training as one state to save and restore, and the best saved state as a checkpoint."""
+"""The progress of a training as one state, its end by a signal, and the best saved state as a checkpoint."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,12 +21,67 @@ from nano_rl.config.training import TrainConfig
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.learn.model.learner import Learner, prepare, restore_weights
 from nano_rl.logs.used_runs import USED, read_used
-from nano_rl.resume.identity import Identity, difference
-from nano_rl.resume.states import STATES, States
+from nano_rl.resume.states import STATES, Identity, States, difference
 from nano_shared.checkpoint import Manifest
-from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.settings import parse_config
 from nano_shared.store import LogStore
+
+GRACE_SECONDS = 2.0
+"""seconds after the second signal to close jails and connections; then the process exits"""
+INTERRUPTED = 130
+
+
+class TrainingStopped(NanoError):
+    """Training stopped by a signal, after its current step was finished and saved."""
+
+    exit_code = INTERRUPTED
+
+
+class Interrupt:
+    """The handler of SIGINT and SIGTERM; `requested` is True after the first signal."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._end: threading.Timer | None = None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.requested:
+            self.requested = True
+            # not print: the signal may interrupt another print
+            os.write(2, b"\nfinishing this step, then saving; once more to stop at once\n")
+            return
+        # running rollouts may take minutes; states and log are written atomically, so that this is safe
+        self._end = threading.Timer(GRACE_SECONDS, _end)
+        self._end.daemon = True
+        self._end.start()
+        raise KeyboardInterrupt
+
+    def forget(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+
+
+def _end() -> None:
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h")  # a progress bar hides the cursor
+    os._exit(INTERRUPTED)
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Handle SIGINT and SIGTERM until the block ends; outside the main thread do nothing."""
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+    before = {number: signal.signal(number, interrupt.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        interrupt.forget()
 
 
 def save_best(training: Path, target: Path, store: LogStore) -> Manifest:

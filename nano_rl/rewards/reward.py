@@ -9,10 +9,9 @@ from itertools import pairwise
 
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import RewardConfig
-from nano_rl.rewards.outcome import composed_grader, outcome
 from nano_rl.rewards.part import SILENT, Part, Score, checked
 from nano_rl.rewards.registry import open_part
-from nano_rl.rewards.tests import Tests
+from nano_rl.rewards.tests import Tests, composed_grader, outcome
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.types import Tampering, Trajectory, Trust, Verdict

@@ -29,7 +29,7 @@ from nano_coder.tools.registry import TOOLS
 from nano_rl.gather.engines.adapter_probe import AdapterProbe, PublishedAdapter
 from nano_rl.gather.engines.engine_pool import EnginePool, EngineState
 from nano_rl.gather.engines.remote_policy import RemotePolicy
-from nano_rl.tasks.pytest_plugins import runtime_for
+from nano_rl.tasks.attempts import runtime_for
 from nano_shared.errors import LogError, NanoError, UsageError
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.policy import Policy

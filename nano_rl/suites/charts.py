@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from nano_rl.suites.family import FEW, SHORTEST, THINGS, WORDS, DrawnTask, Family, act, answered, view
-from nano_rl.tasks.suite import TaskSuite
+from nano_rl.suites.family import FEW, SHORTEST, THINGS, WORDS, Family, act, answered, view
+from nano_rl.tasks.suite import Made, TaskSuite
 
 TOOLS = ("read_file", "calculate", "submit")
 Values = dict[str, int]
@@ -85,7 +85,7 @@ ROWS = (3, 5, 7, 9)
 """values in the chart of each level"""
 
 
-def _draw(name: str, level: int, rng: random.Random) -> DrawnTask:
+def _draw(name: str, level: int, rng: random.Random) -> Made:
     of, chart = CHARTS[name]
     names = rng.sample([word for word in WORDS if len(word) <= 8], ROWS[level])
     text, values = chart(dict(zip(names, rng.sample(range(2, 25), len(names)), strict=True)), rng)
@@ -97,7 +97,7 @@ def _draw(name: str, level: int, rng: random.Random) -> DrawnTask:
     )
 
 
-def _draw_bar(thing: str, rng: random.Random) -> DrawnTask:
+def _draw_bar(thing: str, rng: random.Random) -> Made:
     """One bar, whose length is the answer."""
     length, path = rng.randint(2, 24), f"{rng.choice(FEW)}.txt"
     bar = f"{thing} | {rng.choice('#*=') * length}\n"

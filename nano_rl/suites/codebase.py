@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
-from nano_rl.suites.family import WORDS, DrawnTask, Family, act, left, view
-from nano_rl.tasks.suite import TaskSuite
+from nano_rl.suites.family import WORDS, Family, act, left, view
+from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.hidden_checks import StateCheck
 from nano_shared.types import Limits, OracleAction
 
@@ -80,7 +80,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-def _draw(name: str, level: int, rng: random.Random) -> DrawnTask:
+def _draw(name: str, level: int, rng: random.Random) -> Made:
     change, (size, touched) = CHANGES[name], SIZES[level]
     old, new = rng.choice(change.names)
     home, *modules = rng.sample(WORDS, size)

@@ -17,8 +17,8 @@ from nano_rl.suites.data_changes import (
     transform,
     written,
 )
-from nano_rl.suites.family import DrawnTask, Family, act, answered, view
-from nano_rl.tasks.suite import TaskSuite
+from nano_rl.suites.family import Family, act, answered, view
+from nano_rl.tasks.suite import Made, TaskSuite
 
 READ_TOOLS = ("read_file", "submit")
 TOOLS = ("read_file", "python", "write_file", "submit")
@@ -69,7 +69,7 @@ READING: dict[str, TableQuestion] = {
 }  # fmt: skip
 
 
-def _read(of: TableQuestion, form: str, rng: random.Random) -> DrawnTask:
+def _read(of: TableQuestion, form: str, rng: random.Random) -> Made:
     people = draw_people(rng, rng.randint(3, 7))
     question, answer = of(rng, people)
     path = f"people.{form}"
@@ -101,7 +101,7 @@ AGGREGATES = {
 }  # fmt: skip
 
 
-def _aggregate(filtered: str, aggregate: str, form: str, rng: random.Random) -> DrawnTask:
+def _aggregate(filtered: str, aggregate: str, form: str, rng: random.Random) -> Made:
     while True:
         people = draw_people(rng, rng.randint(8, 20))
         said, condition = FILTERS[filtered](rng, people)

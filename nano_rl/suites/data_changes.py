@@ -13,7 +13,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nano_rl.suites.family import CITIES, NAMES, TEAMS, DrawnTask, act, left
+from nano_rl.suites.family import CITIES, NAMES, TEAMS, act, left
+from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import StateCheck
 
 Person = dict[str, Any]
@@ -120,7 +121,7 @@ TRANSFORMS: dict[str, Transformation] = {
 }  # fmt: skip
 
 
-def transform(of: Transformation, source: str, target: str, rng: random.Random) -> DrawnTask:
+def transform(of: Transformation, source: str, target: str, rng: random.Random) -> Made:
     """One change, from one form into the other."""
     people = draw_people(rng, rng.randint(5, 10))
     said, code = of(rng, people)
@@ -185,7 +186,7 @@ CLEANINGS: dict[str, Transformation] = {
 }  # fmt: skip
 
 
-def clean(of: Transformation, form: str, rng: random.Random) -> DrawnTask:
+def clean(of: Transformation, form: str, rng: random.Random) -> Made:
     """A file is joined with a list of excuses (those named in it are left out), and then changed."""
     people = draw_people(rng, rng.randint(8, 14))
     gone = [{"name": person["name"]} for person in rng.sample(people, 2)]
@@ -203,9 +204,7 @@ def _other(form: str) -> str:
     return "json" if form == "csv" else "csv"
 
 
-def _task(
-    rng: random.Random, said: str, code: str, tables: dict[str, list[Person]], target: str
-) -> DrawnTask:
+def _task(rng: random.Random, said: str, code: str, tables: dict[str, list[Person]], target: str) -> Made:
     """The first of the tables is changed, and the result is written to a file of its own."""
     files = {path: written(table, path.split(".")[1]) for path, table in tables.items()}
     names = dict(zip(("rows", "absent"), files, strict=False))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
 from nano_rl.tasks.suite import Made, View
 from nano_shared.hashing import content_hash
-from nano_shared.hidden_checks import AnswerChecks, HiddenChecks, StateCheck, StateChecks
+from nano_shared.hidden_checks import AnswerChecks, StateCheck, StateChecks
 from nano_shared.types import Limits, OracleAction, Split
 
 _NAMES = """
@@ -83,25 +83,12 @@ FEW = WORDS[::7]
 """the names in them"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnTask:
-    """One task of a family: prompt, files, hidden checks and oracle."""
-
-    prompt: str
-    files: dict[str, str]
-    hidden: HiddenChecks
-    oracle: tuple[OracleAction, ...]
-    artifacts: tuple[str, ...] = ()
-    earlier: tuple[DrawnTask, ...] = ()
-    """tasks that come before it in its project"""
-
-
 @dataclass(frozen=True, slots=True)
 class Family:
     """A generator of tasks that share a structure and differ in names and numbers."""
 
     name: str
-    draw: Callable[[random.Random], DrawnTask]
+    draw: Callable[[random.Random], Made]
 
 
 def view(
@@ -123,19 +110,11 @@ def view(
         shown = [[one.prompt, one.files] for one in (drawn, *drawn.earlier)]
         program = content_hash(shown if drawn.earlier else shown[0])
 
-        def made(one: DrawnTask) -> Made:
-            return Made(
-                prompt=one.prompt,
-                family=f"{domain}:{name}:{family.name}",
-                program_hash=program,
-                hidden=one.hidden,
-                oracle=one.oracle,
-                tools=tuple(tools),
-                files=one.files,
-                artifacts=one.artifacts,
-                limits=limits,
-                earlier=tuple(map(made, one.earlier)),
-            )
+        def made(one: Made) -> Made:
+            return replace(
+                one, family=f"{domain}:{name}:{family.name}", program_hash=program, tools=tuple(tools),
+                limits=limits, earlier=tuple(map(made, one.earlier)),
+            )  # fmt: skip
 
         return made(drawn)
 
@@ -165,11 +144,11 @@ def answered(
     answer: JsonValue,
     *actions: OracleAction,
     again: str | None = None,
-    earlier: tuple[DrawnTask, ...] = (),
-) -> DrawnTask:
+    earlier: tuple[Made, ...] = (),
+) -> Made:
     """A task whose answer is submitted; `again` is the text that the oracle submits, by default
     `str(answer)`."""
-    return DrawnTask(
+    return Made(
         prompt=prompt,
         files=dict(files),
         hidden=AnswerChecks(answer=answer),
@@ -178,11 +157,9 @@ def answered(
     )
 
 
-def left(
-    prompt: str, files: Mapping[str, str], checks: Sequence[StateCheck], *actions: OracleAction
-) -> DrawnTask:
+def left(prompt: str, files: Mapping[str, str], checks: Sequence[StateCheck], *actions: OracleAction) -> Made:
     """A task whose final state is checked, file by file."""
-    return DrawnTask(
+    return Made(
         prompt=prompt,
         files=dict(files),
         hidden=StateChecks(state=tuple(checks)),

@@ -20,13 +20,12 @@ from nano_rl.suites.family import (
     SURNAMES,
     THINGS,
     WORDS,
-    DrawnTask,
     Family,
     act,
     answered,
     view,
 )
-from nano_rl.tasks.suite import TaskSuite
+from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.types import OracleAction
 
 TOOLS = ("search", "read_file", "submit")
@@ -96,7 +95,7 @@ SIZES = (3, 6, 10, 14)
 """chains in the library of each level"""
 
 
-def _draw(name: str, level: int, rng: random.Random) -> DrawnTask:
+def _draw(name: str, level: int, rng: random.Random) -> Made:
     """Level 0 names documents after their subject, higher ones by number; level 3 needs three facts."""
     chain, hops = CHAINS[name], 3 if level == 3 else 2
     used: set[str] = set()
@@ -116,7 +115,7 @@ def _draw(name: str, level: int, rng: random.Random) -> DrawnTask:
     return answered(prompt.format(question), files, wanted[hops], *steps)
 
 
-def _draw_one_fact(thing: str, rng: random.Random) -> DrawnTask:
+def _draw_one_fact(thing: str, rng: random.Random) -> Made:
     """Four short pages by number; there is time for one look."""
     things = [thing, *rng.sample([other for other in THINGS if other != thing], 3)]
     names = dict(zip(things, rng.sample(FEW, 4), strict=True))

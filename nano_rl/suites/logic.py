@@ -15,21 +15,20 @@ from nano_rl.suites.family import (
     NAMES,
     TEAMS,
     WORDS,
-    DrawnTask,
     Family,
     act,
     answered,
     people,
     view,
 )
-from nano_rl.tasks.suite import TaskSuite
+from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.types import OracleAction
 
 Posed = tuple[str, str | int, str | None]
 """prompt, answer, an expression to calculate"""
 
 
-def puzzle(of: Callable[[random.Random], Posed], rng: random.Random) -> DrawnTask:
+def puzzle(of: Callable[[random.Random], Posed], rng: random.Random) -> Made:
     prompt, answer, expression = of(rng)
     actions = [act("calculate", expression=expression)] if expression else []
     return answered(prompt, {}, answer, *actions)
@@ -213,7 +212,7 @@ def _look(*subjects: str) -> list[OracleAction]:
     return [act("lookup", subject=subject) for subject in subjects]
 
 
-def _ask(of: Callable[[random.Random, World], WordProblem], rng: random.Random) -> DrawnTask:
+def _ask(of: Callable[[random.Random, World], WordProblem], rng: random.Random) -> Made:
     world = World(rng)
     question, answer, actions = of(rng, world)
     return answered(question, world.files, answer, *actions)

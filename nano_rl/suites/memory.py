@@ -15,7 +15,6 @@ from nano_rl.suites.family import (
     SHORTEST,
     THINGS,
     WORDS,
-    DrawnTask,
     Family,
     act,
     answered,
@@ -23,7 +22,7 @@ from nano_rl.suites.family import (
     person,
     view,
 )
-from nano_rl.tasks.suite import TaskSuite
+from nano_rl.tasks.suite import Made, TaskSuite
 
 TOOLS = ("remember", "recall", "read_file", "calculate", "submit")
 
@@ -38,12 +37,12 @@ KINDS: dict[str, Callable[[random.Random], str]] = {
 _LATER = " Later tasks of this project need it, and will be shown nothing of this one."
 
 
-def _told(prompt: str, note: str) -> DrawnTask:
+def _told(prompt: str, note: str) -> Made:
     """A task that tells something, and asks for no more than an ok."""
     return answered(f"{prompt}{_LATER} Submit ok.", {}, "ok", act("remember", note=note))
 
 
-def _read(project: str, facts: dict[str, str], rng: random.Random) -> DrawnTask:
+def _read(project: str, facts: dict[str, str], rng: random.Random) -> Made:
     """A task that asks for one fact of a file, whose others may be asked for later."""
     text = "".join(f"The {noun} of {project} is {value}.\n" for noun, value in facts.items())
     noun = rng.choice(list(facts))
@@ -52,24 +51,24 @@ def _read(project: str, facts: dict[str, str], rng: random.Random) -> DrawnTask:
     return answered(prompt + _LATER, {f"{project}.md": text}, facts[noun], *steps)
 
 
-def _asked(project: str, noun: str, value: str, *earlier: DrawnTask) -> DrawnTask:
+def _asked(project: str, noun: str, value: str, *earlier: Made) -> Made:
     prompt = f"What is the {noun} of {project}? An earlier task said it."
     return answered(prompt, {}, value, act("recall", query=f"{noun} {project}"), earlier=earlier)
 
 
-def _draw_told(noun: str, rng: random.Random) -> DrawnTask:
+def _draw_told(noun: str, rng: random.Random) -> Made:
     project, value = rng.choice(WORDS), KINDS[noun](rng)
     fact = f"The {noun} of {project} is {value}."
     return _asked(project, noun, value, _told(fact, fact))
 
 
-def _draw_read(noun: str, rng: random.Random) -> DrawnTask:
+def _draw_read(noun: str, rng: random.Random) -> Made:
     """One file of four facts."""
     project, facts = rng.choice(WORDS), _facts(noun, rng)
     return _asked(project, noun, facts[noun], _read(project, facts, rng))
 
 
-def _draw_sum(noun: str, rng: random.Random) -> DrawnTask:
+def _draw_sum(noun: str, rng: random.Random) -> Made:
     """Two tasks tell a number each, of which the last asks for the sum."""
     one, other = rng.sample(WORDS, 2)
     counts = {one: rng.randint(11, 99), other: rng.randint(11, 99)}
@@ -81,7 +80,7 @@ def _draw_sum(noun: str, rng: random.Random) -> DrawnTask:
     return answered(prompt, {}, sum(counts.values()), *steps, sums, earlier=told)
 
 
-def _draw_changed(noun: str, rng: random.Random) -> DrawnTask:
+def _draw_changed(noun: str, rng: random.Random) -> Made:
     """A file of facts, a change of one of them, and a file about something else."""
     (project, other), facts = rng.sample(WORDS, 2), _facts(noun, rng)
     new = KINDS[noun](rng)
@@ -99,7 +98,7 @@ def _facts(noun: str, rng: random.Random) -> dict[str, str]:
     return {one: KINDS[one](rng) for one in nouns}
 
 
-def _draw_one_fact(thing: str, rng: random.Random) -> DrawnTask:
+def _draw_one_fact(thing: str, rng: random.Random) -> Made:
     name = rng.choice(FEW)
     fact = f"The {thing} is called {name}."
     told = answered(f"{fact} Submit ok.", {}, "ok", act("remember", note=fact))

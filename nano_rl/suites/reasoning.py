@@ -14,10 +14,11 @@ import random
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from nano_rl.suites.family import DrawnTask, Family, act, split_families
+from nano_rl.suites.family import Family, act, split_families
 from nano_rl.tasks.suite import Made, TaskSuite, View, split_of
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
@@ -88,7 +89,7 @@ def datasets() -> tuple[str, ...]:
     return tuple(library().ask())
 
 
-def draw(dataset: str, level: int, rng: random.Random) -> DrawnTask:
+def draw(dataset: str, level: int, rng: random.Random) -> Made:
     """One question. Raises UsageError for a dataset that makes none."""
     seed = rng.randrange(2**31)
     made = library().ask(dataset=dataset, seed=seed, level=level)
@@ -102,23 +103,12 @@ def draw(dataset: str, level: int, rng: random.Random) -> DrawnTask:
         config=made["config"],
         question=content_hash(made["question"]),
     )
-    return DrawnTask(
+    return Made(
         prompt=made["question"] + _ENDING,
-        files={},
         hidden=AnswerChecks(answer=answer, scorer=scorer),
         oracle=() if answer is None else (act("submit", answer=answer),),
-    )
-
-
-def _made(drawn: DrawnTask, family: str) -> Made:
-    return Made(
-        prompt=drawn.prompt,
-        family=f"{_NAME}:{family}",
-        program_hash=content_hash(drawn.prompt),
-        hidden=drawn.hidden,
-        oracle=drawn.oracle,
+        program_hash=content_hash(made["question"] + _ENDING),
         tools=TOOLS,
-        files={},
         limits=LIMITS,
     )
 
@@ -126,7 +116,7 @@ def _made(drawn: DrawnTask, family: str) -> Made:
 def _any(rng: random.Random, split: Split, level: int) -> Made:
     families = [Family(name, partial(draw, name, level)) for name in datasets()]
     family = rng.choice(split_families(families, _NAME)[split])
-    return _made(family.draw(rng), family.name)
+    return replace(family.draw(rng), family=f"{_NAME}:{family.name}")
 
 
 def _one(dataset: str, rng: random.Random, split: Split, level: int) -> Made:
@@ -137,7 +127,7 @@ def _one(dataset: str, rng: random.Random, split: Split, level: int) -> Made:
         drawn = draw(dataset, level, rng)
         number = int(content_hash(drawn.prompt).removeprefix("sha256:")[:8], 16) % _CLASSES
         if split_of(family := f"{dataset}:{number}") is split:
-            return _made(drawn, family)
+            return replace(drawn, family=f"{_NAME}:{family}")
     raise UsageError(f"dataset {dataset} has too few questions at level {level} for a {split} split")
 
 

@@ -14,10 +14,10 @@ from functools import partial
 from urllib.parse import urlencode
 
 from nano_coder.tools.record_file import written
-from nano_rl.suites.family import CITIES, COLORS, WORDS, DrawnTask, Family, act, answered, left, people, view
+from nano_rl.suites.family import CITIES, COLORS, WORDS, Family, act, answered, left, people, view
 from nano_rl.suites.service_description import Domain, describe
 from nano_rl.suites.service_tools import DESCRIPTION, OUTAGES, ServiceRecord, records_of
-from nano_rl.tasks.suite import TaskSuite
+from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.hidden_checks import StateCheck
 from nano_shared.types import Limits, OracleAction
 
@@ -109,7 +109,7 @@ ServiceRequest = tuple[str, str | int | None, list[OracleAction]]
 DrawRequest = Callable[[Service, random.Random], ServiceRequest]
 
 
-def _draw(name: str, of: DrawRequest, level: int, rng: random.Random) -> DrawnTask:
+def _draw(name: str, of: DrawRequest, level: int, rng: random.Random) -> Made:
     service = _service(DOMAINS[name], level, rng)
     asked, answer, calls = of(service, rng)
     prompt = f"The {name} is a service, which GET /{DESCRIPTION} describes. {asked}"

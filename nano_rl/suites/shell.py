@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from nano_rl.suites.family import COLORS, WORDS, DrawnTask, Family, act, answered, left, view
+from nano_rl.suites.family import COLORS, WORDS, Family, act, answered, left, view
 from nano_rl.suites.shell_trees import EXTENSIONS, TIDY, FileTree, draw_lines, text_of, tidy, tree
-from nano_rl.tasks.suite import TaskSuite
+from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.hidden_checks import StateCheck
 
 TOOLS = ("shell", "submit")
@@ -20,7 +20,7 @@ ShellQuestion = tuple[str, str, int | str]
 """phrase, command, answer"""
 
 
-def _ask(of: Callable[[random.Random, list[str], str], ShellQuestion], rng: random.Random) -> DrawnTask:
+def _ask(of: Callable[[random.Random, list[str], str], ShellQuestion], rng: random.Random) -> Made:
     lines = draw_lines(rng, rng.randint(6, 24))
     path = f"{rng.choice(WORDS)}.{rng.choice(EXTENSIONS[:4])}"
     phrase, command, answer = of(rng, lines, path)
@@ -77,7 +77,7 @@ ASK = {
 # --------------------------------------------------------------------------------- level 1: ask of a tree
 
 
-def _ask_tree(of: Callable[[random.Random, FileTree], ShellQuestion | None], rng: random.Random) -> DrawnTask:
+def _ask_tree(of: Callable[[random.Random, FileTree], ShellQuestion | None], rng: random.Random) -> Made:
     """Draws until the question has one answer."""
     while True:
         files = tree(rng)
@@ -228,7 +228,7 @@ LAST: dict[str, PipelineStep] = {
 }  # fmt: skip
 
 
-def _transform(steps: tuple[PipelineStep, ...], rng: random.Random) -> DrawnTask:
+def _transform(steps: tuple[PipelineStep, ...], rng: random.Random) -> Made:
     while True:
         start = lines = draw_lines(rng, rng.randint(6, 12))
         phrases, commands = [], []

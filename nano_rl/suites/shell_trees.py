@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
-from nano_rl.suites.family import COLORS, WORDS, DrawnTask, act, left
+from nano_rl.suites.family import COLORS, WORDS, act, left
+from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import StateCheck
 
 EXTENSIONS = ("txt", "log", "md", "csv", "tmp")
@@ -38,7 +39,7 @@ Tidied = tuple[str, str, FileTree]
 """phrase, command, the files after it"""
 
 
-def tidy(of: Callable[[random.Random, FileTree], Tidied], rng: random.Random) -> DrawnTask:
+def tidy(of: Callable[[random.Random, FileTree], Tidied], rng: random.Random) -> Made:
     """Draws until the order is one that changes something."""
     while True:
         files = tree(rng)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
 
-from nano_rl.suites.family import DrawnTask, Family, act, answered, left, view
+from nano_rl.suites.family import Family, act, answered, left, view
 from nano_rl.suites.tables import GeneratedTables, draw_database
-from nano_rl.tasks.suite import TaskSuite
+from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.hidden_checks import StateCheck
 from nano_shared.types import OracleAction
 
@@ -80,7 +80,7 @@ MEASURES = {
 }
 
 
-def _ask(db: GeneratedTables, question: str, query: str, *, schema: bool) -> DrawnTask | None:
+def _ask(db: GeneratedTables, question: str, query: str, *, schema: bool) -> Made | None:
     """The task of a query with one value; None where it has none."""
     rows = db.ask(query)
     if len(rows) != 1 or rows[0][0] is None:
@@ -95,7 +95,7 @@ def _look(db: GeneratedTables) -> OracleAction:
     return act("sql", database=db.file, statement="SELECT sql FROM sqlite_master")
 
 
-def _until(draw: Callable[[random.Random], DrawnTask | None], rng: random.Random) -> DrawnTask:
+def _until(draw: Callable[[random.Random], Made | None], rng: random.Random) -> Made:
     while True:
         if (drawn := draw(rng)) is not None:
             return drawn
@@ -104,7 +104,7 @@ def _until(draw: Callable[[random.Random], DrawnTask | None], rng: random.Random
 # ------------------------------------------------------------------- level 0: one value; level 1: filtered
 
 
-def _simple(question: str, query: str, rng: random.Random) -> DrawnTask | None:
+def _simple(question: str, query: str, rng: random.Random) -> Made | None:
     db = draw_database(rng, rng.randint(6, 14))
     row = rng.choice(db.rows)
     return _ask(db, db.fill(question, row), db.fill(query, row), schema=True)
@@ -134,7 +134,7 @@ SIMPLE = {
 }
 
 
-def _filtered(measure: str, where: Where, rng: random.Random) -> DrawnTask | None:
+def _filtered(measure: str, where: Where, rng: random.Random) -> Made | None:
     db = draw_database(rng, rng.randint(12, 24))
     (said, condition), (question, selected) = where(rng, db), MEASURES[measure]
     query = f"SELECT {db.fill(selected)} FROM {db.table} WHERE {condition}"
@@ -153,7 +153,7 @@ GROUPS = {
 }
 
 
-def _grouped(name: str, rng: random.Random) -> DrawnTask | None:
+def _grouped(name: str, rng: random.Random) -> Made | None:
     db = draw_database(rng, rng.randint(14, 24))
     question, order = GROUPS[name]
     value = db.fill(order).removesuffix(" DESC")
@@ -164,7 +164,7 @@ def _grouped(name: str, rng: random.Random) -> DrawnTask | None:
     return _ask(db, db.fill(question), f"SELECT {db.kind} {ranked} LIMIT 1", schema=False)
 
 
-def _joined(measure: str, rng: random.Random) -> DrawnTask | None:
+def _joined(measure: str, rng: random.Random) -> Made | None:
     db = draw_database(rng, rng.randint(14, 24))
     keeper = rng.choice(db.keepers)[1]
     question, selected = MEASURES[measure]
@@ -185,7 +185,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-def _changed(db: GeneratedTables, prompt: str, statement: str, made: str | None = None) -> DrawnTask | None:
+def _changed(db: GeneratedTables, prompt: str, statement: str, made: str | None = None) -> Made | None:
     """The task of a statement: every table as it leaves them, the one it makes too; None where it changes
     nothing."""
     with closing(sqlite3.connect(":memory:")) as connection:
@@ -203,7 +203,7 @@ def _changed(db: GeneratedTables, prompt: str, statement: str, made: str | None 
     return left(f"{db.file} is a SQLite database. {prompt}", db.files, checks, _look(db), action)
 
 
-def _change(change: str, where: Where, rng: random.Random) -> DrawnTask | None:
+def _change(change: str, where: Where, rng: random.Random) -> Made | None:
     db = draw_database(rng, rng.randint(8, 16))
     (said, condition), (prompt, statement) = where(rng, db), CHANGES[change]
     n = rng.randint(2, 60)
@@ -267,7 +267,7 @@ HARD = {
 MADE = {"summary": "summary", "ranking": "ranking", "archive": "archive"}
 
 
-def _hard(name: str, rng: random.Random) -> DrawnTask | None:
+def _hard(name: str, rng: random.Random) -> Made | None:
     db = draw_database(rng, rng.randint(10, 18))
     values = {"n": str(_number(rng, db)), "keeper": rng.choice(db.keepers)[1]}
     values["one"], values["other"] = rng.sample(sorted({row[2] for row in db.rows}), 2)
@@ -279,7 +279,7 @@ def _hard(name: str, rng: random.Random) -> DrawnTask | None:
     return _changed(db, prompt, statement, MADE.get(name))
 
 
-def _families(named: Iterable[tuple[str, Callable[[random.Random], DrawnTask | None]]]) -> Iterable[Family]:
+def _families(named: Iterable[tuple[str, Callable[[random.Random], Made | None]]]) -> Iterable[Family]:
     return (Family(name, partial(_until, draw)) for name, draw in named)
 
 

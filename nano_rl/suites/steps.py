@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
-from nano_rl.suites.family import FEW, SHORTEST, THINGS, WORDS, DrawnTask, Family, act, answered, left, view
-from nano_rl.tasks.suite import TaskSuite
+from nano_rl.suites.family import FEW, SHORTEST, THINGS, WORDS, Family, act, answered, left, view
+from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.hidden_checks import StateCheck
 from nano_shared.types import Limits, OracleAction
 
@@ -48,7 +48,7 @@ ORDERS = ("chain", "tree")
 """each step needs the one before it, or any two of those before it"""
 
 
-def _draw(rules: str, order: str, level: int, rng: random.Random) -> DrawnTask:
+def _draw(rules: str, order: str, level: int, rng: random.Random) -> Made:
     known, source = RULES[rules]
     names = rng.sample([word for word in WORDS if len(word) < 7], SIZES[level] + 2)
     given, steps = names[:2], names[2:]
@@ -71,7 +71,7 @@ def _draw(rules: str, order: str, level: int, rng: random.Random) -> DrawnTask:
                 _plan(said, "completed"))  # fmt: skip
 
 
-def _draw_order(thing: str, rng: random.Random) -> DrawnTask:
+def _draw_order(thing: str, rng: random.Random) -> Made:
     """Six steps, known by which comes straight before which; the fourth is asked for."""
     steps = rng.sample(FEW, 6)
     pairs = [f"{before}>{after}" for before, after in pairwise(steps)]

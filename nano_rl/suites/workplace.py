@@ -13,7 +13,6 @@ from nano_rl.suites.errands import ERRANDS, REQUESTS, DrawErrand, Errand
 from nano_rl.suites.family import (
     TEAMS,
     WORDS,
-    DrawnTask,
     Family,
     act,
     answered,
@@ -24,7 +23,7 @@ from nano_rl.suites.family import (
     view,
 )
 from nano_rl.suites.office import Office, draw_office
-from nano_rl.tasks.suite import TaskSuite
+from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.types import OracleAction
 
 MAIL = ("list_mail", "read_mail", "send_mail", "delete_mail")
@@ -34,13 +33,13 @@ TOOLS = (*MAIL, *CALENDAR, "find_contact", "save_contact", "submit")
 OfficeQuestion = Callable[[random.Random, Office], tuple[str, str | int, list[OracleAction]]]
 
 
-def _do(of: DrawErrand, rng: random.Random) -> DrawnTask:
+def _do(of: DrawErrand, rng: random.Random) -> Made:
     office = draw_office(rng)
     prompt, actions = of(rng, office)
     return left(prompt, office.start, office.checks, *actions)
 
 
-def _ask(of: OfficeQuestion, rng: random.Random) -> DrawnTask:
+def _ask(of: OfficeQuestion, rng: random.Random) -> Made:
     office = draw_office(rng)
     prompt, answer, actions = of(rng, office)
     return answered(prompt, office.start, answer, *actions)

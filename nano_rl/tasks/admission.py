@@ -20,9 +20,8 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.tasks.attempts import ORACLE, PluginsOff
 from nano_rl.tasks.check import TaskFinding, check_task
-from nano_rl.tasks.oracle import ORACLE
-from nano_rl.tasks.pytest_plugins import PluginsOff
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash

@@ -127,7 +127,7 @@ class OpenRow(_Row):
             else _with_place(self.prompt, self.target, self.entry_point),
             files={**self.files, **self.tests.visible_files},
             artifacts=() if literal else (self.target,),
-            check=_visible_check(self.tests.visible_files),
+            check=" && ".join(f"python {name}" for name in self.tests.visible_files) or None,
             hidden=self._hidden(),
             oracle=self._oracle(),
             family=str(self.meta.get("same_task") or self.id),
@@ -189,10 +189,6 @@ def _with_place(prompt: str, target: str, entry_point: str | None) -> str:
     """The prompt with the path and name of the solution appended."""
     name = f"; it must define `{entry_point}`" if entry_point else ""
     return f"{prompt.rstrip()}\n\nThe solution belongs in the file `{target}`{name}."
-
-
-def _visible_check(files: dict[str, str]) -> str | None:
-    return " && ".join(f"python {name}" for name in files) or None
 
 
 def _is_finite(value: JsonValue) -> bool:

@@ -13,12 +13,11 @@ from typing import Any
 
 from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.execution import Runtime, run_task, run_without_turns
+from nano_rl.tasks.attempts import oracle_policy, run_in_project
 from nano_rl.tasks.mutation_testing import KILLED, MutantReport, NoMutants, run_mutants
-from nano_rl.tasks.oracle import oracle_policy
-from nano_rl.tasks.projects import run_in_project
 from nano_shared import snapshot
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.hidden_checks import Case, CaseChecks, HiddenChecks, MutantChecks, SuiteChecks
+from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks
 from nano_shared.types import StopReason, Task, Trajectory, Verdict
 
 LONG_ENOUGH = 24
@@ -175,7 +174,8 @@ def _grade_start(run: Trajectory, runtime: Runtime) -> Verdict | None:
     hidden = run.task.hidden
     if isinstance(hidden, CaseChecks) and len(hidden.cases) > FIRST:
         few = hidden.model_copy(update={"cases": hidden.cases[:FIRST]})
-        verdict = _grade(_with(run, few), runtime)
+        task = run.task.model_copy(update={"hidden": few})
+        verdict = _grade(run.model_copy(update={"task": task}), runtime)
         if _reward(verdict) == 0:
             return verdict
     return _grade(run, runtime)
@@ -220,10 +220,6 @@ def _repeats(run: Trajectory, runtime: Runtime, notes: _Notes) -> None:
     notes.note(
         "repeats", None if agree else f"the oracle's result does not earn 1 every time: {[1, *rewards]}"
     )
-
-
-def _with(run: Trajectory, hidden: HiddenChecks) -> Trajectory:
-    return run.model_copy(update={"task": run.task.model_copy(update={"hidden": hidden})})
 
 
 def _reward(verdict: Verdict | None) -> float | None:

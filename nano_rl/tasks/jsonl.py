@@ -5,11 +5,15 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from nano_shared.errors import UsageError
 from nano_shared.refusal import Refusal, Refused
-from nano_shared.strict_json import Row, parse_json
+from nano_shared.strict_json import Row, parse_json, validated
+
+RowModel = TypeVar("RowModel", bound=BaseModel)
 
 
 def read_text(path: Path) -> str:
@@ -40,6 +44,17 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row | Refusal]]:
                 yield _object(where, parse_json(line))
             except Refused as problem:
                 yield where, Refusal.of(where, problem)
+
+
+def read_models(path: Path, kind: type[RowModel]) -> Iterator[tuple[str, RowModel]]:
+    """(place, row) of each row as a model. Raises UsageError with place and field of the first bad row."""
+    for where, row in read_rows(path):
+        try:
+            if isinstance(row, Refusal):
+                raise Refused(row.field, row.why)
+            yield where, validated(kind, row)
+        except Refused as problem:
+            raise UsageError(f"{where}: {problem}") from None
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 from nano_shared.errors import UsageError
 from nano_shared.extensions import extension_names, find_extension, is_file_reference, takes
@@ -22,20 +22,24 @@ EARLIER = "earlier"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """The fields of a task that a view sets."""
+    """The fields of a task that a view sets; families leave some of them to their view."""
 
     prompt: str
-    family: str
-    program_hash: str
     hidden: HiddenChecks
     oracle: tuple[OracleAction, ...]
-    tools: tuple[str, ...]
-    files: dict[str, str]
+    family: str = ""
+    program_hash: str = ""
+    tools: tuple[str, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
     artifacts: tuple[str, ...] = ()
     check: str | None = None
     limits: Limits = Limits(max_turns=4, max_tokens=256)  # noqa: RUF009 (frozen)
     earlier: tuple[Made, ...] = ()
     """tasks that come before it in its project"""
+
+
+_SAME_FIELDS = tuple(one.name for one in fields(Made) if one.name != "earlier")
+"""fields of a task under the same names"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +81,9 @@ class TaskSuite:
         return task.model_copy(update={"earlier": tuple(before)}) if before else task
 
     def _task(self, made: Made, view: str, level: int, split: Split, seed: int, key: str) -> Task:
-        return Task(
-            key=key,
-            prompt=made.prompt,
-            files=made.files,
-            artifacts=made.artifacts,
-            tools=made.tools,
-            limits=made.limits,
-            check=made.check,
-            hidden=made.hidden,
-            oracle=made.oracle,
-            split=split,
-            level=level,
-            family=made.family,
-            view=view,
-            program_hash=made.program_hash,
-            provenance=Provenance(source="generated", generator=f"nano_rl.tasks {self.version}", seed=seed),
-        )
+        given = {name: getattr(made, name) for name in _SAME_FIELDS}
+        origin = Provenance(source="generated", generator=f"nano_rl.tasks {self.version}", seed=seed)
+        return Task(key=key, split=split, level=level, view=view, provenance=origin, **given)
 
 
 def suite_names() -> list[str]:

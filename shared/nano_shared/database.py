@@ -233,7 +233,10 @@ def _resolve(url: str | Path | None) -> tuple[sa.URL, str | None]:
         if parsed.database in (None, "", ":memory:"):
             raise LogError(f"log {url}: a log in memory would keep nothing; name a file")
         url = Path(str(parsed.database))
-    return sa.URL.create("sqlite", database=str(user_path(url).absolute())), blobs
+    path = user_path(url).absolute()
+    if path.is_dir():
+        raise LogError(f"log {path} is a directory; name the file in it, for example {path / 'log.db'}")
+    return sa.URL.create("sqlite", database=str(path)), blobs
 
 
 _BLOBS = "blobs"
@@ -286,8 +289,6 @@ def _check_file(database: Database, create: bool) -> None:
     if not database.is_sqlite:
         return
     path, folder = Path(database.name), database.folder
-    if path.is_dir():
-        raise LogError(f"log {path} is a directory; name the file in it, for example {path / 'log.db'}")
     if not path.exists():
         if not create:
             raise LogError(f"there is no log at {path}; run a task first, or name another log")

@@ -77,12 +77,21 @@ def sweep(folder: Path, name: str = "*") -> None:
 
 
 def write_text(path: Path, text: str, error_type: type[NanoError] = LogError) -> None:
-    """Write or replace a file atomically. Raises `error_type` if the disk is full."""
+    """Write or replace a file of UTF-8 atomically.
+
+    Raises `error_type` if the disk is full, or if the text has lone surrogates, as an argument has whose
+    bytes are not UTF-8.
+    """
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        part = ascii(text[max(0, error.start - 20) : error.end])
+        raise error_type(f"{path}: {part} is not Unicode, and the file holds text") from None
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with full_disk_explained(path, error_type):
         try:
-            with temporary.open("x") as file:
-                file.write(text)
+            with temporary.open("xb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)

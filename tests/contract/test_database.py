@@ -104,7 +104,8 @@ def test_a_log_of_a_newer_nano(log):
 
 
 def test_a_directory(tmp_path):
-    assert "is a directory; name the file in it" in refusal(tmp_path)
+    for folder in (tmp_path, Path("/")):
+        assert "is a directory; name the file in it" in refusal(folder)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

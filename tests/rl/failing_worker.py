@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.run.execution import Runtime
+from nano_rl.gather import rollout_worker
 from nano_rl.gather import rollouts as rollout
-from nano_rl.gather.overlap import rollout_worker
 from nano_shared.types import Task, Trajectory
 
 FAILURES = "NANO_TEST_FAILURES"

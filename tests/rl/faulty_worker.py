@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from nano_coder.run.execution import Runtime
+from nano_rl.gather import rollout_worker
 from nano_rl.gather import rollouts as rollout
-from nano_rl.gather.overlap import rollout_worker
 from nano_rl.learn.model import learner
 from nano_shared.types import Task, Trajectory
 

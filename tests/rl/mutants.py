@@ -27,7 +27,13 @@ from nano_shared import extensions
 ROOT = Path(str(nano_rl.__file__)).parent
 DRAWS = (0, 1, 2)
 ADAPTER = "nano_rl.conformance.adapter"
-AGAIN = ("nano_rl.learn.objectives.", "nano_rl.learn.credit.", "nano_rl.learn.rows.group", ADAPTER)
+AGAIN = (
+    "nano_rl.learn.objectives.",
+    "nano_rl.learn.advantage",
+    "nano_rl.learn.gae",
+    "nano_rl.learn.rows.group",
+    ADAPTER,
+)
 """modules that are imported again around a changed one"""
 
 
@@ -46,7 +52,7 @@ M = Mutant
 OBJECTIVES = "learn/objectives"
 CLIP, RATIO = f"{OBJECTIVES}/clip.py", f"{OBJECTIVES}/loss.py"
 KLF = IMP = LOSS = f"{OBJECTIVES}/loss.py"
-ADV, GAE, REINFORCE = "learn/credit/advantage.py", "learn/credit/gae.py", f"{OBJECTIVES}/reinforce.py"
+ADV, GAE, REINFORCE = "learn/advantage.py", "learn/gae.py", f"{OBJECTIVES}/reinforce.py"
 AGG, CISPO = f"{OBJECTIVES}/loss.py", f"{OBJECTIVES}/cispo.py"
 GRPO, PLAIN = "grid / grpo: no weights", "grid / recipe: no weights"
 SEQ, MASKED = "grid / recipe: truncated sequence weights", "grid / recipe: masked weights"

@@ -158,7 +158,7 @@ def test_a_seed_that_is_used_again_draws_nothing_new() -> None:
 
 
 def reported(runs: Sequence[Trajectory], fresh: int | None = None) -> dict[str, Any]:
-    report = AdmissionReport(fresh=FreshRollouts(size=fresh) if fresh else None)
+    report = AdmissionReport(fresh=FreshRollouts(group_size=fresh) if fresh else None)
     for group in judged(runs):
         report.add(group)
     assert list(report.lines())

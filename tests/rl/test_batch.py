@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.model.logprob import score_tokens, token_logprobs
 from nano_rl.learn.objectives.loss import mean_metrics, policy_loss, sft_loss
+from nano_rl.learn.prefix_tree import build_tree
 from nano_rl.learn.rows.batch import ENOUGH, Batch, make_batches
 from nano_rl.learn.rows.sample import TrainSample, to_samples
-from nano_rl.learn.trees.prefix_tree import build_tree
 
 
 def samples(lengths: list[tuple[int, int]]) -> list[TrainSample]:

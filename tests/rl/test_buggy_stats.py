@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nano_rl.suites.functions.grammar import belongs
+from nano_rl.suites.functions.admitted_program import belongs
 from nano_shared.types import Split
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "buggy_stats"

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
 from nano_coder.models.opening import open_weights
 from nano_rl.cli import cli
@@ -63,6 +62,8 @@ def logits_elsewhere(folder: Path, how: str) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter that changes what its base says."""
+    from peft import LoraConfig, get_peft_model
+
     folder = tmp_path_factory.mktemp("models")
     base = build_tiny(folder / "tiny", ["def f(a): return a + 1"] * 20)
     model: Any = get_peft_model(

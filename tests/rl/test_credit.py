@@ -9,8 +9,7 @@ from builders import trajectory, turn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_rl.learn.config import ObjectiveConfig
-from nano_rl.learn.credit.advantage import (
+from nano_rl.learn.advantage import (
     credit_group,
     discounted_returns,
     group_advantages,
@@ -18,6 +17,7 @@ from nano_rl.learn.credit.advantage import (
     summed_advantages,
     turn_advantages,
 )
+from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.rows.batch import make_batches
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.step_rows import group_samples

@@ -12,11 +12,11 @@ from builders import tiny_llama, trajectory, turn
 
 from nano_rl.config.training import TrainConfig
 from nano_rl.learn.config import CriticConfig, ObjectiveConfig, OptimizerConfig
-from nano_rl.learn.credit.gae import Chain, reward_chain
+from nano_rl.learn.gae import Chain, reward_chain
 from nano_rl.learn.model.critic import Critic, explained_variance, open_critic, value_loss
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.model.scalar_model import by_budget, scalar_model
-from nano_rl.learn.trees.forward import independent_rows
+from nano_rl.learn.tree_forward import independent_rows
 from nano_shared.errors import GuardTripped
 
 FAST = CriticConfig(

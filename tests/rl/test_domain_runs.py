@@ -11,9 +11,9 @@ from domains import run, runtime, sample
 from nano_coder.run.execution import Runtime
 from nano_rl.gather.rollouts import execute
 from nano_rl.suites.family import act
+from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tasks.check import check_task
 from nano_rl.tasks.make import make_tasks, read_tasks
-from nano_rl.tasks.oracle import oracle_policy
 from nano_shared.hidden_checks import StateChecks
 from nano_shared.types import Split, StopReason, Task
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from builders import tiny_llama
 
+from nano_rl.config.training import DpoConfig
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.preferences.config import DpoConfig
 from nano_rl.preferences.dpo import (
     CHOSEN,
     REJECTED,

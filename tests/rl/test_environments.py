@@ -34,7 +34,7 @@ from nano_rl.commands.training_arguments import ENVIRONMENT_TASKS
 from nano_rl.gather.rollouts import collect
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.rows.group import form_groups
-from nano_rl.record.training_record import ROLLOUTS, read_record, read_rollouts
+from nano_rl.record import ROLLOUTS, read_record, read_rollouts
 from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import ConfigError, EnvironmentFailed, UsageError
 from nano_shared.store import LogStore

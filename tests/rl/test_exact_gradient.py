@@ -15,8 +15,8 @@ import torch
 from builders import flat_batch
 from torch import Tensor
 
+from nano_rl.learn.advantage import group_advantages
 from nano_rl.learn.config import KL, Baseline, ObjectiveConfig
-from nano_rl.learn.credit.advantage import group_advantages
 from nano_rl.learn.objectives.loss import policy_loss, reference_kl
 
 END = 0

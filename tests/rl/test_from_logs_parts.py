@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.replay_buffer import ReplayBuffer
+from nano_rl.learn.advantage import RunningBaselines
 from nano_rl.learn.config import ObjectiveConfig
-from nano_rl.learn.credit.advantage import RunningBaselines
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.learn.rows.sample import to_samples
 from nano_rl.learn.step_rows import cap_versions, select_by_drift

@@ -18,12 +18,18 @@ from nano_coder.agent.prompt import first_messages
 from nano_coder.models.opening import open_weights
 from nano_rl.cli import cli
 from nano_rl.config.training import RewardConfig, TrainConfig
-from nano_rl.gather.impossible_rollouts import controls_due, hack_metrics, hack_row, hack_rows, roll_controls
+from nano_rl.gather.impossible_rollouts import (
+    controls_due,
+    hack_metrics,
+    hack_row,
+    hack_rows,
+    impossible,
+    roll_controls,
+)
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.metrics import METRICS, MetricsWriter, read_metrics
 from nano_rl.learn.model.learner import prepare
-from nano_rl.tasks.impossible import impossible
 from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train

@@ -6,25 +6,39 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from oracles import follow
 
-from nano_rl.suites.functions.grammar import belongs
+from nano_rl.suites.functions.admitted_program import belongs
 from nano_rl.suites.functions.program import Param, Program, ValueKind, compile_function, outcome
 from nano_rl.suites.functions.refactor_views import verbose_body
-from nano_rl.suites.functions.views import VIEWS, make_task
+from nano_rl.suites.functions.views import SUITE, VIEWS
 from nano_rl.tasks.suite import split_of
 from nano_shared.hidden_checks import CaseChecks, MutantChecks
 from nano_shared.types import Split, Task
 
 HIGHER = [view for view in VIEWS if view.level >= 4]
-SAMPLE = {(v.name, v.level): [make_task(v, Split.TRAIN, seed) for seed in range(4)] for v in HIGHER}
-ALL = [task for tasks in SAMPLE.values() for task in tasks]
+SEEDS = range(4)
+
+
+@cache
+def sample(name: str, level: int) -> list[Task]:
+    (view,) = (view for view in HIGHER if (view.name, view.level) == (name, level))
+    return [SUITE.make(view, Split.TRAIN, seed) for seed in SEEDS]
+
+
+@pytest.fixture(
+    params=[(v.name, v.level, i) for v in HIGHER for i in SEEDS], ids=lambda p: "-".join(map(str, p))
+)
+def task(request: pytest.FixtureRequest) -> Task:
+    name, level, number = request.param
+    return sample(name, level)[number]
 
 
 def test_every_level_has_its_views() -> None:
-    assert sorted(SAMPLE) == sorted(
+    assert sorted((view.name, view.level) for view in HIGHER) == sorted(
         [
             ("write_body", 4), ("write_test", 5), ("repair", 5), ("repair", 6), ("extend", 6),
             ("refactor", 6),
@@ -33,7 +47,6 @@ def test_every_level_has_its_views() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("task", ALL, ids=lambda t: t.key)
 def test_tasks_belong_to_their_split_and_offer_what_the_oracle_needs(task: Task) -> None:
     assert task.family is not None
     assert split_of(task.family) is Split.TRAIN
@@ -43,7 +56,6 @@ def test_tasks_belong_to_their_split_and_offer_what_the_oracle_needs(task: Task)
     assert f"python test_{task.artifacts[0].removeprefix('test_')}" == task.check
 
 
-@pytest.mark.parametrize("task", ALL, ids=lambda t: t.key)
 def test_every_function_of_a_workspace_belongs_to_the_split(task: Task) -> None:
     """The function on top, which only lists the others, aside."""
     top = task.hidden.entry_point if isinstance(task.hidden, CaseChecks) else None
@@ -70,7 +82,7 @@ def _skeleton(node: ast.FunctionDef) -> str:
 
 
 def test_written_bodies_hold_a_loop_or_a_branch() -> None:
-    for task in SAMPLE["write_body", 4]:
+    for task in sample("write_body", 4):
         body = next(a for a in task.oracle or () if a.name == "edit_file").arguments["new"]
         lines = str(body).split("\n")
         assert 2 <= len(lines) <= 6
@@ -78,7 +90,7 @@ def test_written_bodies_hold_a_loop_or_a_branch() -> None:
 
 
 def test_a_traced_repair_shows_where_its_script_stops() -> None:
-    for task in (*SAMPLE["repair", 5], *SAMPLE["repair", 7]):
+    for task in (*sample("repair", 5), *sample("repair", 7)):
         assert "Traceback (most recent call last):" in task.prompt
         test = next(text for name, text in task.files.items() if name.startswith("test_"))
         shown = next(line.strip() for line in task.prompt.split("\n") if line.startswith("    assert"))
@@ -86,14 +98,14 @@ def test_a_traced_repair_shows_where_its_script_stops() -> None:
 
 
 def test_a_file_among_several_is_not_named() -> None:
-    for task in SAMPLE["edit_among_files", 7]:
+    for task in sample("edit_among_files", 7):
         edited = next(str(a.arguments["path"]) for a in task.oracle or () if a.name == "edit_file")
         assert edited not in task.prompt
         assert len(task.artifacts) >= 4
 
 
 def test_an_extended_function_keeps_its_old_calls_and_takes_new_ones() -> None:
-    for task in SAMPLE["extend", 6]:
+    for task in sample("extend", 6):
         assert isinstance(task.hidden, CaseChecks)
         old = [c for c in task.hidden.cases if not c.kwargs]
         new = [c for c in task.hidden.cases if c.kwargs]
@@ -107,7 +119,7 @@ def test_an_extended_function_keeps_its_old_calls_and_takes_new_ones() -> None:
 def test_a_refactoring_starts_beyond_its_bound() -> None:
     from nano_coder.grading.source_measure import measured
 
-    for task in SAMPLE["refactor", 6]:
+    for task in sample("refactor", 6):
         assert isinstance(task.hidden, CaseChecks)
         (bound,) = task.hidden.metrics
         name = task.artifacts[0]
@@ -118,7 +130,7 @@ def test_a_refactoring_starts_beyond_its_bound() -> None:
 
 
 def test_given_mistakes_are_those_that_are_graded() -> None:
-    for task in SAMPLE["write_test", 5]:
+    for task in sample("write_test", 5):
         assert isinstance(task.hidden, MutantChecks)
         for source in task.hidden.mutants.values():
             (changed,) = set(source.split("\n")) - set(task.hidden.reference.split("\n"))

@@ -14,8 +14,8 @@ from nano_rl.gather.rollouts import execute
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import RunEncoder, refused, succeeded
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.suites.functions.views import VIEWS, make_task
-from nano_rl.tasks.oracle import oracle_policy
+from nano_rl.suites.functions.views import SUITE, VIEWS
+from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tiny_model import build_tiny
 from nano_shared.types import Sampling, Split, Task, Trajectory
 
@@ -25,7 +25,7 @@ AGAIN = next(view for view in VIEWS if view.name == "repair_again")
 @pytest.fixture(scope="module")
 def task() -> Task:
     """Whose oracle edits in vain twice."""
-    return next(task for seed in range(99) if len((task := make_task(AGAIN, Split.TRAIN, seed)).oracle) == 6)
+    return next(task for seed in range(99) if len((task := SUITE.make(AGAIN, Split.TRAIN, seed)).oracle) == 6)
 
 
 @pytest.fixture(scope="module")

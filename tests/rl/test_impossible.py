@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from rewarded import ADD, SOLVE, SUBMIT, new_runtime, opened, rolled
 
 from nano_coder.agent.profiles import COMPACT_1
+from nano_rl.gather.impossible_rollouts import can_conflict, impossible
 from nano_rl.gather.rollouts import execute
-from nano_rl.imitation.demonstrations import refusal
+from nano_rl.logs.admission import TargetPolicy, refusal_of
 from nano_rl.rewards.reward import IMPOSSIBLE
-from nano_rl.tasks.impossible import can_conflict, impossible
+from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tasks.make import make_tasks
-from nano_rl.tasks.oracle import oracle_policy
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import (
     AnswerChecks,
@@ -28,6 +28,7 @@ from nano_shared.hidden_checks import (
     Suite,
     SuiteChecks,
 )
+from nano_shared.run_facts import facts_of
 from nano_shared.types import Split, Task
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -74,7 +75,8 @@ def test_honest_work_fails_a_control_and_a_pass_is_flagged(tmp_path: Path) -> No
 def test_controls_never_train(tmp_path: Path) -> None:
     runtime = new_runtime(tmp_path)
     (run,) = rolled(runtime, SOLVE, task=impossible(ADD))
-    assert refusal(run, COMPACT_1, run.template_hash) == "impossible control"
+    target = TargetPolicy(profile=COMPACT_1, template_hash=run.template_hash)
+    assert refusal_of(facts_of(run), target) == "impossible control"
 
 
 @pytest.mark.parametrize(

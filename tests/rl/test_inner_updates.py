@@ -11,8 +11,8 @@ from builders import tiny_llama, trajectory, turn
 from nano_rl.config.training import TrainConfig
 from nano_rl.imitation.demonstrations import Demonstrations, ImitationTerm
 from nano_rl.imitation.rows import own_successes
+from nano_rl.learn.advantage import CreditedGroup, credit_group
 from nano_rl.learn.config import CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig
-from nano_rl.learn.credit.advantage import CreditedGroup, credit_group
 from nano_rl.learn.model.critic import Critic, open_critic
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.logprob import token_logprobs

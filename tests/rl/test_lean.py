@@ -11,7 +11,7 @@ import torch
 from families import family
 
 from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.trees.forward import _AdaptedLinear, _RMSNorm, _SiluProduct, low_memory_forwards
+from nano_rl.learn.tree_forward import _AdaptedLinear, _RMSNorm, _SiluProduct, low_memory_forwards
 
 
 def test_norm_equals_the_textbook_in_value_and_gradient() -> None:

@@ -9,30 +9,38 @@ import pytest
 
 from nano_rl.tasks.make import make_tasks, read_tasks, write_tasks
 from nano_shared.errors import UsageError
-from nano_shared.types import Split
+from nano_shared.types import Split, Task
 
 LEVELS = (0, 1, 2, 3)
-TRAIN = make_tasks(levels=LEVELS, n=240, seed=1, split=Split.TRAIN)
-TEST = make_tasks(levels=LEVELS, n=120, seed=1, split=Split.TEST)
 
 
-def test_the_same_arguments_make_the_same_tasks() -> None:
-    assert make_tasks(levels=LEVELS, n=48, seed=1, split=Split.TRAIN) == TRAIN[:48]
-    assert make_tasks(levels=LEVELS, n=48, seed=2, split=Split.TRAIN) != TRAIN[:48]
+@pytest.fixture(scope="module")
+def train() -> list[Task]:
+    return make_tasks(levels=LEVELS, n=240, seed=1, split=Split.TRAIN)
 
 
-def test_keys_are_distinct() -> None:
-    assert len({t.key for t in (*TRAIN, *TEST)}) == len(TRAIN) + len(TEST)
+@pytest.fixture(scope="module")
+def held_out() -> list[Task]:
+    return make_tasks(levels=LEVELS, n=120, seed=1, split=Split.TEST)
 
 
-def test_tasks_are_spread_evenly() -> None:
-    assert set(Counter(t.level for t in TRAIN).values()) == {60}
-    assert Counter(t.view for t in TRAIN if t.level == 1) == {"complete": 20, "calculate": 20, "predict": 20}
+def test_the_same_arguments_make_the_same_tasks(train: list[Task]) -> None:
+    assert make_tasks(levels=LEVELS, n=48, seed=1, split=Split.TRAIN) == train[:48]
+    assert make_tasks(levels=LEVELS, n=48, seed=2, split=Split.TRAIN) != train[:48]
 
 
-def test_splits_share_no_family_and_no_program() -> None:
-    assert not {t.family for t in TRAIN} & {t.family for t in TEST}
-    assert not {t.program_hash for t in TRAIN} & {t.program_hash for t in TEST}
+def test_keys_are_distinct(train: list[Task], held_out: list[Task]) -> None:
+    assert len({t.key for t in (*train, *held_out)}) == len(train) + len(held_out)
+
+
+def test_tasks_are_spread_evenly(train: list[Task]) -> None:
+    assert set(Counter(t.level for t in train).values()) == {60}
+    assert Counter(t.view for t in train if t.level == 1) == {"complete": 20, "calculate": 20, "predict": 20}
+
+
+def test_splits_share_no_family_and_no_program(train: list[Task], held_out: list[Task]) -> None:
+    assert not {t.family for t in train} & {t.family for t in held_out}
+    assert not {t.program_hash for t in train} & {t.program_hash for t in held_out}
 
 
 def test_views_and_levels_can_be_chosen() -> None:
@@ -57,9 +65,9 @@ def test_what_is_unknown_is_refused_by_name(arguments: dict[str, object], named:
         make_tasks(**given)  # type: ignore[arg-type]
 
 
-def test_tasks_come_back_from_a_file_as_they_were(tmp_path: Path) -> None:
-    write_tasks(tmp_path / "new" / "tasks.jsonl", TRAIN[:40])
-    assert read_tasks(tmp_path / "new" / "tasks.jsonl") == TRAIN[:40]
+def test_tasks_come_back_from_a_file_as_they_were(tmp_path: Path, train: list[Task]) -> None:
+    write_tasks(tmp_path / "new" / "tasks.jsonl", train[:40])
+    assert read_tasks(tmp_path / "new" / "tasks.jsonl") == train[:40]
 
 
 @pytest.mark.parametrize(
@@ -72,15 +80,17 @@ def test_tasks_come_back_from_a_file_as_they_were(tmp_path: Path) -> None:
         ('{"key": "k", "prompt": "p", "hidden": {"kind": "cases"}}', "hidden"),
     ],
 )
-def test_a_malformed_row_is_refused_by_file_line_and_field(tmp_path: Path, row: str, named: str) -> None:
+def test_a_malformed_row_is_refused_by_file_line_and_field(
+    tmp_path: Path, row: str, named: str, train: list[Task]
+) -> None:
     path = tmp_path / "tasks.jsonl"
-    path.write_text(TRAIN[0].model_dump_json() + "\n\n" + row + "\n")
+    path.write_text(train[0].model_dump_json() + "\n\n" + row + "\n")
     with pytest.raises(UsageError, match=rf"tasks\.jsonl.*3: {named}"):
         read_tasks(path)
 
 
-def test_a_repeated_key_is_refused(tmp_path: Path) -> None:
-    write_tasks(tmp_path / "t.jsonl", [TRAIN[0], TRAIN[1], TRAIN[0]])
+def test_a_repeated_key_is_refused(tmp_path: Path, train: list[Task]) -> None:
+    write_tasks(tmp_path / "t.jsonl", [train[0], train[1], train[0]])
     with pytest.raises(UsageError, match=r"3: key: .* is already used"):
         read_tasks(tmp_path / "t.jsonl")
 

@@ -17,9 +17,8 @@ from nano_rl.formats import find_format
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.imitation.demonstrations import oracle_runs
 from nano_rl.suites.family import act
+from nano_rl.tasks.attempts import oracle_policy, run_in_project
 from nano_rl.tasks.make import make_tasks
-from nano_rl.tasks.oracle import oracle_policy
-from nano_rl.tasks.projects import run_in_project
 from nano_shared.types import OracleAction, Split, Task, Trajectory
 
 

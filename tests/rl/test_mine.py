@@ -17,6 +17,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.text_files import _replace_line
 from nano_rl.commands.tasks_mine import command
 from nano_rl.tasks.admission import log_folder, scratch_runtime
+from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tasks.check import check_task
 from nano_rl.tasks.make import read_tasks
 from nano_rl.tasks.mine.candidates import KINDS
@@ -24,7 +25,6 @@ from nano_rl.tasks.mine.packages import read_package
 from nano_rl.tasks.mine.targets import outline, targets_of, without_body, without_definition, without_tests
 from nano_rl.tasks.mine.test_tasks import cut_out
 from nano_rl.tasks.mine.traces import trace_file, traced_tests
-from nano_rl.tasks.oracle import oracle_policy
 from nano_shared.errors import UsageError
 from nano_shared.types import Trust
 

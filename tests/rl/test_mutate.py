@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from nano_rl.suites.functions.admitted_program import MAX_HIDDEN
-from nano_rl.suites.functions.grammar import draw_admitted
+from nano_rl.suites.functions.admitted_program import MAX_HIDDEN, draw_admitted
 from nano_rl.suites.functions.program import compile_function, outcome
 from nano_rl.tasks.mutate import MISTAKES, mutant_of, mutants, splices_by_function
 from nano_shared.types import Split

@@ -18,14 +18,14 @@ from faulty_worker import FAULT
 from looping import CONFIG, TASKS, Loop, logged_groups, same, tiny_model
 
 from nano_rl.config.training import TrainConfig
+from nano_rl.gather import remote_rollouts
 from nano_rl.gather.curriculum import Curriculum
-from nano_rl.gather.overlap import remote_rollouts
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.used_runs import read_used
-from nano_rl.record.training_record import EventKind, read_events
-from nano_rl.resume.interrupt import TrainingStopped
+from nano_rl.record import EventKind, read_events
+from nano_rl.resume.progress import TrainingStopped
 from nano_rl.resume.states import States
 from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import ConfigError, GuardTripped, RolloutsFailed, UsageError
@@ -263,7 +263,7 @@ def test_a_signal_finishes_the_step_and_ends_the_worker(tiny: Path, whole: Loop,
 def test_a_worker_ends_with_its_trainer(tiny: Path, tmp_path: Path, scratch: Path) -> None:
     code = (
         "import sys, tempfile\nfrom pathlib import Path\nfrom looping import Loop\n"
-        "from nano_rl.gather.overlap import remote_rollouts\nfrom test_overlap import AHEAD\n"
+        "from nano_rl.gather import remote_rollouts\nfrom test_overlap import AHEAD\n"
         "tempfile.tempdir = sys.argv[3]\nremote_rollouts.in_memory = lambda: sys.argv[3]\n"
         "hang = lambda *_: (print('learning', flush=True), __import__('time').sleep(600))\n"
         "Loop(*map(Path, sys.argv[1:3])).go(AHEAD, on_step=hang)"

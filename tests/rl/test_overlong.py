@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from builders import trajectory, turn
 
+from nano_rl.learn.advantage import credit_group, cut_off, group_credit, length_penalty
 from nano_rl.learn.config import ObjectiveConfig
-from nano_rl.learn.credit.advantage import credit_group, cut_off, group_credit, length_penalty
 from nano_rl.learn.objectives.loss import token_weights
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.step_rows import group_samples

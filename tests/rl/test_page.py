@@ -25,14 +25,12 @@ from nano_rl.gather.success import HELD_OUT_FILE, success_metrics
 from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows.group import Group, form_groups
-from nano_rl.record.training_record import TOKENIZER, Rollout, TrainingRecord
-from nano_rl.report.chosen_rollouts import choose
-from nano_rl.report.figures import main_plots
-from nano_rl.report.live import NoView, Watcher
+from nano_rl.record import TOKENIZER, Rollout, TrainingRecord
+from nano_rl.report.figures import AT_MOST, main_plots, series
+from nano_rl.report.live import TrainingView, Watcher
 from nano_rl.report.page import Trainings
 from nano_rl.report.panel import interval_of
-from nano_rl.report.series import AT_MOST, series
-from nano_rl.report.training import by_family, by_level
+from nano_rl.report.training import by_family, by_level, choose
 from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.printable import printable
@@ -108,7 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for run in runs:
             log.append(run)
     groups = form_groups(runs)
-    watch = Watcher(made, NoView(), [], done=0)
+    watch = Watcher(made, TrainingView(), [], done=0)
     with pytest.raises(GuardTripped):
         _train(made, watch, groups)
     config = TrainConfig(objective=ObjectiveConfig(beta=0.125))

@@ -16,10 +16,13 @@ from recorded import ADD, FAIL, SECOND, SOLVE, build_model, recorded, relogged
 
 from nano_coder.models.opening import OpenedWeights, open_weights
 from nano_coder.verify.refusal_codes import RefusalCode
-from nano_rl.imitation.demonstrations import admit, logged_successes, reader_of
+from nano_rl.config.training import TrainConfig
+from nano_rl.gather.impossible_rollouts import impossible
+from nano_rl.imitation.demonstrations import logged_successes, reader_of
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, Use
 from nano_rl.logs.admission_report import LogAdmission
-from nano_rl.tasks.impossible import impossible
+from nano_rl.logs.lineage import lineage
+from nano_rl.logs.reader import read_logs
 from nano_shared.errors import LogError
 from nano_shared.run_fact_rows import RunFilter
 from nano_shared.store import LogStore
@@ -237,8 +240,8 @@ def found(store: LogStore, log: Recorded, *, model: bool = True) -> dict[str, in
 
 def trained_on(store: LogStore, log: Recorded) -> set[str]:
     look = RunVerifier(log.opened, store)
-    admission = admit(store, log.opened.profile, look.template_hash, verifier=look)
-    return {run.id for group in admission.groups for run in group.trajectories}
+    config = TrainConfig(group_size=0)
+    return read_logs([store], log.opened, look.template_hash, lineage(log.opened), config).usable
 
 
 @pytest.mark.parametrize("damage", WRITERS)

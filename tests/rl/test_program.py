@@ -9,9 +9,8 @@ import re
 
 import pytest
 
-from nano_rl.suites.functions.admitted_program import admit_program
+from nano_rl.suites.functions.admitted_program import admit_program, draw_admitted, draw_program, renamed
 from nano_rl.suites.functions.classics import CLASSICS, draw_classic
-from nano_rl.suites.functions.grammar import draw_admitted, draw_program, renamed
 from nano_rl.suites.functions.program import (
     OutOfSteps,
     Param,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
-from nano_rl.checkpoints.evaluations import (
+from nano_rl.checkpoints.evaluate import (
     Conditions,
     Evaluation,
     SuccessInterval,

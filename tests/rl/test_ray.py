@@ -30,15 +30,15 @@ from nano_rl.gather.engines.engine_pool import EnginePool, EngineState
 from nano_rl.gather.rollouts import episode_seed
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.used_runs import read_used
-from nano_rl.record.training_record import read_events
+from nano_rl.record import read_events
 from nano_rl.scale import ray_worker
 from nano_rl.scale.ray_cluster import connect
 from nano_rl.scale.ray_rollouts import RayRollouts
 from nano_rl.scale.ray_setup import open_training_workers, setup_of
 from nano_rl.scale.ray_worker import Redo, RolloutExecutor, RolloutJob, WorkerFacts, WorkerFailure
 from nano_rl.scale.worker_status import WORKERS, ClusterStatus, read_status
+from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tasks.make import make_tasks, write_tasks
-from nano_rl.tasks.oracle import oracle_policy
 from nano_shared.errors import ConfigError, LogError, RolloutsFailed, UsageError
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Role, Sampling, Split, StopReason

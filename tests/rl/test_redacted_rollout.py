@@ -15,7 +15,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import grade_run, reflect_run, run_task
 from nano_rl.cli import cli
 from nano_rl.commands.session import oracle_runtime, training_runtime
-from nano_rl.imitation.demonstrations import admit
+from nano_rl.logs.admission import TargetPolicy, check_runs
 from nano_rl.tasks.make import write_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_shared.command_line import run_command
@@ -73,9 +73,9 @@ def test_rollouts_keep_no_secret_in_the_log(
         runs = list(store.trajectories())
         assert len(runs) == 2
         assert all(run.is_redacted for run in runs)
-        admitted = admit(store, COMPACT_1, runs[0].template_hash)
-        assert admitted.groups == ()
-        assert admitted.refused["redacted"] == 2
+        target = TargetPolicy(profile=COMPACT_1, template_hash=runs[0].template_hash)
+        (checked,) = check_runs(store.facts(), target)
+        assert [code for _, code in checked] == ["redacted"] * 2
     assert not [secret for secret in SECRETS if secret in held(tmp_path / "log")]
 
 

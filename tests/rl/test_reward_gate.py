@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_rl.learn.credit.advantage import summed_advantages
+from nano_rl.learn.advantage import summed_advantages
 from nano_rl.rewards.reward import TESTS, Gate, smallest_step
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

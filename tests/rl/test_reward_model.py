@@ -10,11 +10,11 @@ import pytest
 import torch
 from builders import tiny_llama, trajectory, turn
 
+from nano_rl.config.training import RewardModelConfig
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.model.scalar_model import ScalarModel, scalar_model
 from nano_rl.learn.rows.sample import TrainSample, to_samples
-from nano_rl.preferences.config import RewardModelConfig
 from nano_rl.preferences.pairs import PairRows
 from nano_rl.preferences.reward_model import (
     bradley_terry,

@@ -12,10 +12,9 @@ from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, 
 from nano_coder.run.execution import Runtime
 from nano_rl.preferences.reward_part import LOADERS
 from nano_rl.rewards import parse_reward
-from nano_rl.rewards.diff_size import changed_lines
-from nano_rl.rewards.length import falling
-from nano_rl.rewards.process import turn_worth
+from nano_rl.rewards.conduct import turn_worth
 from nano_rl.rewards.reasoning import count_claims
+from nano_rl.rewards.size import changed_lines, falling
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.types import Denials, Task, Trajectory

@@ -14,9 +14,9 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.cli import cli
 from nano_rl.commands.rollout import split_attempts, worth_of
 from nano_rl.gather.rollouts import collect
-from nano_rl.imitation.demonstrations import admit
 from nano_rl.learn.rows.group import form_groups
 from nano_rl.learn.rows.sample import to_samples
+from nano_rl.logs.admission import TargetPolicy, check_runs
 from nano_shared.command_line import run_command
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.store import LogStore
@@ -62,7 +62,10 @@ def test_a_failed_run_is_followed_by_second_attempts_that_form_a_group(tmp_path:
 def test_the_log_trains_reflection(tmp_path: Path) -> None:
     runtime = a_runtime(tmp_path, WRONG, SUBMIT, RIGHT, SUBMIT, WRONG, SUBMIT)
     runs = collect([a_task()], runtime, reflect=2)
-    (group,) = admit(runtime.store, PROFILE, runs[0].template_hash).groups
+    target = TargetPolicy(profile=PROFILE, template_hash=runs[0].template_hash)
+    (checked,) = check_runs(runtime.store.facts(), target)
+    assert [code for _, code in checked] == [None] * 3
+    _, group = form_groups(runtime.store.get(run.id) for run, _ in checked)
     assert group.forked
     assert {run.id for run in group.trajectories} == {run.id for run in runs[1:]}
 

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from nano_coder.run.execution import Runtime
 from nano_rl.cli import cli
-from nano_rl.suites.functions.views import VIEWS, make_task
+from nano_rl.suites.functions.views import SUITE, VIEWS
 from nano_rl.tasks import check as checks
 from nano_rl.tasks.admission import admitted_tasks, scratch_runtime, without_repeats
 from nano_rl.tasks.check import TaskFinding, check_task
@@ -116,7 +116,7 @@ def test_repeated_problems_and_programs_of_another_split_are_refused() -> None:
 @pytest.mark.parametrize("view", [v for v in VIEWS if v.level >= 4 or v.name == "fix_operator"],
                          ids=lambda v: f"{v.name}-{v.level}")  # fmt: skip
 def test_tasks_of_the_higher_levels_are_admitted(view: object, runtime: Runtime) -> None:
-    found = [check_task(make_task(view, Split.TRAIN, seed), runtime) for seed in range(2)]  # type: ignore[arg-type]
+    found = [check_task(SUITE.make(view, Split.TRAIN, seed), runtime) for seed in range(2)]  # type: ignore[arg-type]
     assert any(f.admitted for f in found), [f.reasons for f in found]
 
 

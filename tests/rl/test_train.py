@@ -18,14 +18,15 @@ from nano_rl.checkpoints.checkpoint import save_checkpoint
 from nano_rl.config.training import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.gather.sources import Sources
-from nano_rl.imitation.demonstrations import admit
+from nano_rl.imitation.demonstrations import train_sft
 from nano_rl.imitation.rows import imitation_samples
-from nano_rl.imitation.sft import train_sft
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.model.learner import prepare
+from nano_rl.logs.lineage import lineage
+from nano_rl.logs.reader import LogContents, read_logs
+from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.make import make_tasks
-from nano_rl.tasks.oracle import ORACLE, oracle_policy
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.errors import CheckpointError
@@ -128,12 +129,16 @@ def test_ac_35_a_logged_run_can_be_rendered_again(tiny: Path, runtime: Runtime) 
     assert other.template_hash != logged.template_hash
 
 
+def admitted(runtime: Runtime, opened: OpenedWeights) -> LogContents:
+    template = local_policy(opened.loaded, opened.profile).template_hash
+    config = CONFIG.model_copy(update={"group_size": 0})
+    return read_logs([runtime.store], opened, template, lineage(opened), config)
+
+
 def test_ac_15_the_first_update_has_ratio_exactly_one(tiny: Path, runtime: Runtime, tmp_path: Path) -> None:
     opened = open_weights(str(tiny))
     logged_groups(runtime, opened)
-    groups = admit(
-        runtime.store, opened.profile, local_policy(opened.loaded, opened.profile).template_hash
-    ).groups
+    groups = admitted(runtime, opened).groups
     model = prepare(opened.loaded.model, lora_rank=0, seed=0)
     config = CONFIG.model_copy(update={"group_size": 0, "steps": 1})
     train(model, opened, runtime, Sources(logged=groups), config, tmp_path, quiet)
@@ -155,8 +160,7 @@ def test_a_stopped_training_continues_bit_for_bit(tiny: Path, runtime: Runtime, 
 
     opened = open_weights(str(tiny))
     logged_groups(runtime, opened)
-    template = local_policy(opened.loaded, opened.profile).template_hash
-    groups = admit(runtime.store, opened.profile, template).groups
+    groups = admitted(runtime, opened).groups
     at_once, in_two = run(tmp_path / "a", 4), run(tmp_path / "b", 2, 4)
     assert all(torch.equal(at_once[name], in_two[name]) for name in at_once)
     assert [row["step"] for row in read_metrics(tmp_path / "b" / "metrics.jsonl")] == [0, 1, 2, 3]
@@ -165,8 +169,7 @@ def test_a_stopped_training_continues_bit_for_bit(tiny: Path, runtime: Runtime, 
 def test_fresh_rollouts_join_the_logged_groups(tiny: Path, runtime: Runtime, tmp_path: Path) -> None:
     opened = open_weights(str(tiny))
     logged_groups(runtime, opened)
-    template = local_policy(opened.loaded, opened.profile).template_hash
-    groups = admit(runtime.store, opened.profile, template).groups
+    groups = admitted(runtime, opened).groups
     model = prepare(opened.loaded.model, lora_rank=0, seed=0)
     config = CONFIG.model_copy(update={"steps": 1, "group_size": 6, "logs": LogsConfig(mix=0.5)})
     used = train(model, opened, runtime, Sources(logged=groups), config, tmp_path, quiet)
@@ -180,8 +183,7 @@ def test_the_reference_is_the_start_so_its_kl_is_zero_at_first(
 ) -> None:
     opened = open_weights(str(tiny))
     logged_groups(runtime, opened)
-    template = local_policy(opened.loaded, opened.profile).template_hash
-    groups = admit(runtime.store, opened.profile, template).groups
+    groups = admitted(runtime, opened).groups
     model = prepare(opened.loaded.model, lora_rank=0, seed=0)
     config = CONFIG.model_copy(update={"group_size": 0, "objective": ObjectiveConfig(beta=0.1)})
     train(model, opened, runtime, Sources(logged=groups), config, tmp_path, quiet)
@@ -233,8 +235,9 @@ def test_admission_names_each_reason(tiny: Path, runtime: Runtime) -> None:
     opened = open_weights(str(tiny))
     execute(TASKS, [oracle_policy(t, COMPACT_1) for t in TASKS], runtime)
     logged_groups(runtime, opened)
-    template = local_policy(opened.loaded, opened.profile).template_hash
-    admission = admit(runtime.store, opened.profile, template)
+    admission = admitted(runtime, opened)
     assert admission.runs == len(TASKS) * 4
     assert admission.refused == {"text-only": len(TASKS)}
-    assert not any(f.blocks for run in admission.groups[0].trajectories for f in verify(run))
+    group = admission.groups[0].load()
+    assert group is not None
+    assert not any(f.blocks for run in group.trajectories for f in verify(run))

@@ -16,7 +16,7 @@ from nano_coder.view.token_texts import load_decoder
 from nano_rl.cli import cli
 from nano_rl.config.training import TrainConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.record.training_record import (
+from nano_rl.record import (
     ROLLOUTS,
     TOKENIZER,
     EventKind,

@@ -16,11 +16,11 @@ from nano_coder.models.opening import local_policy
 from nano_coder.run.execution import Runtime
 from nano_rl import train as loop_module
 from nano_rl.gather.sources import Sources
+from nano_rl.learn import tree_forward as forward
 from nano_rl.learn import update as update_module
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.rows.group import Group
-from nano_rl.learn.trees import forward
 from nano_rl.resume.states import States
 from nano_shared.errors import GuardTripped, NanoError, PolicyError, SandboxError
 from nano_shared.types import Finish, StopReason, Trajectory

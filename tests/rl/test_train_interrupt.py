@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from looping import CONFIG, Loop, same, tiny_model
 
-from nano_rl.resume.interrupt import TrainingStopped
+from nano_rl.resume.progress import TrainingStopped
 from nano_rl.resume.states import States
 
 HERE = Path(__file__).parent

@@ -231,7 +231,7 @@ def test_runs_that_were_learned_from_must_be_on_record(tiny: Path, tmp_path: Pat
 
 
 def test_settings_are_compared_where_they_decide(tiny: Path) -> None:
-    from nano_rl.resume.identity import Identity, difference
+    from nano_rl.resume.states import Identity, difference
 
     def identity(**changed: object) -> Identity:
         config = CONFIG.model_copy(update=changed).model_dump(mode="json")

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.learn.trees.prefix_tree import TokenTree, build_tree, common_prefix
+from nano_rl.learn.prefix_tree import TokenTree, build_tree, common_prefix
 
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=8)
 

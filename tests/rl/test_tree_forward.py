@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores, score_tokens
 from nano_rl.learn.objectives.loss import policy_loss
+from nano_rl.learn.prefix_tree import build_tree
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.learn.trees.forward import tree_hidden
-from nano_rl.learn.trees.prefix_tree import build_tree
+from nano_rl.learn.tree_forward import tree_hidden
 
 shared_model = cache(family)
 CONFIG = ObjectiveConfig(beta=0.1)

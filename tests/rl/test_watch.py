@@ -17,9 +17,8 @@ from rich.console import Console
 from nano_rl.gather.success import success_metrics
 from nano_rl.learn.metrics import MetricsRow
 from nano_rl.learn.rows.group import Group
-from nano_rl.record.phase_times import Phases, length, merge
-from nano_rl.record.training_record import ROLLOUTS, EventKind, read_events, read_rollouts
-from nano_rl.report.live import LinesView, LiveView, NoView, Watcher, open_view
+from nano_rl.record import ROLLOUTS, EventKind, Phases, length, merge, read_events, read_rollouts
+from nano_rl.report.live import LinesView, LiveView, TrainingView, Watcher, open_view
 from nano_rl.report.panel import PanelLine, band, duration, interval_of, seconds_left, sparkline, written
 from nano_shared.errors import GuardTripped
 from nano_shared.types import Observation, Trajectory
@@ -202,11 +201,11 @@ def _trip(watch: Watcher, groups: list[Group]) -> None:
 
 def test_a_watcher_keeps_rollouts_and_events_and_a_resumed_one_cuts_back(tmp_path: Path) -> None:
     groups = [group_of("a", 3, 1.0, None)]
-    with Watcher(tmp_path, NoView(), [], done=0) as watch:
+    with Watcher(tmp_path, TrainingView(), [], done=0) as watch:
         for step in range(3):
             watch.on_groups(step, groups, [trajectory(run_id="control", reward=0.0)])
             watch.on_step(step + 1, 4, {"step": step, "loss": math.nan})
-    tripped = Watcher(tmp_path, NoView(), [], done=2)
+    tripped = Watcher(tmp_path, TrainingView(), [], done=2)
     with pytest.raises(GuardTripped), tripped as watch:
         _trip(watch, groups)
     steps = read_rollouts(tmp_path / ROLLOUTS)

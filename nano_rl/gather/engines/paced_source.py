@@ -21,7 +21,7 @@ from nano_rl.config.training import TrainConfig
 from nano_rl.gather.engines.adapter_publisher import AdapterPublisher
 from nano_rl.gather.engines.pacing import Pacing
 from nano_rl.gather.engines.workers import Workers
-from nano_rl.gather.overlap.overlapped_source import NOT_FROM_LOGS
+from nano_rl.gather.overlapped_source import NOT_FROM_LOGS
 from nano_rl.gather.rollouts import OnRun, collect
 from nano_rl.gather.sources import Gathered, Gatherer, Sources
 from nano_rl.learn.rows.group import Group

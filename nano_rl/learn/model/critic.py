@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from nano_rl.learn.config import CriticConfig, UpdateConfig
-from nano_rl.learn.credit.gae import Chain, chain_gae, whitened
+from nano_rl.learn.gae import Chain, chain_gae, whitened
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.scalar_model import ScalarModel, padded, scalar_model
 from nano_rl.learn.rows.batch import split_samples
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.learn.trees.forward import shares_prefixes
+from nano_rl.learn.tree_forward import shares_prefixes
 from nano_shared.errors import GuardTripped
 
 TokenValues = tuple[float, ...]

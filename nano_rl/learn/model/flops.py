@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nano_rl.learn.trees.forward import backbone
+from nano_rl.learn.tree_forward import backbone
 
 
 class FlopCounter:

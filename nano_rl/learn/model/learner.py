@@ -17,7 +17,7 @@ from nano_rl.learn.config import LearningRateSchedule, OptimizerConfig
 from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.objectives.loss import mean_metrics
 from nano_rl.learn.rows.batch import Batch
-from nano_rl.learn.trees.forward import checkpoint_layers
+from nano_rl.learn.tree_forward import checkpoint_layers
 from nano_shared.durable import full_disk_explained, sync
 from nano_shared.errors import CheckpointError, ConfigError
 from nano_shared.malloc import keep_freed_memory
@@ -172,20 +172,22 @@ class Reference:
     @torch.no_grad()
     def score(self, batches: Sequence[Batch]) -> list[Batch]:
         """The batches with `reference_logprobs_BT` of the starting weights."""
-        with self._at_the_start():
+        with with_weights(self._model, self._start):
             return [batch.with_reference(token_logprobs(self._model, batch)) for batch in batches]
 
-    @contextmanager
-    def _at_the_start(self) -> Iterator[None]:
-        trained = {name: p for name, p in self._model.named_parameters() if name in self._start}
-        now = {name: p.data for name, p in trained.items()}
-        for name, parameter in trained.items():
-            parameter.data = self._start[name]
-        try:
-            yield
-        finally:
-            for name, parameter in trained.items():
-                parameter.data = now[name]
+
+@contextmanager
+def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Temporarily give the trained parameters other values, without a copy on the same device."""
+    parameters = dict(model.named_parameters())
+    live = {name: parameters[name].data for name in weights}
+    try:
+        for name, value in weights.items():
+            parameters[name].data = value.to(live[name])
+        yield
+    finally:
+        for name, data in live.items():
+            parameters[name].data = data
 
 
 BatchLoss = Callable[[nn.Module, Batch], tuple[Tensor, dict[str, float]]]
@@ -377,7 +379,7 @@ def _trainable(model: nn.Module, lora_rank: int, seed: int) -> nn.Module:
             lora_dropout=0.0,
             target_modules=modules,
             target_parameters=experts or None,
-            fan_in_fan_out=_is_transposed(model),
+            fan_in_fan_out=any(map(_is_conv1d, model.modules())),
             task_type="CAUSAL_LM",
         )
         adapted: nn.Module = get_peft_model(model, config)  # type: ignore[arg-type]
@@ -398,7 +400,9 @@ def lora_targets(model: nn.Module) -> tuple[list[str], list[str]]:
     )
     head = getattr(model, "get_output_embeddings", lambda: None)()
     heads = {_last(name) for name, part in model.named_modules() if part is head}
-    linear = [_last(name) for name, part in model.named_modules() if _is_linear(part)]
+    linear = [
+        _last(name) for name, part in model.named_modules() if isinstance(part, nn.Linear) or _is_conv1d(part)
+    ]
     unnamed = {name for name in linear if experts and name in _BESIDE_EXPERTS}
     if unnamed:
         print(
@@ -419,14 +423,6 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or _is_conv1d(module)
-
-
 def _is_conv1d(module: nn.Module) -> bool:
     """True for the linear layer of GPT-2, whose weight is transposed."""
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
-
-
-def _is_transposed(model: nn.Module) -> bool:
-    return any(map(_is_conv1d, model.modules()))

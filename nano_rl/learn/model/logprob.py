@@ -1,8 +1,8 @@
 """Log-probs of the trained tokens under a causal LM, with shared prefixes computed once.
 
-The backbone runs over the token tree of the rows (`trees/`), or over the padded rows if the model does not
-support it; the head runs only at positions that predict a trained token (`logprob_head.py`), and the logits
-of a whole batch never exist at once. Values and gradients equal those of independent rows.
+The backbone runs over the token tree of the rows (`prefix_tree.py`), or over the padded rows if the model
+does not support it; the head runs only at positions that predict a trained token (`logprob_head.py`), and the
+logits of a whole batch never exist at once. Values and gradients equal those of independent rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nano_rl.learn.model.logprob_head import Anticipate, Targets, selected_scores
 from nano_rl.learn.rows.batch import Batch
-from nano_rl.learn.trees.forward import (
+from nano_rl.learn.tree_forward import (
     backbone,
     dropout_off,
     independent_rows,
@@ -49,14 +49,7 @@ def token_logprobs(model: nn.Module, batch: Batch, *, chunk_tokens: int | None =
 
     Raises ConfigError for a model whose logits are computed in a way that is not known here.
     """
-    return _score(model, batch, chunk_tokens=chunk_tokens, entropy=False).logprobs_BT
-
-
-def score_tokens(
-    model: nn.Module, batch: Batch, *, chunk_tokens: int | None = None, entropy_gradient: bool = False
-) -> TokenScores:
-    """As `token_logprobs`, with entropies from the same logits."""
-    return _score(model, batch, chunk_tokens=chunk_tokens, entropy_gradient=entropy_gradient)
+    return score_tokens(model, batch, chunk_tokens=chunk_tokens, entropy=False).logprobs_BT
 
 
 def loss_and_scores(
@@ -78,7 +71,7 @@ def loss_and_scores(
         scores = TokenScores(logprobs_BT=logprobs_n[:, None], entropy_BT=entropy_n[:, None])
         return loss(scores, tokens)[0]
 
-    scores = _score(
+    scores = score_tokens(
         model,
         batch,
         entropy=entropy,
@@ -102,7 +95,7 @@ def plain_rows(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _score(
+def score_tokens(
     model: nn.Module,
     batch: Batch,
     *,
@@ -111,6 +104,7 @@ def _score(
     entropy_gradient: bool = False,
     anticipate: Callable[[Tensor, Tensor, Batch], Tensor] | None = None,
 ) -> TokenScores:
+    """As `token_logprobs`, with entropies from the same logits."""
     causal = _causal_lm(model)
     batch = batch.to(next(causal.parameters()).device)
     rows_N, positions_N = batch.mask_BT.nonzero(as_tuple=True)
@@ -184,7 +178,7 @@ def _logit_scale(config: Any) -> float:
 def _refusal(causal: Any) -> str:
     """Why the log-probs of this model cannot be computed; empty if they can.
 
-    Compares the logits of head and backbone, scaled and capped as `_score` does, with the model's own.
+    Compares the logits of head and backbone, scaled and capped as `score_tokens` does, with the model's own.
     """
     name = getattr(getattr(causal, "config", None), "model_type", None) or type(causal).__name__
     known = "a causal LM such as Llama, Qwen, Mistral, Gemma, Phi, GLM, gpt-oss or GPT-2 can be trained"

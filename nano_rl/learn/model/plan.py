@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from nano_rl.learn.config import UpdateConfig
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.model.logprob_head import BLOCK_LOGITS, CHUNK_LOGITS
-from nano_rl.learn.trees.forward import backbone, config_objection, tree_hidden
-from nano_rl.learn.trees.prefix_tree import TokenTree
+from nano_rl.learn.prefix_tree import TokenTree
+from nano_rl.learn.tree_forward import backbone, config_objection, tree_hidden
 
 _PROCESS = 450 * 2**20
 """Python, PyTorch and transformers without a model (measured); on a GPU about as much is taken by CUDA"""

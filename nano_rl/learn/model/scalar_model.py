@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.trees.forward import backbone, row_states
+from nano_rl.learn.tree_forward import backbone, row_states
 
 
 class ScalarModel(nn.Module):

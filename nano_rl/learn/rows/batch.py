@@ -1,7 +1,7 @@
 """Micro-batches: padded samples, with rows that share a prefix together and each token's share of the loss.
 
-The model runs over the token tree of the rows (`trees/`), so that padding costs memory for a few columns
-only.
+The model runs over the token tree of the rows (`prefix_tree.py`), so that padding costs memory for a few
+columns only.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nano_rl.learn.prefix_tree import common_prefix
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.learn.trees.prefix_tree import common_prefix
 
 ENOUGH = 1024
 """tokens of a micro-batch beyond which larger ones are no faster and need more memory"""

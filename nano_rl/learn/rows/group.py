@@ -47,7 +47,9 @@ class Group:
         strangers = {t.group_key for t in self.trajectories} - {self.task_key}
         if strangers:
             raise ValueError(f"group {self.task_key!r} holds rollouts of other tasks: {sorted(strangers)}")
-        contents = {_content(t.task) for t in self.trajectories}
+        # a command may override the limits (`--limit`)
+        tasks = (t.task.listed.model_copy(update={"limits": Limits()}) for t in self.trajectories)
+        contents = {task.id for task in tasks}
         if len(contents) > 1:
             raise ValueError(
                 f"group {self.task_key!r} mixes {len(contents)} tasks under one key;"
@@ -100,11 +102,6 @@ class Group:
     def dead(self) -> bool:
         """True if all rewards are equal, so that every advantage is 0."""
         return is_dead(self.rewards_G)
-
-
-def _content(task: Task) -> str:
-    """Content id of a task without its limits, which a command may override (`--limit`)."""
-    return task.listed.model_copy(update={"limits": Limits()}).id
 
 
 def sampled_by(run: Trajectory) -> int:

@@ -1,4 +1,4 @@
-"""A program admitted as a task: its examples, its hidden cases, and the mutants that they kill.
+"""Programs of the grammars, admitted as tasks: their examples, hidden cases, and the mutants that these kill.
 
 Admission asks that the function returns plain values on its whole domain, is neither constant nor the
 identity, and that the hidden cases kill at least nine of ten mutants that any of 160 inputs tells apart.
@@ -6,15 +6,24 @@ identity, and that the hidden cases kill at least nine of ten mutants that any o
 
 from __future__ import annotations
 
+import builtins
 import random
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from keyword import iskeyword
+from typing import Any, Protocol
 
-from nano_rl.suites.functions.program import Program, compile_function, outcome, sample_args
+from nano_rl.suites.functions.arithmetic import draw_arithmetic
+from nano_rl.suites.functions.classics import draw_classic
+from nano_rl.suites.functions.numbers import draw_numbers
+from nano_rl.suites.functions.program import Program, compile_function, outcome, sample_args, skeleton
+from nano_rl.suites.functions.texts import draw_texts
 from nano_rl.tasks.mutate import Mutant, mutants
+from nano_rl.tasks.suite import Made, split_of
 from nano_shared.hashing import canonical_json
 from nano_shared.hidden_checks import Case, CaseChecks
-from nano_shared.types import Limits, OracleAction
+from nano_shared.types import Limits, OracleAction, Split
 
 HIDDEN = 10
 MAX_HIDDEN = 20
@@ -126,6 +135,14 @@ def admit_program(program: Program, rng: random.Random, *, examples: int = 4) ->
     return AdmittedProgram(program, tuple(p.case for p in shown), tuple(p.case for p in hidden), tuple(bugs))
 
 
+def failing(admitted: AdmittedProgram, source: str, cases: Sequence[Case] | None = None) -> Iterator[Case]:
+    """The cases, by default the examples, on which another source of the program has another outcome."""
+    function = compile_function(source, admitted.program.name)
+    for case in admitted.examples if cases is None else cases:
+        if outcome(function, case.args) != ("value", case.expected):
+            yield case
+
+
 BRIEF = Limits(max_turns=3, max_tokens=96)
 SHORT = Limits(max_turns=4, max_tokens=256)
 USUAL = Limits(max_turns=8, max_tokens=768)
@@ -173,5 +190,69 @@ def check_of(module: str) -> str:
     return f"python test_{module}.py"
 
 
+class Hashed(Protocol):
+    """A program, or a question that was made of one."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def hash(self) -> str: ...
+
+
+def made_of(program: Hashed, **fields: Any) -> Made:
+    """A task of the program, of its family and with its hash."""
+    return Made(family=program.family, program_hash=program.hash, **fields)
+
+
 def cases_of(admitted: AdmittedProgram) -> CaseChecks:
     return CaseChecks(entry_point=admitted.program.name, cases=admitted.hidden)
+
+
+VERSION = "2"
+"""of the generator: the same key makes the same task only under the same version"""
+DRAWS = (draw_numbers, draw_numbers, draw_numbers, draw_texts, draw_texts, draw_texts, draw_arithmetic,
+         draw_arithmetic, draw_classic)  # fmt: skip
+
+
+def belongs(family: str, source: str, split: Split) -> bool:
+    """Whether a program is of the split by its family and by the skeleton of its code.
+
+    Two families may meet in one code (a sum of squares, a sum of products of a number with itself); asking
+    both keeps equal code out of the other split, and costs each split some programs.
+    """
+    return split_of(family) is split and split_of(skeleton(source)) is split
+
+
+def draw_program(rng: random.Random) -> Program:
+    """Any program of the grammar, admitted or not."""
+    program = rng.choice(DRAWS)(rng)
+    return renamed(program, rng)
+
+
+def renamed(program: Program, rng: random.Random) -> Program:
+    """The program with a name that hides no builtin and none of its own variables."""
+    inside = set(re.findall(r"\w+", " ".join((*program.body, *(p.name for p in program.params)))))
+    if program.name not in inside and not hasattr(builtins, program.name) and not iskeyword(program.name):
+        return program
+    return replace(
+        program, name=f"{program.name}_{rng.choice(('of', 'from', 'in'))}_{program.params[0].name}"
+    )
+
+
+def draw_admitted(
+    rng: random.Random,
+    split: Split,
+    fits: Callable[[Program], bool] = lambda program: True,
+    draw: Callable[[random.Random], Program] = draw_program,
+) -> AdmittedProgram:
+    """The first admitted program of the split that `fits`."""
+    while True:
+        program = draw(rng)
+        if split_of(program.family) is not split or not fits(program):
+            continue
+        if not belongs(program.family, program.source(doc=False), split):
+            continue
+        if max(len(line) for line in program.lines()) > 110:
+            continue
+        if (found := admit_program(program, rng)) is not None:
+            return found

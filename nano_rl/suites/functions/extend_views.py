@@ -13,10 +13,12 @@ from nano_rl.suites.functions.admitted_program import (
     REPAIR_TOOLS,
     AdmittedProgram,
     admit_program,
+    belongs,
     call,
     check_of,
+    draw_admitted,
+    made_of,
 )
-from nano_rl.suites.functions.grammar import belongs, draw_admitted
 from nano_rl.suites.functions.module import Module, assertions_of, draw_admitted_programs, is_short
 from nano_rl.suites.functions.program import Param, Program, ValueKind
 from nano_rl.suites.functions.prompt_phrases import EXTEND
@@ -81,7 +83,20 @@ def _knob(program: Program, rng: random.Random) -> Extension | None:
     return _extended(program, param, lines, value, f"It replaces the number {value}.", "knob")
 
 
-_TWISTS: dict[ValueKind, tuple[tuple[str, Param, str, int | bool, str], ...]] = {
+Twist = tuple[str, Param, str, int | bool, str]
+"""key, new parameter, code of the result over `{x}`, default, what the parameter does"""
+_BACKWARDS: Twist = (
+    "backwards", Param(name="backwards", kind=ValueKind.BOOL), "({x})[::-1] if backwards else {x}", False,
+    "If it is true, the result is reversed.",
+)  # fmt: skip
+
+
+def _skip(what: str) -> Twist:
+    param = Param(name="skip", kind=ValueKind.INT, low=0, high=3)
+    return "skip", param, "({x})[skip:]", 0, f"That many {what} are left out at the start of the result."
+
+
+_TWISTS: dict[ValueKind, tuple[Twist, ...]] = {
     ValueKind.INT: (
         ("scale", Param(name="scale", kind=ValueKind.INT, low=-3, high=4), "({x}) * scale", 1,
          "The result is multiplied by it."),
@@ -95,24 +110,10 @@ _TWISTS: dict[ValueKind, tuple[tuple[str, Param, str, int | bool, str], ...]] = 
     ValueKind.STR: (
         ("times", Param(name="times", kind=ValueKind.INT, low=0, high=3), "({x}) * times", 1,
          "The result is repeated that many times."),
-        ("backwards", Param(name="backwards", kind=ValueKind.BOOL), "({x})[::-1] if backwards else {x}",
-         False,
-         "If it is true, the result is reversed."),
+        _BACKWARDS,
     ),
-    ValueKind.INTS: (
-        ("backwards", Param(name="backwards", kind=ValueKind.BOOL), "({x})[::-1] if backwards else {x}",
-         False,
-         "If it is true, the result is reversed."),
-        ("skip", Param(name="skip", kind=ValueKind.INT, low=0, high=3), "({x})[skip:]", 0,
-         "That many values are left out at the start of the result."),
-    ),
-    ValueKind.STRS: (
-        ("backwards", Param(name="backwards", kind=ValueKind.BOOL), "({x})[::-1] if backwards else {x}",
-         False,
-         "If it is true, the result is reversed."),
-        ("skip", Param(name="skip", kind=ValueKind.INT, low=0, high=3), "({x})[skip:]", 0,
-         "That many texts are left out at the start of the result."),
-    ),
+    ValueKind.INTS: (_BACKWARDS, _skip("values")),
+    ValueKind.STRS: (_BACKWARDS, _skip("texts")),
 }  # fmt: skip
 
 
@@ -184,7 +185,8 @@ def make_extend(rng: random.Random, split: Split, level: int) -> Made:
     said = ", ".join([*map(repr, shown.args[:-1]), f"{new}={shown.args[-1]!r}"])
     test, check = f"test_{module.name}.py", check_of(module.name)
     cases = (*base.hidden, *(_spoken(c, new) for c in wide.hidden))
-    return Made(
+    return made_of(
+        extension.program,
         prompt=rng.choice(EXTEND).format(
             name=name,
             path=module.path,
@@ -195,8 +197,6 @@ def make_extend(rng: random.Random, split: Split, level: int) -> Made:
             expected=repr(shown.expected),
             test=test,
         ),
-        family=extension.program.family,
-        program_hash=extension.program.hash,
         files={module.path: module.source(), test: assertions_of([module])},
         artifacts=(module.path,),
         tools=REPAIR_TOOLS,

@@ -17,8 +17,10 @@ from nano_rl.suites.functions.admitted_program import (
     check_of,
     claim,
     correct,
+    draw_admitted,
+    failing,
+    made_of,
 )
-from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.module import (
     Module,
     assertions_of,
@@ -49,8 +51,7 @@ def _mistakes(admitted: AdmittedProgram, rng: random.Random) -> list[tuple[Mutan
             break
         if not runs(admitted, bug, shown=len(admitted.examples)):
             continue
-        wrong = compile_function(bug.source, admitted.program.name)
-        telling = [c for c in cases if outcome(wrong, c.args) != ("value", c.expected)]
+        telling = failing(admitted, bug.source, cases)
         found.append((bug, min(telling, key=lambda c: len(claim(admitted.program.name, c)))))
     return found
 
@@ -66,10 +67,9 @@ def make_write_test(rng: random.Random, split: Split, level: int) -> Made:
     changes = "\n".join(f"line {bug.line}: {bug.old.strip()} -> {bug.new.strip()}" for bug, _ in found)
     claims = dict.fromkeys(claim(program.name, case) for _, case in found)
     text = "".join([f"from {module} import {program.name}\n", *(f"assert {said}\n" for said in claims)])
-    return Made(
+    return made_of(
+        program,
         prompt=rng.choice(WRITE_TEST).format(name=program.name, path=path, test=test, changes=changes),
-        family=program.family,
-        program_hash=program.hash,
         files={path: source},
         artifacts=(test,),
         tools=WRITE_TOOLS,
@@ -110,12 +110,8 @@ def _first_failure(admitted_programs: Sequence[AdmittedProgram], bugs: Bugs) -> 
     """The assertion at which the test script stops."""
     for admitted in admitted_programs:
         bug = bugs.get(admitted.program.name)
-        if bug is None:
-            continue
-        function = compile_function(bug.source, admitted.program.name)
-        for case in admitted.examples[:2]:
-            if outcome(function, case.args) != ("value", case.expected):
-                return admitted, case
+        for case in failing(admitted, bug.source, admitted.examples[:2]) if bug else ():
+            return admitted, case
     raise ValueError("no bug is shown by an example")
 
 
@@ -173,15 +169,14 @@ def _one_file(
         if bug := bugs.get(admitted.program.name):
             oracle += [_correction(module, admitted.program.name, bug), call("shell", command=check)]
     wording = rng.choice(TRACE if traced else MANY)
-    return Made(
+    return made_of(
+        main.program,
         prompt=wording.format(
             path=module.path,
             test=test,
             count=len(bugs),
             trace=trace_of([module], bugs, test) if traced else "",
         ),
-        family=main.program.family,
-        program_hash=main.program.hash,
         files={module.path: module.source(bugs, top.source), test: assertions_of([module])},
         artifacts=(module.path,),
         tools=REPAIR_TOOLS,
@@ -212,8 +207,7 @@ def _several_files(rng: random.Random, split: Split, *, traced: bool) -> Made:
     modules, admitted_programs = _workspace(rng, split, admitted)
     home, top = next(m for m in modules if admitted in m.admitted_programs), top_of(admitted_programs, rng)
     test, check = "test_main.py", check_of("main")
-    function = compile_function(bug.source, name)
-    case = next(c for c in admitted.examples if outcome(function, c.args) != ("value", c.expected))
+    case = next(failing(admitted, bug.source))
     prompt = rng.choice(DEEP if traced else AMONG).format(
         test=test,
         name=name,
@@ -221,10 +215,9 @@ def _several_files(rng: random.Random, split: Split, *, traced: bool) -> Made:
         call=call_text(name, case),
         expected=repr(case.expected),
     )
-    return Made(
+    return made_of(
+        admitted.program,
         prompt=prompt,
-        family=admitted.program.family,
-        program_hash=admitted.program.hash,
         files={
             "main.py": f"{imports_of(modules)}\n\n{top.source}",
             **{m.path: m.source(bugs) for m in modules},

@@ -83,10 +83,6 @@ def _list_param(rng: random.Random, *, least: int = 0) -> Param:
     return Param(name=rng.choice(LIST_NAMES), kind=ValueKind.INTS, least=least)
 
 
-def _count_param(rng: random.Random, low: int = 0, high: int = 12) -> Param:
-    return Param(name=rng.choice(COUNT_NAMES), kind=ValueKind.INT, low=low, high=high)
-
-
 def _list_source(rng: random.Random, key: str, iterable: str, where: str) -> Source:
     xs = _list_param(rng)
     var = rng.choice(("x", "v", "value", "item", "num"))
@@ -117,7 +113,7 @@ def _range_source(rng: random.Random, key: str) -> Source:
             noun="whole numbers",
             where=f"from {a} to {b} inclusive",
         )
-    n = _count_param(rng)
+    n = Param(name=rng.choice(COUNT_NAMES), kind=ValueKind.INT, low=0, high=12)
     bounds, where = (
         ("1, {n} + 1", "from 1 to {n} inclusive") if key == "upto" else ("{n}", "from 0 to {n} - 1")
     )

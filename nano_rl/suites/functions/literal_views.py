@@ -13,15 +13,18 @@ from nano_rl.suites.functions.admitted_program import (
     BRIEF,
     MODULES,
     AdmittedProgram,
+    belongs,
     call,
     call_text,
     cases_of,
     claim,
+    draw_admitted,
+    failing,
+    made_of,
     numbered,
 )
 from nano_rl.suites.functions.arithmetic import draw_arithmetic
-from nano_rl.suites.functions.grammar import belongs, draw_admitted
-from nano_rl.suites.functions.program import WORDS, Program, compile_function, outcome
+from nano_rl.suites.functions.program import WORDS, Program
 from nano_rl.suites.functions.prompt_phrases import CHOOSE, COMPLETE, COPY, EMIT, PREDICT, REPLACE, SUMS
 from nano_rl.tasks.program_hash import program_hash
 from nano_rl.tasks.suite import Made
@@ -168,11 +171,9 @@ def make_copy(rng: random.Random, split: Split, level: int) -> Made:
     """The prompt assigns a few names; submit the value of one."""
     drawn = _draw(draw_copy, rng, split)
     prompt = rng.choice(COPY).format(code=drawn.code, name=drawn.asked)
-    return Made(
+    return made_of(
+        drawn,
         prompt=prompt,
-        family=drawn.family,
-        program_hash=drawn.hash,
-        files={},
         tools=("submit",),
         hidden=AnswerChecks(answer=drawn.answer),
         oracle=(call("submit", answer=drawn.answer),),
@@ -186,11 +187,9 @@ def make_emit(rng: random.Random, split: Split, level: int) -> Made:
     drawn = _draw(draw_emit, rng, split)
     prompt = rng.choice(EMIT).format(code=drawn.code.rstrip("\n"), path=drawn.asked)
     cases = (Case(args=[], expected=drawn.value),)
-    return Made(
+    return made_of(
+        drawn,
         prompt=prompt,
-        family=drawn.family,
-        program_hash=drawn.hash,
-        files={},
         artifacts=(drawn.asked,),
         tools=("write_file", "submit"),
         hidden=CaseChecks(entry_point=drawn.answer, cases=cases),
@@ -202,11 +201,9 @@ def _emit_program(rng: random.Random, split: Split) -> Made:
     admitted = draw_admitted(rng, split, lambda p: len(p.body) == 1 and len(p.source(doc=False)) < 75)
     program, path = admitted.program, f"{rng.choice(MODULES)}.py"
     text = program.source(doc=False)
-    return Made(
+    return made_of(
+        program,
         prompt=rng.choice(EMIT).format(code=text.rstrip("\n"), path=path),
-        family=program.family,
-        program_hash=program.hash,
-        files={},
         artifacts=(path,),
         tools=("write_file", "submit"),
         hidden=cases_of(admitted),
@@ -220,11 +217,9 @@ def _emit_program(rng: random.Random, split: Split) -> Made:
 def make_calculate(rng: random.Random, split: Split, level: int) -> Made:
     """A question of arithmetic, for the tool calculate."""
     drawn = _draw(draw_sum, rng, split)
-    return Made(
+    return made_of(
+        drawn,
         prompt=rng.choice(SUMS).format(q=drawn.asked),
-        family=drawn.family,
-        program_hash=drawn.hash,
-        files={},
         tools=("calculate", "submit"),
         hidden=AnswerChecks(answer=drawn.answer),
         oracle=(call("calculate", expression=drawn.code), call("submit", answer=drawn.answer)),
@@ -242,11 +237,9 @@ def make_predict(rng: random.Random, split: Split, level: int) -> Made:
         code=admitted.program.source(doc=False).rstrip("\n"), call=call_text(admitted.program.name, case)
     )
     answer = repr(case.expected)
-    return Made(
+    return made_of(
+        admitted.program,
         prompt=prompt,
-        family=admitted.program.family,
-        program_hash=admitted.program.hash,
-        files={},
         tools=("submit",),
         hidden=AnswerChecks(answer=answer),
         oracle=(call("submit", answer=answer),),
@@ -270,8 +263,7 @@ def _settles(admitted: AdmittedProgram, holed: str, operator: str, cases: tuple[
         if other == operator:
             continue
         source = f"{program.signature}\n{holed.replace(' ? ', f' {other} ')}\n"
-        function = compile_function(source, program.name)
-        if all(outcome(function, c.args) == ("value", c.expected) for c in cases):
+        if not any(failing(admitted, source, cases)):
             return False
     return True
 
@@ -290,10 +282,9 @@ def make_complete(rng: random.Random, split: Split, level: int) -> Made:
     path, line = f"{rng.choice(MODULES)}.py", 2
     text = f"{program.signature}\n{holed}\n"
     examples = "\n".join(claim(program.name, c) for c in shown)
-    return Made(
+    return made_of(
+        program,
         prompt=rng.choice(COMPLETE).format(path=path, code=numbered(text), examples=examples),
-        family=program.family,
-        program_hash=program.hash,
         files={path: text},
         artifacts=(path,),
         tools=("edit_file", "submit"),
@@ -307,11 +298,9 @@ def make_choose(rng: random.Random, split: Split, level: int) -> Made:
     admitted = draw_admitted(rng, split, lambda p: len(p.body) == 1 and len(_holes(p)) == 1, draw_arithmetic)
     ((holed, operator),) = _holes(admitted.program)
     program = admitted.program
-    return Made(
+    return made_of(
+        program,
         prompt=CHOOSE.format(doc=program.doc, line=holed.strip()),
-        family=program.family,
-        program_hash=program.hash,
-        files={},
         tools=("submit",),
         hidden=AnswerChecks(answer=operator),
         oracle=(call("submit", answer=operator),),
@@ -329,12 +318,11 @@ def make_replace(rng: random.Random, split: Split, level: int) -> Made:
         wrong = rng.choice([o for o in next(g for g in _ALIKE if operator in g) if o != operator])
         text = f'{program.signature}\n    """{program.doc}"""\n{holed.replace(" ? ", f" {wrong} ")}\n'
         # the edit names the operator alone, so it must stand nowhere else; and it must do harm
-        if text.count(wrong) == 1 and _differs(text, admitted):
+        if text.count(wrong) == 1 and any(failing(admitted, text, admitted.hidden)):
             break
-    return Made(
+    return made_of(
+        program,
         prompt=REPLACE.format(code=text.rstrip("\n"), path=SOLUTION),
-        family=program.family,
-        program_hash=program.hash,
         files={SOLUTION: text},
         artifacts=(SOLUTION,),
         tools=("edit_file", "submit"),
@@ -342,8 +330,3 @@ def make_replace(rng: random.Random, split: Split, level: int) -> Made:
         oracle=(call("edit_file", path=SOLUTION, old=wrong, new=operator), call("submit")),
         limits=BRIEF,
     )
-
-
-def _differs(source: str, admitted: AdmittedProgram) -> bool:
-    function = compile_function(source, admitted.program.name)
-    return any(outcome(function, c.args) != ("value", c.expected) for c in admitted.hidden)

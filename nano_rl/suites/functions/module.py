@@ -6,8 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nano_rl.suites.functions.admitted_program import AdmittedProgram, claim
-from nano_rl.suites.functions.grammar import draw_admitted
+from nano_rl.suites.functions.admitted_program import AdmittedProgram, claim, draw_admitted, failing
 from nano_rl.suites.functions.program import Program, compile_function, outcome
 from nano_rl.tasks.mutate import Mutant
 from nano_shared.hidden_checks import Case, CaseChecks
@@ -132,9 +131,7 @@ def assertions_of(modules: Sequence[Module], shown: int = 2) -> str:
 
 def runs(admitted: AdmittedProgram, bug: Mutant, shown: int) -> bool:
     """Whether the mutant ends on every example and fails one of the first `shown`."""
-    function = compile_function(bug.source, admitted.program.name)
-    fails = (outcome(function, c.args) != ("value", c.expected) for c in admitted.examples[:shown])
-    return ends(admitted, bug) and any(fails)
+    return ends(admitted, bug) and any(failing(admitted, bug.source, admitted.examples[:shown]))
 
 
 def ends(admitted: AdmittedProgram, bug: Mutant) -> bool:

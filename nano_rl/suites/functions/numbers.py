@@ -167,23 +167,22 @@ def _whether(stream: Stream, rng: random.Random, which: str) -> Reduction:
 
 
 def _running(stream: Stream, rng: random.Random) -> Reduction:
-    lines = ["total = 0", "sums = []", f"for {stream.source.var} in {stream.source.iterable}:"]
-    pad = "    "
-    if stream.condition:
-        lines.append(f"    if {stream.condition}:")
-        pad = "        "
-    body = (*lines, f"{pad}total += {stream.element}", f"{pad}sums.append(total)", "return sums")
+    body = _stepped(stream, ("total = 0", "sums = []"), "total += {e}", "sums.append(total)", "sums")
     return "List the running totals of {m}.", body, "running_total", ValueKind.INTS
 
 
 def _alternating(stream: Stream, rng: random.Random) -> Reduction:
-    lines = ["total = 0", "sign = 1", f"for {stream.source.var} in {stream.source.iterable}:"]
-    pad = "    "
-    if stream.condition:
-        lines.append(f"    if {stream.condition}:")
-        pad = "        "
-    body = (*lines, f"{pad}total += sign * {atom(stream.element)}", f"{pad}sign = -sign", "return total")
+    body = _stepped(stream, ("total = 0", "sign = 1"), "total += sign * {a}", "sign = -sign", "total")
     return "Alternately add and subtract {m}; start from 0 by adding.", body, "alternating", ValueKind.INT
+
+
+def _stepped(stream: Stream, start: tuple[str, str], one: str, other: str, result: str) -> tuple[str, ...]:
+    """A loop of two statements over the elements: `{e}` in the first, `{a}` where it needs brackets."""
+    first = one.format(e=stream.element, a=atom(stream.element))
+    pad = "        " if stream.condition else "    "
+    test = [f"    if {stream.condition}:"] if stream.condition else []
+    loop = f"for {stream.source.var} in {stream.source.iterable}:"
+    return (*start, loop, *test, f"{pad}{first}", f"{pad}{other}", f"return {result}")
 
 
 _REDUCTIONS = """

@@ -13,13 +13,16 @@ from nano_rl.suites.functions.admitted_program import (
     MODULES,
     WRITE_TOOLS,
     AdmittedProgram,
+    belongs,
     call,
     cases_of,
     check_of,
+    draw_admitted,
+    failing,
+    made_of,
 )
-from nano_rl.suites.functions.grammar import belongs, draw_admitted
 from nano_rl.suites.functions.module import Module, assertions_of
-from nano_rl.suites.functions.program import Program, compile_function, outcome
+from nano_rl.suites.functions.program import Program
 from nano_rl.suites.functions.prompt_phrases import REFACTOR
 from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import Metric
@@ -126,9 +129,7 @@ def _draw(rng: random.Random, split: Split) -> tuple[AdmittedProgram, Program]:
         worse = replace(program, body=verbose_body(program) or ())
         if not belongs(program.family, worse.source(doc=False), split):
             continue
-        function = compile_function(worse.source(), program.name)
-        cases = (*admitted.examples, *admitted.hidden)
-        if all(outcome(function, c.args) == ("value", c.expected) for c in cases):
+        if not any(failing(admitted, worse.source(), (*admitted.examples, *admitted.hidden))):
             return admitted, worse
 
 
@@ -139,12 +140,11 @@ def make_refactor(rng: random.Random, split: Split, level: int) -> Made:
     name = rng.choice(sorted(BOUNDS))
     needed = (measured({module.path: program.source()}) or {})[name]
     test, check = f"test_{module.name}.py", check_of(module.name)
-    return Made(
+    return made_of(
+        program,
         prompt=rng.choice(REFACTOR).format(
             name=program.name, path=module.path, test=test, bound=BOUNDS[name].format(n=needed)
         ),
-        family=program.family,
-        program_hash=program.hash,
         files={module.path: worse.source(), test: assertions_of([module])},
         artifacts=(module.path,),
         tools=WRITE_TOOLS,

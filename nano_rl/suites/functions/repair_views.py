@@ -18,10 +18,12 @@ from nano_rl.suites.functions.admitted_program import (
     check_of,
     claim,
     correct,
+    draw_admitted,
+    failing,
+    made_of,
 )
-from nano_rl.suites.functions.grammar import draw_admitted
 from nano_rl.suites.functions.module import Module, assertions_of, draw_bug, ends, has_blocks
-from nano_rl.suites.functions.program import Program, compile_function, outcome
+from nano_rl.suites.functions.program import Program
 from nano_rl.suites.functions.prompt_phrases import BODY, FIX, OPERATOR, REPAIR, WRITE
 from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.suite import Made
@@ -38,15 +40,16 @@ def make_fix_operator(rng: random.Random, split: Split, level: int) -> Made:
         bug = draw_bug(admitted, rng, shown=len(admitted.examples), kinds=("operator", "comparison"))
         if bug is not None:
             break
-    program, path = admitted.program, f"{rng.choice(MODULES)}.py"
-    wrong = compile_function(bug.source, program.name)
-    case = next(c for c in admitted.examples if outcome(wrong, c.args) != ("value", c.expected))
-    return Made(
-        prompt=rng.choice(OPERATOR).format(
-            name=program.name, path=path, call=call_text(program.name, case), expected=repr(case.expected)
-        ),
-        family=program.family,
-        program_hash=program.hash,
+    path = f"{rng.choice(MODULES)}.py"
+    return _wrong_line(admitted, bug, path, next(failing(admitted, bug.source)), rng.choice(OPERATOR))
+
+
+def _wrong_line(admitted: AdmittedProgram, bug: Mutant, path: str, case: Case, wording: str) -> Made:
+    """The file of one function with a line to correct; the prompt shows what a call should return."""
+    name = admitted.program.name
+    return made_of(
+        admitted.program,
+        prompt=wording.format(name=name, path=path, call=call_text(name, case), expected=repr(case.expected)),
         files={path: bug.source},
         artifacts=(path,),
         tools=FILE_TOOLS,
@@ -62,10 +65,9 @@ def make_write_body(rng: random.Random, split: Split, level: int) -> Made:
     program, module = admitted.program, Module(rng.choice(MODULES), (admitted,))
     head = f'{program.signature}\n    """{program.doc}"""\n'
     test = f"test_{module.name}.py"
-    return Made(
+    return made_of(
+        program,
         prompt=rng.choice(WRITE).format(name=program.name, path=module.path, test=test),
-        family=program.family,
-        program_hash=program.hash,
         files={
             module.path: f"{head}    {rng.choice(PLACEHOLDERS)}\n",
             test: assertions_of([module], shown=3),
@@ -96,7 +98,7 @@ _IN_VAIN = Limits(max_turns=8, max_tokens=3072)
 def _bug(admitted: AdmittedProgram, rng: random.Random, *, subtle: bool) -> Mutant | None:
     """A mutant that an example shows, and that ends; subtle ones are off by one, at a boundary or read
     another name."""
-    bugs = [m for m in admitted.bugs if _shows(m, admitted)]
+    bugs = [m for m in admitted.bugs if any(failing(admitted, m.source))]
     hard = [m for m in bugs if m.kind in _SUBTLE or (m.kind == "comparison" and len(m.new) != len(m.old))]
     if subtle and hard:
         bugs = hard
@@ -106,11 +108,6 @@ def _bug(admitted: AdmittedProgram, rng: random.Random, *, subtle: bool) -> Muta
     kind = rng.choice(kinds)
     bug = rng.choice([m for m in bugs if m.kind == kind])
     return bug if ends(admitted, bug) else None
-
-
-def _shows(mutant: Mutant, admitted: AdmittedProgram) -> bool:
-    function = compile_function(mutant.source, admitted.program.name)
-    return any(outcome(function, c.args) != ("value", c.expected) for c in admitted.examples)
 
 
 def _fits_fix(program: Program) -> bool:
@@ -123,32 +120,9 @@ def make_fix(rng: random.Random, split: Split, level: int) -> Made:
         admitted = draw_admitted(rng, split, _fits_fix)
         if (bug := _bug(admitted, rng, subtle=False)) is not None:
             break
-    program, path = admitted.program, f"{rng.choice(MODULES)}.py"
-    failing = [c for c in admitted.examples if _fails(bug, program, c)]
-    case = rng.choice(failing)
-    prompt = rng.choice(FIX).format(
-        name=program.name, path=path, call=call_text(program.name, case), expected=repr(case.expected)
-    )
-    oracle = (
-        call("read_file", path=path),
-        correct(path, bug.line, bug.new, bug.old),
-        call("submit"),
-    )
-    return Made(
-        prompt=prompt,
-        family=program.family,
-        program_hash=program.hash,
-        files={path: bug.source},
-        artifacts=(path,),
-        tools=FILE_TOOLS,
-        hidden=cases_of(admitted),
-        oracle=oracle,
-        limits=USUAL,
-    )
-
-
-def _fails(bug: Mutant, program: Program, case: Case) -> bool:
-    return outcome(compile_function(bug.source, program.name), case.args) != ("value", case.expected)
+    path = f"{rng.choice(MODULES)}.py"
+    case = rng.choice(list(failing(admitted, bug.source)))
+    return _wrong_line(admitted, bug, path, case, rng.choice(FIX))
 
 
 def _tests(module: str, admitted_programs: list[AdmittedProgram], rng: random.Random) -> str:
@@ -191,10 +165,9 @@ def make_repair(rng: random.Random, split: Split, level: int) -> Made:
         correct(path, first + bug.line, bug.new, bug.old, thought=f"test_{name} fails.\n{signature}\n"),
         call("submit"),
     )
-    return Made(
+    return made_of(
+        admitted.program,
         prompt=rng.choice(REPAIR).format(path=path, test=test_path, name=admitted.program.name),
-        family=admitted.program.family,
-        program_hash=admitted.program.hash,
         hidden=cases_of(admitted),
         oracle=oracle,
         files={path: "\n\n".join(parts), test_path: _tests(module, admitted_programs, rng)},
@@ -256,10 +229,9 @@ def make_body(rng: random.Random, split: Split, level: int) -> Made:
     prompt = rng.choice(BODY).format(
         name=program.name, path=path, call=call_text(program.name, case), expected=repr(case.expected)
     )
-    return Made(
+    return made_of(
+        program,
         prompt=prompt,
-        family=program.family,
-        program_hash=program.hash,
         files={path: text},
         artifacts=(path,),
         tools=FILE_TOOLS,

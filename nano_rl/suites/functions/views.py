@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nano_rl.suites.functions.admitted_program import VERSION
 from nano_rl.suites.functions.extend_views import make_extend
 from nano_rl.suites.functions.fault_views import (
     make_deep_repair,
@@ -10,7 +11,6 @@ from nano_rl.suites.functions.fault_views import (
     make_traced_repair,
     make_write_test,
 )
-from nano_rl.suites.functions.grammar import VERSION
 from nano_rl.suites.functions.literal_views import (
     make_calculate,
     make_choose,
@@ -31,7 +31,6 @@ from nano_rl.suites.functions.repair_views import (
     make_write_body,
 )
 from nano_rl.tasks.suite import TaskSuite, View
-from nano_shared.types import Split, Task
 
 VIEWS = (
     View("copy", 0, make_copy),
@@ -67,8 +66,3 @@ SUITE = TaskSuite(
     about="typed Python functions, from a generator of programs",
     views=VIEWS,
 )
-
-
-def make_task(view: View, split: Split, seed: int) -> Task:
-    """The task of one view of the suite `functions`."""
-    return SUITE.make(view, split, seed)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nano_rl.learn.trees.prefix_tree import ATTENTION_NAME, TokenTree, TreeUnsupported, build_tree, register
+from nano_rl.learn.prefix_tree import ATTENTION_NAME, TokenTree, TreeUnsupported, build_tree, register
 from nano_shared.errors import ConfigError
 from nano_shared.malloc import unmap_freed_memory
 

@@ -24,8 +24,8 @@ from nano_coder.models.weights import BASE
 from nano_coder.run.execution import Runtime
 from nano_coder.tools.registry import TOOLS
 from nano_rl.config.training import TrainConfig
-from nano_rl.gather.overlap.remote_rollouts import RemoteRollouts
-from nano_rl.gather.overlap.rollout_worker import ProbeRow, RolloutRequest, WorkerConfig
+from nano_rl.gather.remote_rollouts import RemoteRollouts
+from nano_rl.gather.rollout_worker import ProbeRow, RolloutRequest, WorkerConfig
 from nano_rl.gather.rollouts import OnRun
 from nano_rl.gather.sources import Gathered, Gatherer, Sources
 from nano_rl.learn.mismatch import Probe, mean_and_max

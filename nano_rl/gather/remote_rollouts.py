@@ -23,11 +23,11 @@ from typing import Any
 from torch import Tensor
 
 import nano_shared
-from nano_rl.gather.overlap.rollout_worker import CONFIG_FILE, RolloutRequest, WorkerConfig
+from nano_rl.gather.rollout_worker import CONFIG_FILE, RolloutRequest, WorkerConfig
 from nano_shared.errors import RolloutsFailed
 from nano_shared.scratch import ScratchFolder, in_memory, sweep
 
-MODULE = "nano_rl.gather.overlap.rollout_worker"
+MODULE = "nano_rl.gather.rollout_worker"
 """the module that a worker runs"""
 RESTARTS = 3
 """restarts for one request; one more lost worker ends the training"""
@@ -47,7 +47,7 @@ class WorkerProcess:
         places = dict.fromkeys(
             # nano_coder lies beside nano_rl
             str(path)
-            for path in (Path(__file__).parents[3], Path(str(nano_shared.__file__)).parents[1])
+            for path in (Path(__file__).parents[2], Path(str(nano_shared.__file__)).parents[1])
         )
         path = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
         with (folder / _STDERR_FILE).open("wb") as stderr:

@@ -1,6 +1,6 @@
 """The worker process of `overlap`: it rolls out the next step while the trainer learns from the last one.
 
-`remote_rollouts.py` starts it (`python -m nano_rl.gather.overlap.rollout_worker FOLDER`) and ends it. FOLDER
+`remote_rollouts.py` starts it (`python -m nano_rl.gather.rollout_worker FOLDER`) and ends it. FOLDER
 holds the worker's config. Each line on stdin names a request file in FOLDER, so that the pipe cannot fill up.
 Each line on stdout is a JSON object: `beat` (a heartbeat every second, from its own thread); `done` (run ids
 in the log, in the order of the request) with `scored` (log-probs of the request's probe); or `failed` with

@@ -1,0 +1,208 @@
+"""`nano-rl dpo` and `nano-rl reward-model`: what preference pairs train."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+from rich.table import Table
+from typer import Option
+
+from nano_coder.commands.options import open_log
+from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
+from nano_rl.config.training import DpoConfig, RewardModelConfig
+from nano_shared.command_line import JsonOption
+from nano_shared.console import Console
+from nano_shared.errors import UsageError
+from nano_shared.settings_options import Settings, settings_options
+
+if TYPE_CHECKING:
+    from nano_coder.models.opening import OpenedWeights
+    from nano_rl.preferences.pairs import PairRows, PairTask
+    from nano_rl.preferences.reward_model import RewardModelReport
+
+Pairs = Annotated[Path | None, Option(help="JSON lines file of preference pairs.")]
+FromLogs = Annotated[
+    bool, Option("--from-logs", help="Pairs from the log, as `preferences build` makes them.")
+]
+
+
+@settings_options(DpoConfig, {"Learning": ("loss", "beta", "optimizer.learning_rate", "epochs", "lora_rank")})
+def dpo(
+    settings: Settings[DpoConfig],
+    name: NameOption,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    pairs: Pairs = None,
+    from_logs: FromLogs = False,
+    log: Log = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
+    config = settings.config()
+    from nano_rl.commands.session import model_to_train, training_folder, weights_to_train
+
+    parent = model_to_train(model)  # before torch is imported, which takes seconds
+    from nano_rl.checkpoints.checkpoint import save_checkpoint
+    from nano_rl.commands.progress import bar, print_trained
+    from nano_rl.learn.model.learner import prepare
+    from nano_rl.preferences.dpo import train_dpo
+
+    target, folder = training_folder(name)
+    opened = weights_to_train(parent, config.dtype, device, config.quantise)
+    rows = open_pairs(opened, pairs, from_logs, log, seed=config.seed)
+    trained = prepare(
+        opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )  # fmt: skip
+    last: dict[str, float] = {}
+    with bar("preferences", 1) as progress:
+
+        def on_step(done: int, total: int, values: dict[str, float]) -> None:
+            last.update(values)
+            progress.reach(done, total, f"accuracy {values['accuracy']:.2f}  margin {values['margin']:.3f}")
+
+        steps = train_dpo(trained, rows, config, folder, on_step)
+    kept = ("loss", "accuracy", "margin")
+    save_checkpoint(
+        target, trained, opened, parent=parent, config=config, steps=steps, run_ids=trained_runs(rows),
+        tasks=trained_tasks(rows), metrics={k: v for k, v in last.items() if k in kept},
+    )  # fmt: skip
+    print_trained(target, folder, as_json=as_json)
+    return 0
+
+
+@settings_options(
+    RewardModelConfig,
+    {"Learning": ("optimizer.learning_rate", "epochs", "lora_rank", "held_out")},
+)
+def reward_model(
+    settings: Settings[RewardModelConfig],
+    name: NameOption,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    pairs: Pairs = None,
+    from_logs: FromLogs = False,
+    log: Log = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Train a reward model on the backbone of --model; --reward preference:NAME=1 then uses it."""
+    config = settings.config()
+    from nano_rl.commands.session import model_to_train, training_folder, weights_to_train
+
+    parent = model_to_train(model)  # before torch is imported, which takes seconds
+    from nano_coder.view.page import answer_key, render_page
+    from nano_rl.commands.progress import bar
+    from nano_rl.learn.model.scalar_model import scalar_model
+    from nano_rl.preferences.reward_checkpoint import CALIBRATION, save_reward_model
+    from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
+    from nano_rl.report.page import calibration_page
+
+    target, folder = training_folder(name)
+    opened = weights_to_train(parent, config.dtype, device)
+    rows = open_pairs(opened, pairs, from_logs, log, seed=config.seed)
+    train, kept = held_out(rows, config.held_out, config.seed)
+    scalar = scalar_model(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed, bias=False)
+    with bar("reward model", 1) as progress:
+
+        def on_step(done: int, total: int, values: dict[str, float]) -> None:
+            progress.reach(done, total, f"loss {values['loss']:.3f}  accuracy {values['accuracy']:.2f}")
+
+        steps = train_reward_model(scalar, train, config, folder, on_step)
+    report = measure(scalar, kept, max_tokens=config.max_tokens)
+    key = answer_key("training", {"name": name})
+    page = render_page({key: calibration_page(report)}, start=f"#/training?name={quote(name)}", title=name)
+    save_reward_model(
+        target, scalar, opened, parent=parent, config=config, steps=steps, run_ids=trained_runs(train),
+        tasks=trained_tasks(train), report=report, page=page,
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps({"checkpoint": str(target), "steps": steps, "held_out": asdict(report)}))
+        return 0
+    _show(report)
+    print(target / CALIBRATION)
+    print(target)
+    return 0
+
+
+def _show(report: RewardModelReport) -> None:
+    """Accuracy and calibration on held-out pairs, on stderr."""
+    title = (
+        f"{report.pairs} held-out pairs: accuracy {report.accuracy:.1%}, log loss {report.log_loss:.3f},"
+        f" expected calibration error {report.calibration_error:.3f}"
+    )
+    table = Table("sure by", "pairs", "mean confidence", "right", box=None, title=title)
+    for one in report.bins:
+        table.add_row(
+            f"{one.low:.0%} to {one.high:.0%}", str(one.pairs), f"{one.confidence:.1%}", f"{one.accuracy:.1%}"
+        )
+    Console(stderr=True).print(table)
+
+
+def open_pairs(
+    opened: OpenedWeights, pairs_file: Path | None, from_logs: bool, log: str | None, *, seed: int
+) -> list[PairRows]:
+    """The pairs as one policy reads them; says on stderr what was refused and what had to be encoded.
+
+    Raises UsageError for a bad row, a pair of another policy's tokens, and where there is no pair.
+    """
+    from nano_rl.imitation.demonstrations import reader_of
+    from nano_rl.preferences.log_pairs import log_pairs
+    from nano_rl.preferences.pairs import pair_rows, read_pairs
+
+    if from_logs == (pairs_file is not None):
+        raise UsageError("give either --pairs FILE, or --from-logs")
+    if pairs_file is not None:
+        pairs = read_pairs(pairs_file)
+    else:
+        found = log_pairs(open_log(log), seed=seed)
+        say(found.refused)
+        if not found.pairs:
+            raise UsageError(no_pair(found.refused))
+        pairs = list(found.pairs)
+    vocabulary = int(opened.loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    rows = pair_rows(pairs, reader_of(opened), vocabulary=vocabulary)
+    encoded = sum(row.encoded for row in rows)
+    exact = f"{len(rows) - encoded} with the tokens that were logged"
+    print(f"pairs: {len(rows)}, {exact}, {encoded} text-only, encoded here by the template", file=sys.stderr)
+    return rows
+
+
+def say(refused: Counter[str]) -> None:
+    """What made no pair, a line a reason, on stderr."""
+    for reason, count in refused.most_common():
+        print(f"left out: {count} ({reason})", file=sys.stderr)
+
+
+def no_pair(refused: Counter[str]) -> str:
+    """Why a log made none, and what would help."""
+    for reason, _ in refused.most_common():
+        for symptom, advice in _JUDGES.items():
+            if symptom in reason:
+                return f"the log holds no preference pair: {advice}"
+    return (
+        "the log holds no preference pair: it needs a success and a failure of one task, or feedback;"
+        " nano-rl rollout --group-size 4 adds runs"
+    )
+
+
+_JUDGES = {
+    "judge_unparseable": "the judge's answers name no winner; a larger model would",
+    "judge_injectable": "the judge prefers wrong work that tells it to; name a better one",
+    "judge_": "the judge did not answer (see above); check --judge-url and --judge-model",
+}
+"""what a failure of the judge asks for, the particular ones first"""
+
+
+def trained_tasks(pairs: Iterable[PairRows]) -> list[PairTask]:
+    return [pair.task for pair in pairs if pair.task is not None]
+
+
+def trained_runs(pairs: Iterable[PairRows]) -> list[str]:
+    return sorted({run for pair in pairs for run in pair.run_ids})

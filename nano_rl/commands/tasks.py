@@ -1,0 +1,290 @@
+"""`nano-rl tasks`: make, check, list, import, export and serve tasks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.table import Table
+from typer import Argument, Option
+
+from nano_coder.commands.options import open_log
+from nano_rl.commands.options import Jobs, KeepGoing, Log, Seed, TaskFile
+from nano_rl.tasks.make import draw_tasks, read_tasks, refuse_unwritable, write_tasks
+from nano_rl.tasks.suite import TaskSuite, find_suite, suite_names
+from nano_shared.command_line import JsonOption
+from nano_shared.console import Console
+from nano_shared.errors import ConfigError, UsageError
+from nano_shared.extensions import extension_names, is_file_reference
+from nano_shared.refusal import Refusal, first_problem
+from nano_shared.types import Split, Task
+
+if TYPE_CHECKING:
+    from nano_rl.tasks.check import TaskFinding
+
+
+def make(
+    suite: Annotated[str, Option(help="See nano-rl tasks list --suites.")] = "functions",
+    levels: Annotated[
+        str, Option("--level", help="One level, or a range such as 0-3; else those of the suite up to 3.")
+    ] = "",
+    views: Annotated[
+        list[str] | None,
+        Option("--view", help="Views, separated by commas or given apart; else all of the levels."),
+    ] = None,
+    n: Annotated[int, Option("-n", min=1, help="Number of tasks.")] = 200,
+    seed: Seed = 0,
+    split: Annotated[Split, Option(help="Of the program families.")] = Split.TRAIN,
+    out: Annotated[Path | None, Option(help="File; default from the options.")] = None,
+    check: Annotated[
+        bool, Option("--check", help="Draw until N tasks are admitted, as by nano-rl tasks check.")
+    ] = False,
+    jobs: Jobs = 2,
+) -> int:
+    """Make N tasks into a JSON lines file. Train and test share no program family."""
+    supply = find_suite(suite)
+    chosen = parse_levels(levels) if levels else _usual_levels(supply)
+    levels = levels or f"{chosen[0]}-{chosen[-1]}"
+    drawn = draw_tasks(
+        suite=suite,
+        levels=chosen,
+        seed=seed,
+        split=split,
+        views=tuple(view for named in views or () for view in named.split(",")),
+    )
+    name = supply.name if is_file_reference(suite) else suite
+    target = out or Path(f"{name}-{levels}-{split}-{seed}.jsonl")
+    refuse_unwritable(target)
+    tasks = _admitted(drawn, n, jobs) if check else list(itertools.islice(drawn, n))
+    write_tasks(target, tasks)
+    print(target)
+    return 0
+
+
+def _admitted(drawn: Iterator[Task], n: int, jobs: int) -> list[Task]:
+    from nano_rl.commands.progress import bar
+    from nano_rl.tasks.admission import admitted_tasks
+
+    with bar("admitted", n) as progress:
+        tasks, findings = admitted_tasks(
+            drawn, n, jobs=jobs, on_task=lambda found: progress.advance() if found.admitted else None
+        )
+    print_findings(findings)
+    return tasks
+
+
+def _usual_levels(suite: TaskSuite) -> tuple[int, ...]:
+    known = sorted({view.level for view in suite.views})
+    return tuple(level for level in known if level <= 3) or tuple(known)
+
+
+def parse_levels(text: str) -> tuple[int, ...]:
+    """`2` or `0-3` as levels. Raises UsageError for anything else."""
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if match is None or (match[2] and int(match[2]) < int(match[1])):
+        raise UsageError(f"--level {text!r} is neither a level nor a range such as 0-3")
+    return tuple(range(int(match[1]), int(match[2] or match[1]) + 1))
+
+
+SHOWN = 20
+"""refused tasks that the report names"""
+
+
+def check(
+    file: TaskFile,
+    out: Annotated[Path | None, Option(help="Write the admitted tasks to this file.")] = None,
+    against: Annotated[
+        list[Path] | None,
+        Option(help="A task file whose programs must not occur, as the held-out tasks; repeatable."),
+    ] = None,
+    as_json: JsonOption = False,
+    jobs: Jobs = 2,
+    log: Log = None,
+) -> int:
+    """Run every task's oracle, starter and mutants. Exit code 1 where a task is refused and no --out takes
+    the others, or where none is admitted."""
+    from nano_rl.commands.progress import bar
+    from nano_rl.tasks.admission import check_tasks, programs_of, without_repeats
+
+    tasks = read_tasks(file)
+    others: dict[str, str] = {}
+    for other in against or ():
+        others |= programs_of(read_tasks(other), other.name)
+    if out is not None:
+        refuse_unwritable(out)
+    borrowed = any(task.snapshot for task in tasks)  # their files lie in the log that they were made from
+    blobs = open_log(log).blobs.address if borrowed else None
+    findings, admitted = [], []
+    with bar("checked", len(tasks)) as progress:
+        found = check_tasks(tasks, jobs=min(jobs, len(tasks)), blobs=blobs)
+        for task, finding in without_repeats(found, others=others):
+            findings.append(finding)
+            if finding.admitted:
+                admitted.append(task)
+            progress.advance()
+    if out is not None and admitted:
+        write_tasks(out, admitted)
+    if as_json:
+        rows = [finding.as_json() for finding in findings]
+        print(json.dumps({"tasks": len(tasks), "admitted": len(admitted), "findings": rows}))
+    else:
+        print_findings(findings)
+    if out is not None and not as_json:
+        print(out if admitted else f"{out} is not written: no task is admitted")
+    return int(not admitted if out is not None else len(admitted) < len(tasks))
+
+
+def print_findings(findings: Sequence[TaskFinding]) -> None:
+    """A table by level and view, and the refused tasks with their reasons."""
+    console = Console(width=160) if not Console().is_terminal else Console()
+    groups: dict[tuple[str, str], list[TaskFinding]] = defaultdict(list)
+    for finding in findings:
+        level = "-" if finding.level is None else str(finding.level)
+        groups[level, finding.view or "-"].append(finding)
+    table = Table("level", "view", "tasks", "admitted", "mutants killed", "seconds a task", box=None)
+    for (level, view), members in sorted(groups.items()):
+        rates = [m.kill_rate for m in members if m.kill_rate is not None]
+        table.add_row(
+            level, view, str(len(members)), str(sum(m.admitted for m in members)),
+            f"{sum(rates) / len(rates):.1%}" if rates else "no program",
+            f"{sum(m.seconds for m in members) / len(members):.2f}",
+        )  # fmt: skip
+    console.print(table)
+    refused = [finding for finding in findings if not finding.admitted]
+    for finding in refused[:SHOWN]:
+        console.print(f"refused {finding.key}: {'; '.join(finding.reasons)}", soft_wrap=True)
+    if len(refused) > SHOWN:
+        console.print(f"and {len(refused) - SHOWN} more refused; --json names them all")
+    console.print(f"{len(findings) - len(refused)} of {len(findings)} tasks admitted")
+
+
+def list_tasks(
+    file: Annotated[Path | None, Argument(metavar="FILE", help="JSON lines of tasks.")] = None,
+    suites: Annotated[bool, Option("--suites", help="Every suite with its levels and views.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """What is in a task file: tasks by level, view and split. With --suites: what can be made."""
+    if suites == (file is not None):
+        raise UsageError("name a task file, or give --suites to see what can be made")
+    rows = _suite_rows() if file is None else _task_rows(file)
+    if as_json:
+        print(json.dumps(rows))
+        return 0
+    columns = ("suite", "level", "views", "about") if file is None else ("level", "view", "split", "tasks")
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*(str(row[column]) for column in columns))
+    Console().print(table)
+    return 0
+
+
+def _task_rows(file: Path) -> list[dict[str, Any]]:
+    counts = Counter((task.level, task.view, task.split) for task in read_tasks(file))
+    return [
+        {"level": level, "view": view, "split": split, "tasks": count}
+        for (level, view, split), count in sorted(counts.items(), key=str)
+    ]
+
+
+def _suite_rows() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name in suite_names():
+        suite = find_suite(name)
+        for level in sorted({view.level for view in suite.views}):
+            named = (v.name + (" (by name only)" if v.extra else "") for v in suite.views if v.level == level)
+            rows.append({"suite": name, "level": level, "views": ", ".join(named), "about": suite.about})
+    return rows
+
+
+def import_tasks(
+    source: Annotated[Path, Argument(metavar="SOURCE", help="A file or a folder.")],
+    name: Annotated[
+        str | None,
+        Option(
+            "--from",
+            help=f"Format, if not by what is there: {', '.join(extension_names('nano.task_formats'))}.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, Option(help="If not SOURCE.tasks.jsonl.")] = None,
+    repo: Annotated[Path | None, Option(help="Of swe-bench rows: a git repository.")] = None,
+    log: Log = None,
+    keep_going: KeepGoing = False,
+) -> int:
+    """Read SOURCE, a file or a folder, into a task file. Nothing is left out in silence."""
+    from nano_rl.commands.progress import report
+    from nano_rl.formats import find_format, guess_format
+    from nano_rl.formats.row_format import ReadOptions
+
+    format = find_format(name) if name else guess_format(source)
+    blobs = open_log(log, create=True).blobs if repo is not None else None
+    found = list(format.read(source, ReadOptions(repo=repo, blobs=blobs)))
+    refusals = [item for item in found if isinstance(item, Refusal)]
+    tasks = [item for item in found if not isinstance(item, Refusal)]
+    if not keep_going:
+        first_problem(refusals)
+    if not found:
+        raise UsageError(f"{source}: holds no task of the format {format.name}")
+    target = out or source.with_name(f"{Path(os.path.realpath(source)).name}.tasks.jsonl")
+    if tasks:
+        write_tasks(target, tasks)
+    ungraded = sum(task.hidden is None and task.check is None for task in tasks)
+    note = f"{ungraded} of them without a check that can be computed here" if ungraded else ""
+    return report(target, len(tasks), refusals, note)
+
+
+def export_tasks(
+    file: TaskFile,
+    name: Annotated[str, Option("--to", help=f"Format: {', '.join(extension_names('nano.task_formats'))}.")],
+    out: Annotated[Path, Option(help="File, or folder of folders.")],
+    keep_going: KeepGoing = False,
+) -> int:
+    """Write the tasks of FILE in another format. What the format cannot carry is refused by name."""
+    from nano_rl.commands.progress import report
+    from nano_rl.formats import find_format
+
+    format, tasks = find_format(name), read_tasks(file)
+    refusals = format.refusals(tasks)
+    if not keep_going:
+        first_problem(refusals)
+    refused = {refusal.where for refusal in refusals}
+    carried = [task for task in tasks if task.key not in refused]
+    if carried:
+        format.write(carried, out)
+    return report(out, len(carried), refusals)
+
+
+def serve(
+    file: TaskFile,
+    host: Annotated[str, Option(help="Callers run code in jails.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one.")] = 8010,
+    sessions: Annotated[int, Option(min=1, help="Open at once.")] = 64,
+    idle: Annotated[float, Option(min=1, help="Seconds after which a session ends.")] = 1800.0,
+    log: Log = None,
+) -> int:
+    """Serve /seed_session, /TOOL and /verify over the tasks of FILE; every session is logged as a run."""
+    tasks = read_tasks(file)
+    if behind := next((task.key for task in tasks if task.earlier), None):
+        raise UsageError(f"{file}: task {behind!r} comes behind others, and sessions have one task each")
+    try:
+        import uvicorn
+
+        from nano_rl.formats.gym_server import GymSessions as Sessions
+        from nano_rl.formats.gym_server import gym_app
+    except ModuleNotFoundError as problem:
+        raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[gym]'") from None
+    from nano_coder.run.redacting_log import redacting_store
+    from nano_coder.sandbox.backend import open_sandbox
+    from nano_rl.formats.episode import Episode
+
+    sandbox, store = open_sandbox(), redacting_store(open_log(log, create=True))
+    held = Sessions(lambda task: Episode(task, sandbox, store), most=sessions, idle_seconds=idle)
+    print(f"{len(tasks)} tasks on http://{host}:{port}", file=sys.stderr)
+    uvicorn.run(gym_app(tasks, held), host=host, port=port, log_level="warning")
+    return 0

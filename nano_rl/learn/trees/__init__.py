@@ -1,1 +1,0 @@
-"""Token trees: every shared prefix of a batch is forwarded once."""

@@ -1,1 +1,0 @@
-"""What a training writes beside its checkpoints: command, events, times and rollouts."""
