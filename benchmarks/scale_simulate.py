@@ -1,0 +1,266 @@
+"""A discrete-event simulation (SimPy) of trainer, engines, agents, tools and graders, against measurement.
+
+    python benchmarks/scale_simulate.py             predicts each training of docs/results/scale_costs.json
+    python benchmarks/scale_simulate.py --write     also 8, 64 and 512 engines; docs/results/scale_simulation.json
+
+Costs are those that `scale_calibrate.py` measured: the tokens and tool times of whole runs are drawn from its
+runs, the rest are means. The rules are nano's: step k begins at version k - K, two steps roll out at a time,
+each by 64 agents and 8 graders; an engine prefills what joins and then decodes a token for each of its rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import simpy
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+AT_ONCE, AGENTS, GRADERS = 2, 64, 8
+"""steps rolled out at a time, and of each the runs and the gradings at a time (nano_rl/gather)"""
+SKIPPED = 2
+BOUND = 20.0
+"""largest error of a prediction of steps an hour, percent"""
+Process = Generator[simpy.Event, Any, Any]
+
+
+@dataclass(kw_only=True)
+class Cluster:
+    """Sizes of what is simulated. `agent_cores`, `store` and `network` are what all runs share."""
+
+    engines: int
+    bound: int
+    prompts: int
+    group: int
+    steps: int
+    sync: float
+    agents: int = AGENTS
+    """runs at a time of a step"""
+    graders: int = GRADERS
+    agent_cores: int = 2
+    trainers: int = 1
+    """ranks among which the tokens of an update are divided"""
+    store: float = 2000.0
+    """turns a second that the log takes"""
+    network: float = 1.25e9
+    """bytes a second of the disk or link from which engines read an adapter"""
+
+
+class Engine:
+    """Continuous batching: rows that join are prefilled together, then each pass gives each row a token."""
+
+    def __init__(self, env: simpy.Environment, costs: dict[str, float]) -> None:
+        self.env, self.costs = env, costs
+        self.rows: dict[simpy.Event, float] = {}
+        """finished -> tokens that are still to be sampled"""
+        self.waiting: list[tuple[simpy.Event, int, int]] = []
+        self.joined, self.busy = env.event(), 0.0
+        env.process(self.run())
+
+    @property
+    def load(self) -> int:
+        return len(self.rows) + len(self.waiting)
+
+    def sample(self, prefill: int, tokens: int) -> simpy.Event:
+        done = self.env.event()
+        self.waiting.append((done, prefill, tokens))
+        if not self.joined.triggered:
+            self.joined.succeed()
+        return done
+
+    def run(self) -> Process:
+        while True:
+            if not self.load:
+                yield self.joined
+            self.joined = self.env.event()
+            began = self.env.now
+            if self.waiting:
+                joining, self.waiting = self.waiting, []
+                yield self.env.timeout(self.costs["prefill"] * sum(size for _, size, _ in joining))
+                self.rows |= {done: float(tokens) for done, _, tokens in joining}
+            step = self.costs["token"] + self.costs["row"] * len(self.rows)
+            # until a row ends or another joins nothing changes
+            least = self.env.timeout(step * min(self.rows.values()))
+            start = self.env.now
+            yield least | self.joined if not self.waiting else self.env.timeout(step)
+            passes = (self.env.now - start) / step
+            if not least.processed:  # one that joins waits for the end of a pass
+                rest = (-passes) % 1.0
+                yield self.env.timeout(rest * step)
+                passes += rest
+            self.busy += self.env.now - began
+            self.rows = {done: left - passes for done, left in self.rows.items()}
+            for done in [done for done, left in self.rows.items() if left < 1e-6]:
+                del self.rows[done]
+                done.succeed()
+
+
+@dataclass
+class Training:
+    """One training; `result` after `run`."""
+
+    costs: dict[str, Any]
+    cluster: Cluster
+    seed: int = 0
+    version: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)
+    ages: list[int] = field(default_factory=list)
+    busy: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> dict[str, Any]:
+        self.env, self.draw = simpy.Environment(), Random(self.seed)
+        env, cluster = self.env, self.cluster
+        self.engines = [Engine(env, self.costs["engine"]) for _ in range(cluster.engines)]
+        self.cores = simpy.Resource(env, cluster.agent_cores)
+        self.store = simpy.Resource(env, 1)
+        self.turn = simpy.Resource(env, AT_ONCE)
+        self.done: dict[int, simpy.Event] = {}
+        env.run(env.process(self.train()))
+        return self.result
+
+    def spend(self, name: str, resource: simpy.Resource, seconds: float) -> Process:
+        with resource.request() as mine:
+            yield mine
+            yield self.env.timeout(seconds)
+        self.busy[name] = self.busy.get(name, 0.0) + seconds
+
+    def train(self) -> Process:
+        work, cluster, env = self.costs["work"], self.cluster, self.env
+        begun, marks, waited = 0, {}, 0.0
+        for step in range(cluster.steps):
+            if step == SKIPPED:
+                marks = {"now": env.now, "waited": waited, "engines": sum(e.busy for e in self.engines)}
+                marks |= {f"busy {name}": spent for name, spent in self.busy.items()}
+                self.ages.clear()
+            sync = cluster.sync + work["adapter_bytes"] * cluster.engines / cluster.network
+            yield env.timeout(sync)
+            self.version = step
+            while begun < min(cluster.steps, step + cluster.bound + 1):
+                self.done[begun] = env.process(self.roll_out(begun))
+                begun += 1
+            start = env.now
+            yield self.done[step]
+            waited += env.now - start
+            update = work["update"] + work["update_token"] * self.tokens[step] / cluster.trainers
+            yield env.timeout(update + work["rest"])
+        spent = env.now - marks["now"]
+        steps = cluster.steps - SKIPPED
+        shares = {
+            name: (self.busy[name] - marks.get(f"busy {name}", 0.0)) / spent / size
+            for name, size in (("agent cores", cluster.agent_cores), ("log", 1))
+        }
+        engines = (sum(e.busy for e in self.engines) - marks["engines"]) / spent / cluster.engines
+        idle = (waited - marks["waited"]) / spent
+        self.result = {
+            "steps_an_hour": 3600 * steps / spent, "trainer_idle": idle, "engine_idle": 1 - engines,
+            "staleness": sum(self.ages) / max(1, len(self.ages)),
+            "busy": {"trainer": 1 - idle, "engines": engines, **shares},
+            "tokens_a_second": sum(self.tokens[s] for s in range(SKIPPED, cluster.steps)) / spent,
+        }  # fmt: skip
+
+    def roll_out(self, step: int) -> Process:
+        cluster, env = self.cluster, self.env
+        self.tokens[step] = 0
+        with self.turn.request() as mine:
+            yield mine
+            agents, graders = simpy.Resource(env, cluster.agents), simpy.Resource(env, cluster.graders)
+            runs = [self.episode(step, agents, graders) for _ in range(cluster.prompts * cluster.group)]
+            yield env.all_of([env.process(run) for run in runs])
+
+    def episode(self, step: int, agents: simpy.Resource, graders: simpy.Resource) -> Process:
+        work, env = self.costs["work"], self.env
+        turns = self.draw.choice(work["runs"])
+        engine: Engine | None = None
+        with agents.request() as mine:
+            yield mine
+            yield env.timeout(work["start"])
+            for place, (context, sampled, tool) in enumerate(turns):
+                engine = engine or min(self.engines, key=lambda each: each.load)
+                yield env.timeout(self.costs["engine"]["request"])
+                self.ages += [step - self.version] * sampled
+                yield engine.sample(context, sampled)
+                self.tokens[step] += sampled
+                yield env.timeout(tool)
+                yield from self.spend("agent cores", self.cores, work["cpu_a_turn"])
+                yield from self.spend("log", self.store, 1 / self.cluster.store)
+                if place + 1 < len(turns):
+                    yield env.timeout(max(0.0, work["gap"] - work["cpu_a_turn"]))
+        with graders.request() as mine:
+            yield mine
+            yield env.timeout(work["grade"])
+
+
+def predictions(costs: dict[str, Any], seeds: int = 5) -> list[dict[str, Any]]:
+    """Each measured training, and what the simulation says of it (mean over seeds)."""
+    rows = []
+    for measured in costs["measured"]:
+        cluster = Cluster(
+            engines=measured["engines"], bound=measured["bound"], prompts=costs["prompts"],
+            group=costs["group"], steps=costs["steps"], sync=costs["sync"][measured["engines"] - 1],
+        )  # fmt: skip
+        found = [Training(costs, cluster, seed).run() for seed in range(seeds)]
+        names = ("steps_an_hour", "trainer_idle", "engine_idle", "staleness")
+        said = {name: sum(one[name] for one in found) / seeds for name in names}
+        off = 100 * (said["steps_an_hour"] / measured["steps_an_hour"] - 1)
+        rows.append({**{k: measured[k] for k in ("name", "engines", "bound", *names)}, "said": said, "off": off})
+    return rows
+
+
+def enlarged(costs: dict[str, Any]) -> list[dict[str, Any]]:
+    """8, 64 and 512 engines, 16 runs of a step for each: as it is started today, then without what broke."""
+    rows = []
+    for engines in (1, 8, 64, 512):
+        one = Cluster(
+            engines=engines, bound=4, prompts=costs["prompts"] * engines, group=costs["group"],
+            steps=8 if engines > 64 else 12, sync=costs["sync"][-1],
+        )  # fmt: skip
+        many = Cluster(**{
+            **vars(one), "agents": 16 * engines, "graders": 8 * engines, "agent_cores": 2 * engines,
+            "trainers": engines,
+        })  # fmt: skip
+        for kind, cluster in (("one trainer", one), ("ray, ranks", many)):
+            found = Training(costs, cluster).run()
+            name, share = max(found["busy"].items(), key=lambda item: item[1])
+            limit = name if share > 0.9 else "agents at a time" if kind == "one trainer" else f"{name}?"
+            seconds = 3600 / found["steps_an_hour"]
+            turns = len(costs["work"]["runs"]) and sum(map(len, costs["work"]["runs"])) / len(
+                costs["work"]["runs"]
+            )
+            rows.append(
+                {
+                    "engines": engines, "kind": kind, **found, "bottleneck": limit,
+                    "sync_bytes": costs["work"]["adapter_bytes"] * engines,
+                    "turns_a_second": turns * cluster.prompts * cluster.group / seconds,
+                }
+            )  # fmt: skip
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    asked.add_argument("--costs", type=Path, default=RESULTS / "scale_costs.json")
+    asked.add_argument("--write", action="store_true")
+    given = asked.parse_args()
+    costs = json.loads(given.costs.read_text(encoding="utf-8"))
+    rows = predictions(costs)
+    for row in rows:
+        said = row["said"]
+        print(
+            f"{row['name']:<8} measured {row['steps_an_hour']:6.1f} steps/h, predicted"
+            f" {said['steps_an_hour']:6.1f} ({row['off']:+.1f} %); trainer idle {row['trainer_idle']:.0%}, said"
+            f" {said['trainer_idle']:.0%}; engines {row['engine_idle']:.0%}, said {said['engine_idle']:.0%}"
+        )
+    print("within" if all(abs(row["off"]) <= BOUND for row in rows) else "NOT within", f"{BOUND:g} %")
+    if given.write:
+        told = {"command": "python benchmarks/scale_simulate.py --write", "rows": rows, "larger": enlarged(costs)}
+        (RESULTS / "scale_simulation.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
