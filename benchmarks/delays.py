@@ -1,8 +1,8 @@
 """Delays that stand for larger models and slower tools, where two cores must carry three engines.
 
 `scale_calibrate.py` starts servers and trainers whose code is nano's own, with these in it: an engine sleeps in
-each forward pass, a tool before each call, the trainer in each update. What is asked, sampled, logged, graded,
-loaded and learned stays as it is; only its time is that of the delays.
+each forward pass, a tool after each call, the trainer after each update, for what is left of the time that it is
+to take. What is asked, sampled, logged, graded, loaded and learned stays as it is.
 """
 
 from __future__ import annotations
@@ -11,16 +11,28 @@ import os
 import random
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-ENGINE_PASS, ENGINE_ROW, ENGINE_PREFILL = 0.02, 0.006, 0.0004
+ENGINE_PASS, ENGINE_ROW, ENGINE_PREFILL = 0.05, 0.01, 0.0004
 """seconds of a forward pass, of each row that it decodes, and of each token that it prefills"""
 TOOL_LEAST, TOOL_MOST = 0.5, 5.0
 """seconds of a call, log-uniform: 1.95 s on average"""
-UPDATE, UPDATE_TOKEN = 0.5, 0.004
+UPDATE, UPDATE_TOKEN = 1.0, 0.006
 """seconds of a step's update, and of each sampled token that it learns from"""
 BUSY = "NANO_BENCHMARK_BUSY"
 """names the file to which an engine writes its seconds of work, a double"""
+
+
+@contextmanager
+def lasting(seconds: float) -> Iterator[None]:
+    """Sleep for what the block leaves of the time."""
+    until = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        time.sleep(max(0.0, until - time.monotonic()))
 
 
 def slow_engine() -> None:
@@ -58,13 +70,13 @@ def slow_tools_and_trainer() -> None:
     call, learn, draw = Tool.__call__, Updater.learn, random.Random(0)
 
     def slow_call(self: Tool, *arguments: Any) -> Any:
-        time.sleep(TOOL_LEAST * (TOOL_MOST / TOOL_LEAST) ** draw.random())
-        return call(self, *arguments)
+        with lasting(TOOL_LEAST * (TOOL_MOST / TOOL_LEAST) ** draw.random()):
+            return call(self, *arguments)
 
     def slow_learn(self: Updater, credited: Any, *arguments: Any, **named: Any) -> Any:
         tokens = sum(run.num_sampled_tokens for one in credited for run in one.group.trajectories)
-        time.sleep(UPDATE + UPDATE_TOKEN * tokens)
-        return learn(self, credited, *arguments, **named)
+        with lasting(UPDATE + UPDATE_TOKEN * tokens):
+            return learn(self, credited, *arguments, **named)
 
     Tool.__call__ = slow_call  # type: ignore[method-assign]
     Updater.learn = slow_learn  # type: ignore[method-assign]

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from nano_rl.cli import main
+from nano_rl.cli import cli
 
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
 TRAIN = FOLDER / "train.toml"
@@ -24,12 +25,11 @@ def documents(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
 
-def settings(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def settings(arguments: list[str]) -> dict[str, Any]:
     """What `nano-rl train` makes of them, without training."""
-    code = main(["train", *arguments, "--print-config"])
-    shown = capsys.readouterr()
-    assert not code, shown.err
-    return tomllib.loads(shown.out)
+    shown = CliRunner().invoke(cli, ["train", *arguments, "--print-config"])
+    assert shown.exit_code == 0, shown.output
+    return tomllib.loads(shown.output)
 
 
 def trainer_arguments(text: str) -> list[str]:
@@ -49,18 +49,18 @@ def test_a_script_is_bash(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_starts_a_training_that_nano_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = settings(trainer_arguments((FOLDER / name).read_text()), capsys)
+def test_a_script_starts_a_training_that_nano_takes(name: str) -> None:
+    shown = settings(trainer_arguments((FOLDER / name).read_text()))
     assert shown["engine"] == ["http://a:8000/v1", "http://b:8000/v1"]
     assert shown["asynchronous"]
     assert shown["objective"]["max_staleness"] == 2
 
 
-def test_the_ray_job_starts_a_training_on_all_engines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ray_job_starts_a_training_on_all_engines() -> None:
     (job,) = documents("rayjob.yaml")
     program, verb, *arguments = shlex.split(job["spec"]["entrypoint"])
     assert (program, verb) == ("nano-rl", "train")
-    shown = settings([str(TRAIN) if word == "/config/train.toml" else word for word in arguments], capsys)
+    shown = settings([str(TRAIN) if word == "/config/train.toml" else word for word in arguments])
     service, engines = documents("engines.yaml")
     assert shown["ray"] == "auto"
     assert shown["engine"] == [
