@@ -1,8 +1,8 @@
 """Delays that stand for larger models and slower tools, where two cores must carry three engines.
 
-`scale_calibrate.py` starts servers and trainers whose code is nano's own, with these in it: an engine sleeps in
-each forward pass, a tool after each call, the trainer after each update, for what is left of the time that it is
-to take. What is asked, sampled, logged, graded, loaded and learned stays as it is.
+`scale_calibrate.py` starts servers and trainers whose code is nano's own, with these in it: an engine sleeps
+in each forward pass, a tool after each call, the trainer after each update, for what is left of the time that
+it is to take. What is asked, sampled, logged, graded, loaded and learned stays as it is.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import random
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-ENGINE_PASS, ENGINE_ROW, ENGINE_PREFILL = 0.05, 0.01, 0.0004
-"""seconds of a forward pass, of each row that it decodes, and of each token that it prefills"""
+ENGINE_PASS, ENGINE_ROW, ENGINE_PREFILL = 0.2, 0.1, 0.0004
+"""seconds of a forward pass, of each row that it decodes, and of each token that it prefills; the tiny policy
+answers in some five tokens, which stand for hundreds"""
 TOOL_LEAST, TOOL_MOST = 0.5, 5.0
 """seconds of a call, log-uniform: 1.95 s on average"""
 UPDATE, UPDATE_TOKEN = 1.0, 0.006
@@ -41,6 +43,8 @@ def slow_engine() -> None:
 
     prefill, decode, busy = ContinuousDecoder._prefill, ContinuousDecoder._decode, [0.0]
     file = os.open(os.environ[BUSY], os.O_RDWR | os.O_CREAT)
+    # each adapter of a server has a thread and a batch of its own; they share the device
+    device = threading.Lock()
 
     def spend(seconds: float, began: float) -> None:
         time.sleep(max(0.0, seconds - (time.monotonic() - began)))
@@ -48,14 +52,16 @@ def slow_engine() -> None:
         os.pwrite(file, struct.pack("d", busy[0]), 0)
 
     def slow_prefill(self: Any, segments: Any) -> Any:
-        began, logits = time.monotonic(), prefill(self, segments)
-        tokens = sum(len(segment.ids) for segment in segments)
-        spend(ENGINE_PASS + ENGINE_PREFILL * tokens if tokens else 0.0, began)
+        with device:
+            began, logits = time.monotonic(), prefill(self, segments)
+            tokens = sum(len(segment.ids) for segment in segments)
+            spend(ENGINE_PASS + ENGINE_PREFILL * tokens if tokens else 0.0, began)
         return logits
 
     def slow_decode(self: Any, draft_tokens: Any) -> Any:
-        began, logits = time.monotonic(), decode(self, draft_tokens)
-        spend(ENGINE_PASS + ENGINE_ROW * len(draft_tokens), began)
+        with device:
+            began, logits = time.monotonic(), decode(self, draft_tokens)
+            spend(ENGINE_PASS + ENGINE_ROW * len(draft_tokens), began)
         return logits
 
     ContinuousDecoder._prefill = slow_prefill  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Measures what `scale_simulate.py` reckons with: engines, agents, tools, graders, updates, syncs; and trainings.
+"""Measures the costs of engines, agents, tools, graders, updates and syncs, and trainings to compare with.
 
     python benchmarks/scale_calibrate.py --out FOLDER [--steps 10] [--engines 1 2 3]
 
@@ -72,8 +72,9 @@ class SlowEngine(EngineProcess):
 
 
 def measure_engine(home: Path, model: Path) -> dict[str, float]:
-    """Seconds of a request (`request`), of a token that is prefilled (`prefill`) and decoded (`token`), and of
-    a row beside it in the batch (`row`): latency = request + prefill p + n (token + row B)."""
+    """Seconds of a request (`request`), of a token that is prefilled (`prefill`) and decoded (`token`), and
+    of each row of the batch meanwhile (`row`): latency = request + prefill p B + (n - 1) (token + row B),
+    since the first token comes with the prefill."""
     draw, features, seconds = Random(0), [], []
     with SlowEngine(home, 9) as engine:
         engine.begin(model)
@@ -88,12 +89,12 @@ def measure_engine(home: Path, model: Path) -> dict[str, float]:
             answer = httpx.post(f"{engine.url}/completions", json=body, timeout=300).json()
             spent, found = time.monotonic() - began, len(answer["choices"][0]["token_ids"])
             # those that came at once are prefilled together, before any of them decodes
-            features.append([1.0, size * at_once, found, found * at_once])
+            features.append([1.0, size * at_once, found - 1, (found - 1) * at_once])
             seconds.append(spent)
 
         for at_once in (1, 2, 4, 8, 16):
             with ThreadPoolExecutor(at_once) as threads:
-                for size, new in ((60, 8), (60, 32), (300, 8), (300, 32)):
+                for size, new in ((60, 3), (60, 8), (300, 3), (300, 8)):
                     for done in [threads.submit(ask, size, new, at_once) for _ in range(at_once)]:
                         done.result()
     found, *_ = np.linalg.lstsq(np.array(features), np.array(seconds), rcond=None)

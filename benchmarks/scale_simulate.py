@@ -1,7 +1,7 @@
 """A discrete-event simulation (SimPy) of trainer, engines, agents, tools and graders, against measurement.
 
     python benchmarks/scale_simulate.py             predicts each training of docs/results/scale_costs.json
-    python benchmarks/scale_simulate.py --write     also 8, 64 and 512 engines; docs/results/scale_simulation.json
+    python benchmarks/scale_simulate.py --write     also 8, 64 and 512 engines; writes scale_simulation.json
 
 Costs are those that `scale_calibrate.py` measured: the tokens and tool times of whole runs are drawn from its
 runs, the rest are means. The rules are nano's: step k begins at version k - K, two steps roll out at a time,
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +24,8 @@ import simpy
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 AT_ONCE, AGENTS, GRADERS = 2, 64, 8
 """steps rolled out at a time, and of each the runs and the gradings at a time (nano_rl/gather)"""
+PROBE = 64, 8
+"""tokens that a probe prefills and samples on each engine after an update"""
 SKIPPED = 2
 BOUND = 20.0
 """largest error of a prediction of steps an hour, percent"""
@@ -39,6 +42,7 @@ class Cluster:
     group: int
     steps: int
     sync: float
+    """seconds to write an adapter, and to load it, without its probes"""
     agents: int = AGENTS
     """runs at a time of a step"""
     graders: int = GRADERS
@@ -52,12 +56,16 @@ class Cluster:
 
 
 class Engine:
-    """Continuous batching: rows that join are prefilled together, then each pass gives each row a token."""
+    """Continuous batching: rows that join are prefilled together, then each pass gives each row a token.
+
+    `nano-coder serve` has a batch for each adapter, so that rows of two versions take two passes.
+    """
 
     def __init__(self, env: simpy.Environment, costs: dict[str, float]) -> None:
         self.env, self.costs = env, costs
         self.rows: dict[simpy.Event, float] = {}
         """finished -> tokens that are still to be sampled"""
+        self.versions: dict[simpy.Event, int] = {}
         self.waiting: list[tuple[simpy.Event, int, int]] = []
         self.joined, self.busy = env.event(), 0.0
         env.process(self.run())
@@ -66,8 +74,9 @@ class Engine:
     def load(self) -> int:
         return len(self.rows) + len(self.waiting)
 
-    def sample(self, prefill: int, tokens: int) -> simpy.Event:
+    def sample(self, version: int, prefill: int, tokens: int) -> simpy.Event:
         done = self.env.event()
+        self.versions[done] = version
         self.waiting.append((done, prefill, tokens))
         if not self.joined.triggered:
             self.joined.succeed()
@@ -77,27 +86,40 @@ class Engine:
         while True:
             if not self.load:
                 yield self.joined
-            self.joined = self.env.event()
+            if self.joined.triggered:
+                self.joined = self.env.event()
             began = self.env.now
             if self.waiting:
                 joining, self.waiting = self.waiting, []
                 yield self.env.timeout(self.costs["prefill"] * sum(size for _, size, _ in joining))
-                self.rows |= {done: float(tokens) for done, _, tokens in joining}
-            step = self.costs["token"] + self.costs["row"] * len(self.rows)
+                for done, _, tokens in joining:
+                    if tokens > 1:  # the first comes with the prefill
+                        self.rows[done] = tokens - 1.0
+                    else:
+                        self.end(done)
+                if not self.rows:
+                    self.busy += self.env.now - began
+                    continue
+            versions = len({self.versions[done] for done in self.rows})
+            step = self.costs["token"] * versions + self.costs["row"] * len(self.rows)
             # until a row ends or another joins nothing changes
             least = self.env.timeout(step * min(self.rows.values()))
             start = self.env.now
             yield least | self.joined if not self.waiting else self.env.timeout(step)
             passes = (self.env.now - start) / step
             if not least.processed:  # one that joins waits for the end of a pass
-                rest = (-passes) % 1.0
-                yield self.env.timeout(rest * step)
-                passes += rest
+                whole = math.ceil(passes - 1e-6)
+                yield self.env.timeout(max(0.0, whole - passes) * step)
+                passes = whole
             self.busy += self.env.now - began
             self.rows = {done: left - passes for done, left in self.rows.items()}
             for done in [done for done, left in self.rows.items() if left < 1e-6]:
                 del self.rows[done]
-                done.succeed()
+                self.end(done)
+
+    def end(self, done: simpy.Event) -> None:
+        del self.versions[done]
+        done.succeed()
 
 
 @dataclass
@@ -127,6 +149,9 @@ class Training:
         with resource.request() as mine:
             yield mine
             yield self.env.timeout(seconds)
+        self.note(name, seconds)
+
+    def note(self, name: str, seconds: float) -> None:
         self.busy[name] = self.busy.get(name, 0.0) + seconds
 
     def train(self) -> Process:
@@ -137,8 +162,10 @@ class Training:
                 marks = {"now": env.now, "waited": waited, "engines": sum(e.busy for e in self.engines)}
                 marks |= {f"busy {name}": spent for name, spent in self.busy.items()}
                 self.ages.clear()
-            sync = cluster.sync + work["adapter_bytes"] * cluster.engines / cluster.network
-            yield env.timeout(sync)
+            start = env.now
+            yield env.timeout(cluster.sync + work["adapter_bytes"] * cluster.engines / cluster.network)
+            yield env.all_of([engine.sample(step, *PROBE) for engine in self.engines])
+            self.note("trainer", env.now - start)
             self.version = step
             while begun < min(cluster.steps, step + cluster.bound + 1):
                 self.done[begun] = env.process(self.roll_out(begun))
@@ -148,18 +175,23 @@ class Training:
             waited += env.now - start
             update = work["update"] + work["update_token"] * self.tokens[step] / cluster.trainers
             yield env.timeout(update + work["rest"])
+            self.note("trainer", update + work["rest"])
         spent = env.now - marks["now"]
         steps = cluster.steps - SKIPPED
+        sizes = {
+            "trainer": 1, "agents at a time": AT_ONCE * cluster.agents, "graders": AT_ONCE * cluster.graders,
+            "cores of agents": cluster.agent_cores, "log": 1,
+        }  # fmt: skip
         shares = {
             name: (self.busy[name] - marks.get(f"busy {name}", 0.0)) / spent / size
-            for name, size in (("agent cores", cluster.agent_cores), ("log", 1))
+            for name, size in sizes.items()
         }
         engines = (sum(e.busy for e in self.engines) - marks["engines"]) / spent / cluster.engines
         idle = (waited - marks["waited"]) / spent
         self.result = {
             "steps_an_hour": 3600 * steps / spent, "trainer_idle": idle, "engine_idle": 1 - engines,
             "staleness": sum(self.ages) / max(1, len(self.ages)),
-            "busy": {"trainer": 1 - idle, "engines": engines, **shares},
+            "busy": {"engines": engines, **shares},
             "tokens_a_second": sum(self.tokens[s] for s in range(SKIPPED, cluster.steps)) / spent,
         }  # fmt: skip
 
@@ -178,21 +210,28 @@ class Training:
         engine: Engine | None = None
         with agents.request() as mine:
             yield mine
+            began = env.now
             yield env.timeout(work["start"])
             for place, (context, sampled, tool) in enumerate(turns):
                 engine = engine or min(self.engines, key=lambda each: each.load)
                 yield env.timeout(self.costs["engine"]["request"])
                 self.ages += [step - self.version] * sampled
-                yield engine.sample(context, sampled)
+                yield engine.sample(self.version, context, sampled)
                 self.tokens[step] += sampled
                 yield env.timeout(tool)
-                yield from self.spend("agent cores", self.cores, work["cpu_a_turn"])
+                yield from self.spend("cores of agents", self.cores, work["cpu_a_turn"])
                 yield from self.spend("log", self.store, 1 / self.cluster.store)
                 if place + 1 < len(turns):
                     yield env.timeout(max(0.0, work["gap"] - work["cpu_a_turn"]))
-        with graders.request() as mine:
-            yield mine
-            yield env.timeout(work["grade"])
+        self.note("agents at a time", env.now - began)
+        yield from self.spend("graders", graders, work["grade"])
+
+
+def without_probe(costs: dict[str, Any], engines: int) -> float:
+    """Seconds of a sync, as measured on idle engines, less those of its probe."""
+    engine, (size, tokens) = costs["engine"], PROBE
+    probe = engine["prefill"] * size + (tokens - 1) * (engine["token"] + engine["row"])
+    return max(0.0, float(costs["sync"][engines - 1]) - probe)
 
 
 def predictions(costs: dict[str, Any], seeds: int = 5) -> list[dict[str, Any]]:
@@ -201,41 +240,44 @@ def predictions(costs: dict[str, Any], seeds: int = 5) -> list[dict[str, Any]]:
     for measured in costs["measured"]:
         cluster = Cluster(
             engines=measured["engines"], bound=measured["bound"], prompts=costs["prompts"],
-            group=costs["group"], steps=costs["steps"], sync=costs["sync"][measured["engines"] - 1],
+            group=costs["group"], steps=costs["steps"], sync=without_probe(costs, measured["engines"]),
         )  # fmt: skip
         found = [Training(costs, cluster, seed).run() for seed in range(seeds)]
         names = ("steps_an_hour", "trainer_idle", "engine_idle", "staleness")
         said = {name: sum(one[name] for one in found) / seeds for name in names}
         off = 100 * (said["steps_an_hour"] / measured["steps_an_hour"] - 1)
-        rows.append({**{k: measured[k] for k in ("name", "engines", "bound", *names)}, "said": said, "off": off})
+        rows.append(
+            {**{k: measured[k] for k in ("name", "engines", "bound", *names)}, "said": said, "off": off}
+        )
     return rows
 
 
 def enlarged(costs: dict[str, Any]) -> list[dict[str, Any]]:
-    """8, 64 and 512 engines, 16 runs of a step for each: as it is started today, then without what broke."""
-    rows = []
+    """1 to 512 engines with 16 runs of a step for each: on one trainer as it is started without more, and
+    with agents and graders on Ray and ranks that grow with the engines."""
+    work, rows = costs["work"], []
+    turns = sum(map(len, work["runs"])) / len(work["runs"])
     for engines in (1, 8, 64, 512):
-        one = Cluster(
+        alone = Cluster(
             engines=engines, bound=4, prompts=costs["prompts"] * engines, group=costs["group"],
-            steps=8 if engines > 64 else 12, sync=costs["sync"][-1],
+            steps=12 if engines < 512 else 8, sync=without_probe(costs, 1),
         )  # fmt: skip
-        many = Cluster(**{
-            **vars(one), "agents": 16 * engines, "graders": 8 * engines, "agent_cores": 2 * engines,
+        more = {
+            "agents": 16 * engines,
+            "graders": 8 * engines,
+            "agent_cores": 2 * engines,
             "trainers": engines,
-        })  # fmt: skip
-        for kind, cluster in (("one trainer", one), ("ray, ranks", many)):
+        }
+        for kind, cluster in (("alone", alone), ("ray and ranks", replace(alone, **more))):
             found = Training(costs, cluster).run()
             name, share = max(found["busy"].items(), key=lambda item: item[1])
-            limit = name if share > 0.9 else "agents at a time" if kind == "one trainer" else f"{name}?"
             seconds = 3600 / found["steps_an_hour"]
-            turns = len(costs["work"]["runs"]) and sum(map(len, costs["work"]["runs"])) / len(
-                costs["work"]["runs"]
-            )
+            runs = cluster.prompts * cluster.group
             rows.append(
                 {
-                    "engines": engines, "kind": kind, **found, "bottleneck": limit,
-                    "sync_bytes": costs["work"]["adapter_bytes"] * engines,
-                    "turns_a_second": turns * cluster.prompts * cluster.group / seconds,
+                    "engines": engines, "kind": kind, **found, "bottleneck": name, "bottleneck_busy": share,
+                    "runs_a_second": runs / seconds, "turns_a_second": turns * runs / seconds,
+                    "sync_bytes": work["adapter_bytes"] * engines,
                 }
             )  # fmt: skip
             print(json.dumps(rows[-1]), flush=True)
@@ -253,12 +295,17 @@ def main() -> None:
         said = row["said"]
         print(
             f"{row['name']:<8} measured {row['steps_an_hour']:6.1f} steps/h, predicted"
-            f" {said['steps_an_hour']:6.1f} ({row['off']:+.1f} %); trainer idle {row['trainer_idle']:.0%}, said"
-            f" {said['trainer_idle']:.0%}; engines {row['engine_idle']:.0%}, said {said['engine_idle']:.0%}"
+            f" {said['steps_an_hour']:6.1f} ({row['off']:+.1f} %); trainer idle {row['trainer_idle']:.0%},"
+            f" said {said['trainer_idle']:.0%}; engines {row['engine_idle']:.0%},"
+            f" said {said['engine_idle']:.0%}"
         )
     print("within" if all(abs(row["off"]) <= BOUND for row in rows) else "NOT within", f"{BOUND:g} %")
     if given.write:
-        told = {"command": "python benchmarks/scale_simulate.py --write", "rows": rows, "larger": enlarged(costs)}
+        told = {
+            "command": "python benchmarks/scale_simulate.py --write",
+            "rows": rows,
+            "larger": enlarged(costs),
+        }
         (RESULTS / "scale_simulation.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,8 +1,9 @@
-"""Trains on ranks (torchrun, FSDP2) while a random rank is killed at random moments; the same command goes on.
+"""Trains on ranks (torchrun, FSDP2) that are killed at random moments; the same command goes on.
 
 Each kill is SIGKILL to one rank, drawn evenly, at a moment drawn evenly over the time that an undisturbed
-training takes: while it starts, rolls out, updates, or saves. A training that was killed is started again until
-it ends; then its weights must equal those of the undisturbed one bit for bit, with each step trained once.
+training takes: while it starts, rolls out, updates, or saves. A training that was killed is started again
+until it ends; then its weights must equal those of the undisturbed one bit for bit, with each step trained
+once.
 
     python integration/ranks_killed.py --kills 30 --ranks 2
 """
@@ -39,10 +40,10 @@ END_SECONDS = 120.0
 
 def start(home: Path, name: str, ranks: int, steps: int) -> subprocess.Popen[bytes]:
     arguments = [
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "nano_rl", "train",
-        "--name", name, "--model", str(home / "tiny"), "--tasks", str(home / "tasks.jsonl"), "--steps",
-        str(steps), "--prompts", "2", "--group-size", "4", "--reward", "py:remote_engine:parity=1", "--set",
-        "guards.patience=1000", "--limit", "max_completion_tokens=6", "--limit", "max_turns=1",
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+        "-m", "nano_rl", "train", "--name", name, "--model", str(home / "tiny"),
+        "--tasks", str(home / "tasks.jsonl"), "--steps", str(steps), "--prompts", "2", "--group-size", "4",
+        "--reward", "py:remote_engine:parity=1", "--set", "guards.patience=1000", "--limit", "max_completion_tokens=6", "--limit", "max_turns=1",
     ]  # fmt: skip
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     variables = {**os.environ, "NANO_HOME": str(home), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -67,7 +68,9 @@ def moment(training: Path) -> str:
     return "later" if list(states.glob("[0-9]*")) else "before its first state"
 
 
-def kill_one(training: subprocess.Popen[bytes], seconds: float, draw: random.Random, home: Path) -> str | None:
+def kill_one(
+    training: subprocess.Popen[bytes], seconds: float, draw: random.Random, home: Path
+) -> str | None:
     """Kill a rank after so many seconds; returns when that was, None if the training ended first."""
     end = time.monotonic() + seconds
     while time.monotonic() < end or not list(ranks_of(training.pid)):
@@ -107,7 +110,9 @@ def main() -> None:
         texts = [m.content for task in tasks for m in first_messages(COMPACT_1, task, ())]
         build_tiny(home / "tiny", texts, hidden=32, layers=2, max_positions=512, vocab_size=400)
         began = time.monotonic()
-        assert start(home, "whole", given.ranks, given.steps).wait() == 0, (home / "whole.log").read_text()[-4000:]
+        assert start(home, "whole", given.ranks, given.steps).wait() == 0, (home / "whole.log").read_text()[
+            -4000:
+        ]
         seconds, expected = time.monotonic() - began, check(home, "whole", given.steps)
         print(f"undisturbed: {given.steps} steps on {given.ranks} ranks in {seconds:.0f} s", flush=True)
         trainings = slowest = 0.0
@@ -120,7 +125,9 @@ def main() -> None:
             if when is not None:
                 kills[when] += 1
                 slowest = max(slowest, time.monotonic() - ended)
-                print(f"{kills.total()}: {when}; all ended after {time.monotonic() - ended:.0f} s", flush=True)
+                print(
+                    f"{kills.total()}: {when}; all ended after {time.monotonic() - ended:.0f} s", flush=True
+                )
             elif code != 0:
                 raise SystemExit((home / "killed.log").read_text()[-4000:])
             if saved:
@@ -128,7 +135,10 @@ def main() -> None:
         if start(home, "killed", given.ranks, given.steps).wait() != 0:
             raise SystemExit((home / "killed.log").read_text()[-4000:])
         trainings += finished(home, given.steps, expected)
-    print(f"{kills.total()} kills over {trainings:.0f} trainings, each with the undisturbed weights: {dict(kills)}")
+    print(
+        f"{kills.total()} kills over {trainings:.0f} trainings, all with the undisturbed weights:"
+        f" {dict(kills)}"
+    )
     print(f"all ranks ended {slowest:.0f} s after a kill at most")
 
 
