@@ -39,16 +39,19 @@ END_SECONDS = 120.0
 
 
 def start(home: Path, name: str, ranks: int, steps: int) -> subprocess.Popen[bytes]:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     arguments = [
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-        "-m", "nano_rl", "train", "--name", name, "--model", str(home / "tiny"),
-        "--tasks", str(home / "tasks.jsonl"), "--steps", str(steps), "--prompts", "2", "--group-size", "4",
-        "--reward", "py:remote_engine:parity=1", "--set", "guards.patience=1000", "--limit", "max_completion_tokens=6", "--limit", "max_turns=1",
+        "-m", "nano_rl", "train", "--name", name, "--model", str(home / "tiny"), "--tasks",
+        str(home / "tasks.jsonl"), "--steps", str(steps), "--prompts", "2", "--group-size", "4", "--reward",
+        "py:remote_engine:parity=1", "--set", "guards.patience=1000", "--limit", "max_completion_tokens=6",
+        "--limit", "max_turns=1",
     ]  # fmt: skip
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     variables = {**os.environ, "NANO_HOME": str(home), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     with (home / f"{name}.log").open("ab") as log:
-        return subprocess.Popen([sys.executable, *arguments], env=variables, stdout=log, stderr=log)
+        return subprocess.Popen(
+            [sys.executable, *torchrun, *arguments], env=variables, stdout=log, stderr=log
+        )
 
 
 def ranks_of(parent: int) -> Iterator[int]:
