@@ -73,8 +73,8 @@ class SlowEngine(EngineProcess):
 
 def measure_engine(home: Path, model: Path) -> dict[str, float]:
     """Seconds of a request (`request`), of a token that is prefilled (`prefill`) and decoded (`token`), and
-    of each row of the batch meanwhile (`row`): latency = request + prefill p B + (n - 1) (token + row B),
-    since the first token comes with the prefill."""
+    of each row of the batch meanwhile (`row`): latency = request + prefill p B + n token + (n - 1) row B,
+    since the first token comes with the prefill, which is a pass too."""
     draw, features, seconds = Random(0), [], []
     with SlowEngine(home, 9) as engine:
         engine.begin(model)
@@ -89,7 +89,7 @@ def measure_engine(home: Path, model: Path) -> dict[str, float]:
             answer = httpx.post(f"{engine.url}/completions", json=body, timeout=300).json()
             spent, found = time.monotonic() - began, len(answer["choices"][0]["token_ids"])
             # those that came at once are prefilled together, before any of them decodes
-            features.append([1.0, size * at_once, found - 1, (found - 1) * at_once])
+            features.append([1.0, size * at_once, found, (found - 1) * at_once])
             seconds.append(spent)
 
         for at_once in (1, 2, 4, 8, 16):

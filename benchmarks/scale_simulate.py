@@ -91,7 +91,8 @@ class Engine:
             began = self.env.now
             if self.waiting:
                 joining, self.waiting = self.waiting, []
-                yield self.env.timeout(self.costs["prefill"] * sum(size for _, size, _ in joining))
+                size = sum(prefill for _, prefill, _ in joining)
+                yield self.env.timeout(self.costs["token"] + self.costs["prefill"] * size)
                 for done, _, tokens in joining:
                     if tokens > 1:  # the first comes with the prefill
                         self.rows[done] = tokens - 1.0
@@ -230,7 +231,7 @@ class Training:
 def without_probe(costs: dict[str, Any], engines: int) -> float:
     """Seconds of a sync, as measured on idle engines, less those of its probe."""
     engine, (size, tokens) = costs["engine"], PROBE
-    probe = engine["prefill"] * size + (tokens - 1) * (engine["token"] + engine["row"])
+    probe = engine["prefill"] * size + tokens * engine["token"] + (tokens - 1) * engine["row"]
     return max(0.0, float(costs["sync"][engines - 1]) - probe)
 
 
