@@ -68,6 +68,8 @@ class Engine:
         self.versions: dict[simpy.Event, int] = {}
         self.waiting: list[tuple[simpy.Event, int, int]] = []
         self.joined, self.busy = env.event(), 0.0
+        self.running = 0
+        """requests that the pool has sent"""
         env.process(self.run())
 
     @property
@@ -214,10 +216,12 @@ class Training:
             began = env.now
             yield env.timeout(work["start"])
             for place, (context, sampled, tool) in enumerate(turns):
-                engine = engine or min(self.engines, key=lambda each: each.load)
+                engine = engine or min(self.engines, key=lambda each: each.running)
+                engine.running += 1
                 yield env.timeout(self.costs["engine"]["request"])
                 self.ages += [step - self.version] * sampled
                 yield engine.sample(self.version, context, sampled)
+                engine.running -= 1
                 self.tokens[step] += sampled
                 yield env.timeout(tool)
                 yield from self.spend("cores of agents", self.cores, work["cpu_a_turn"])

@@ -72,3 +72,8 @@ def test_no_token_is_older_than_the_bound_and_steps_ahead_pay(bound: int) -> Non
     found = training.run()
     assert 0 < max(training.ages) <= bound
     assert found["steps_an_hour"] > simulated(**sizes)["steps_an_hour"]
+
+
+def test_two_engines_share_the_runs() -> None:
+    sizes = {"prompts": 4, "group": 4}
+    assert simulated(engines=2, **sizes)["steps_an_hour"] > 1.05 * simulated(engines=1, **sizes)["steps_an_hour"]
