@@ -51,6 +51,8 @@ class Cluster:
     """ranks among which the tokens of an update are divided"""
     store: float = 2000.0
     """turns a second that the log takes"""
+    beside: bool = False
+    """syncs beside updates, which nano does not do: a step begins when its sync is done, and no update waits"""
     network: float = 1.25e9
     """bytes a second of the disk or link from which engines read an adapter"""
 
@@ -159,20 +161,17 @@ class Training:
 
     def train(self) -> Process:
         work, cluster, env = self.costs["work"], self.cluster, self.env
-        begun, marks, waited = 0, {}, 0.0
+        marks, waited, synced = {}, 0.0, None
         for step in range(cluster.steps):
             if step == SKIPPED:
                 marks = {"now": env.now, "waited": waited, "engines": sum(e.busy for e in self.engines)}
                 marks |= {f"busy {name}": spent for name, spent in self.busy.items()}
                 self.ages.clear()
-            start = env.now
-            yield env.timeout(cluster.sync + work["adapter_bytes"] * cluster.engines / cluster.network)
-            yield env.all_of([engine.sample(step, *PROBE) for engine in self.engines])
-            self.note("trainer", env.now - start)
-            self.version = step
-            while begun < min(cluster.steps, step + cluster.bound + 1):
-                self.done[begun] = env.process(self.roll_out(begun))
-                begun += 1
+            if synced is not None:
+                yield synced
+            synced = env.process(self.sync(step))
+            if not cluster.beside or step not in self.done:
+                yield synced
             start = env.now
             yield self.done[step]
             waited += env.now - start
@@ -182,7 +181,7 @@ class Training:
         spent = env.now - marks["now"]
         steps = cluster.steps - SKIPPED
         sizes = {
-            "trainer": 1, "agents at a time": AT_ONCE * cluster.agents, "graders": AT_ONCE * cluster.graders,
+            "trainer": 1, "syncs": 1, "agents at a time": AT_ONCE * cluster.agents, "graders": AT_ONCE * cluster.graders,
             "cores of agents": cluster.agent_cores, "log": 1,
         }  # fmt: skip
         shares = {
@@ -197,6 +196,18 @@ class Training:
             "busy": {"engines": engines, **shares},
             "tokens_a_second": sum(self.tokens[s] for s in range(SKIPPED, cluster.steps)) / spent,
         }  # fmt: skip
+
+    def sync(self, step: int) -> Process:
+        """Publish version `step`, and begin the steps that it allows."""
+        work, cluster, start = self.costs["work"], self.cluster, self.env.now
+        yield self.env.timeout(cluster.sync + work["adapter_bytes"] * cluster.engines / cluster.network)
+        yield self.env.all_of([engine.sample(step, *PROBE) for engine in self.engines])
+        self.note("syncs", self.env.now - start)
+        if not cluster.beside:
+            self.note("trainer", self.env.now - start)
+        self.version = step
+        for begun in range(len(self.done), min(cluster.steps, step + cluster.bound + 1)):
+            self.done[begun] = self.env.process(self.roll_out(begun))
 
     def roll_out(self, step: int) -> Process:
         cluster, env = self.cluster, self.env
@@ -273,7 +284,9 @@ def enlarged(costs: dict[str, Any]) -> list[dict[str, Any]]:
             "agent_cores": 2 * engines,
             "trainers": engines,
         }
-        for kind, cluster in (("alone", alone), ("ray and ranks", replace(alone, **more))):
+        many = replace(alone, **more)
+        kinds = {"alone": alone, "ray and ranks": many, "and syncs beside": replace(many, beside=True)}
+        for kind, cluster in kinds.items():
             found = Training(costs, cluster).run()
             name, share = max(found["busy"].items(), key=lambda item: item[1])
             seconds = 3600 / found["steps_an_hour"]

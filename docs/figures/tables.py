@@ -333,6 +333,7 @@ def scale_larger(data: Row) -> str:
             "mean age": of("{staleness:.1f}"),
             "log, turns a second": of("{turns_a_second:.0f}"),
             "adapters read a sync": lambda row: f"{row['sync_bytes'] / 1e6:.0f} MB",
+            "in syncs": lambda row: f"{row['busy']['syncs']:.0%}",
             "busiest": of("{bottleneck}, {bottleneck_busy:.0%}"),
         },
         data["larger"],
