@@ -52,7 +52,7 @@ class Cluster:
     store: float = 2000.0
     """turns a second that the log takes"""
     beside: bool = False
-    """syncs beside updates, which nano does not do: a step begins when its sync is done, and no update waits"""
+    """syncs beside updates, which nano does not do: steps begin when theirs is done, and no update waits"""
     network: float = 1.25e9
     """bytes a second of the disk or link from which engines read an adapter"""
 
@@ -181,7 +181,8 @@ class Training:
         spent = env.now - marks["now"]
         steps = cluster.steps - SKIPPED
         sizes = {
-            "trainer": 1, "syncs": 1, "agents at a time": AT_ONCE * cluster.agents, "graders": AT_ONCE * cluster.graders,
+            "trainer": 1, "syncs": 1, "agents at a time": AT_ONCE * cluster.agents,
+            "graders": AT_ONCE * cluster.graders,
             "cores of agents": cluster.agent_cores, "log": 1,
         }  # fmt: skip
         shares = {

@@ -48,7 +48,7 @@ def staleness(data: dict[str, Any]) -> str:
             RIGHT + 14, y, [{"clip": "clipped", "no clip": "not clipped"}[kind]], kind=letter, anchor="start"
         )
     svg.text(
-        RIGHT + 14, TOP + 58, [f"lines: mean of {seeds} seeds", "dots: each seed"], small=True, anchor="start"
+        RIGHT + 14, TOP + 58, ["lines: mean of the seeds", "dots: each seed"], small=True, anchor="start"
     )
     return svg.end()
 
