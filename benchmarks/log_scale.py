@@ -158,7 +158,7 @@ COMMAND = """
 import sys
 from nano_rl.cli import cli
 log, model = sys.argv[1:]
-cli.main(["admit", "--log", log, "--model", model, "--fresh", "12", "--json"], standalone_mode=False)
+cli(["admit", "--log", log, "--model", model, "--fresh", "12", "--json"], standalone_mode=False)
 """
 PEAK = f"""
 import sys

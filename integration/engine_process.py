@@ -32,6 +32,9 @@ _VLLM_ARGUMENTS = (
 class EngineProcess:
     """One server. Ends with the block."""
 
+    program = "from nano_coder.cli import main; main()"
+    """of our server"""
+
     def __init__(self, home: Path, number: int = 0, vllm: str | None = None) -> None:
         """`home` gets its log; `vllm` is the Python of an environment with vLLM, in place of our server."""
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -58,7 +61,7 @@ class EngineProcess:
         base = ["--host", "127.0.0.1", "--port", str(self.port)]
         base += ["--model", str(model), "--dtype", dtype] if model else []
         variables = {**os.environ, "NANO_HOME": str(self._home), "NANO_SERVE_ADMIN_KEY": KEY}
-        command = [sys.executable, "-c", "from nano_coder.cli import main; main()", "serve", *base, *more]
+        command = [sys.executable, "-c", self.program, "serve", *base, *more]
         if self._vllm:
             command = [self._vllm, "-m", "vllm.entrypoints.openai.api_server", *base, *_VLLM_ARGUMENTS]
             command += ["--max-model-len", str(positions), *more]

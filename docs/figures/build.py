@@ -19,6 +19,7 @@ from typing import Any
 
 from circle import circle
 from curve import supply
+from scale import engines, staleness
 from tables import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,8 @@ def made() -> Iterator[tuple[Path, str]]:
     """Every file that holds something made from results, and what it ought to hold."""
     yield FIGURES / "circle.svg", circle()
     yield FIGURES / "supply.svg", supply(result("supply_teaches"))
+    yield FIGURES / "staleness.svg", staleness(result("staleness"))
+    yield FIGURES / "engines.svg", engines(result("scale_simulation"))
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         if MARKED.search(text):

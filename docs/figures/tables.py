@@ -303,6 +303,43 @@ def comparison(steps: Row, jails: Row, verdicts: Row) -> str:
     return table({name: lambda row, at=at: row[at] for name, at in columns.items()}, rows)  # type: ignore
 
 
+def scale(data: Row) -> str:
+    def both(name: str, form: str) -> Cell:
+        return lambda row: f"{row[name]:{form}} ({row['said'][name]:{form}})"
+
+    return table(
+        {
+            "engines": of("{engines}"),
+            "": lambda row: "`--async`, bound 4" if row["bound"] else "synchronous",
+            "steps an hour (simulated)": both("steps_an_hour", ".0f"),
+            "off": of("{off:+.0f} %"),
+            "trainer idle": both("trainer_idle", ".0%"),
+            "engines idle": both("engine_idle", ".0%"),
+            "mean age of a token": both("staleness", ".1f"),
+        },
+        data["rows"],
+    )
+
+
+def scale_larger(data: Row) -> str:
+    return table(
+        {
+            "engines": of("{engines}"),
+            "agents and updates": of("{kind}"),
+            "steps an hour": of("{steps_an_hour:.0f}"),
+            "runs a second": of("{runs_a_second:.1f}"),
+            "trainer idle": of("{trainer_idle:.0%}"),
+            "engines idle": of("{engine_idle:.0%}"),
+            "mean age": of("{staleness:.1f}"),
+            "log, turns a second": of("{turns_a_second:.0f}"),
+            "adapters read a sync": lambda row: f"{row['sync_bytes'] / 1e6:.0f} MB",
+            "in syncs": lambda row: f"{row['busy']['syncs']:.0%}",
+            "busiest": of("{bottleneck}, {bottleneck_busy:.0%}"),
+        },
+        data["larger"],
+    )
+
+
 TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "comparison": ("grpo_step sandbox grading", comparison),
     "shipped_policy": ("shipped_policy", shipped_policy),
@@ -319,6 +356,8 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "rlhf": ("rlhf", rlhf),
     "sandbox": ("sandbox", sandbox),
     "grading": ("grading", grading),
+    "scale": ("scale_simulation", scale),
+    "scale_larger": ("scale_simulation", scale_larger),
     "house": ("house", house),
     "house_sizes": ("house", house_sizes),
 }

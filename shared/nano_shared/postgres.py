@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -27,6 +29,7 @@ _CONNECTION = {
     "connect_timeout": "10", "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3",
     "tcp_user_timeout": "60000", "client_encoding": "utf8",
 }  # fmt: skip
+_UNASKED_SECONDS = 1.0
 _CONCURRENT = 32
 """connections of one process, those of claims not counted"""
 
@@ -75,15 +78,39 @@ def engine_of(url: sa.URL, name: str) -> sa.Engine:
     given = {key for key in arguments if key in url.query}
     options = " ".join((_SESSION, *_texts(url.query.get("options"))))
     try:
-        return sa.create_engine(
+        engine = sa.create_engine(
             url.set(drivername="postgresql+psycopg"),
             connect_args={k: v for k, v in arguments.items() if k not in given} | {"options": options},
-            pool_pre_ping=True, max_overflow=_CONCURRENT - 5,
+            max_overflow=_CONCURRENT - 5,
         )  # fmt: skip
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"log {name}: Postgres needs psycopg ({error}); pip install 'nano-rl-coder[postgres]'"
         ) from error
+    sa.event.listen(engine, "checkin", _note_return)
+    sa.event.listen(engine, "checkout", _refuse_dropped)
+    return engine
+
+
+def _note_return(_driver: Any, record: sa.pool.ConnectionPoolEntry) -> None:
+    record.info["returned"] = time.monotonic()
+
+
+def _refuse_dropped(driver: Any, record: sa.pool.ConnectionPoolEntry, _proxy: object) -> None:
+    """Have the pool make a connection anew that the server has dropped.
+
+    One that was used a moment ago is not asked, as `pool_pre_ping` would before every write: what breaks in
+    that moment is repeated.
+    """
+    if time.monotonic() - record.info.get("returned", math.inf) < _UNASKED_SECONDS:
+        return
+    import psycopg
+
+    try:
+        driver.execute("")
+        driver.rollback()
+    except psycopg.Error as error:
+        raise sa.exc.DisconnectionError(str(error)) from error
 
 
 def _texts(value: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -126,6 +153,9 @@ def retrying() -> Retrying:
     )
 
 
+_NUMBER = "SELECT CAST(pg_current_xact_id_if_assigned() AS text)"
+
+
 def write_once(engine: sa.Engine, connection: sa.Connection, work: Callable[[sa.Connection], T]) -> T:
     """Run `work` in one transaction. Raises DBAPIError only where nothing of it was written.
 
@@ -136,7 +166,7 @@ def write_once(engine: sa.Engine, connection: sa.Connection, work: Callable[[sa.
     try:
         with connection.begin():
             result = work(connection)
-            number = connection.scalar(sa.text("SELECT CAST(pg_current_xact_id_if_assigned() AS text)"))
+            number = connection.exec_driver_sql(_NUMBER).scalar()
     except DBAPIError as error:
         if number is None or not _is_lost(error) or not _was_committed(engine, number):
             raise

@@ -198,6 +198,16 @@ def test_idle_connections_that_the_server_drops_are_made_anew(
             assert len(store.get("run1").turns) == index + 1
 
 
+def test_an_idle_connection_is_asked_before_a_reading_that_cannot_be_repeated(
+    postgres_server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "_UNASKED_SECONDS", 0.0)
+    with LogStore.open(url) as store:
+        store.append(a_run())
+        end_connections(postgres_server)
+        assert [run.id for run in store.facts()] == ["run1"]
+
+
 def test_a_write_whose_connection_breaks_midway_is_repeated(
     postgres_server: PostgresServer, url: str
 ) -> None:
