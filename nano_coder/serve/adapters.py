@@ -23,6 +23,7 @@ from nano_shared.checkpoint import (
     latest_checkpoint,
     read_checkpoint,
 )
+from nano_shared.durable import user_path
 from nano_shared.errors import CheckpointError, NanoError, UsageError
 
 MOST_OPENED = 8
@@ -67,7 +68,7 @@ class Adapters:
 
     def load(self, name: str, path: str, *, replace: bool = False) -> None:
         """Open an adapter under a name. Raises BadRequest."""
-        folder = Path(path).expanduser()
+        folder = user_path(path)
         if not 0 < len(name) <= _LONGEST_NAME:
             raise BadRequest(f"lora_name must have 1 to {_LONGEST_NAME} characters", param="lora_name")
         with self._lock:

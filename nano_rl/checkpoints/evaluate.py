@@ -21,7 +21,7 @@ from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.statistics import bootstrap, by_cluster, paired_bootstrap, wilson
 from nano_rl.rewards import outcome
 from nano_shared.checkpoint import MANIFEST, checkpoints_dir
-from nano_shared.durable import file_hash, write_text
+from nano_shared.durable import file_hash, user_path, write_text
 from nano_shared.errors import CheckpointError
 from nano_shared.hashing import content_hash, new_run_id
 from nano_shared.scratch import nano_home
@@ -258,7 +258,7 @@ def stored_evaluations(hash_of_manifest: str | None = None) -> Iterator[Evaluati
 
 def checkpoint_folder(model: str) -> Path | None:
     """The folder of a checkpoint of nano; None for any other model."""
-    candidates = [SHIPPED] if model == "shipped" else [checkpoints_dir() / model, Path(model).expanduser()]
+    candidates = [SHIPPED] if model == "shipped" else [checkpoints_dir() / model, user_path(model)]
     return next((folder for folder in candidates if (folder / MANIFEST).is_file()), None)
 
 
