@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -24,6 +25,7 @@ BODY_SECONDS = 60.0
 """for all of a request's body"""
 _KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+    500: "api_error",
 }  # fmt: skip
 """HTTP status -> OpenAI's type of an error"""
 _CONTEXT_FULL = "This model's maximum context length is exceeded by the messages: "
@@ -71,6 +73,26 @@ def _plain(value: Any) -> Any:
     return value
 
 
+async def refused(request: Request, problem: HTTPException) -> JSONResponse:
+    """The answer where no route takes the path (404) or the method (405)."""
+    asked = f"{request.method} {request.url.path}"
+    if problem.status_code == 405:
+        text = f"{asked} is not served; {problem.headers and problem.headers.get('Allow')} is"
+    else:
+        text = f"{asked} is not served; GET /openapi.json tells what is"
+    answer = error_response(request, BadRequest(text, status=problem.status_code))
+    answer.headers.update(problem.headers or {})
+    return answer
+
+
+async def failed(request: Request, problem: Exception) -> JSONResponse:
+    """The answer to a request at which this server failed; the traceback goes to its stderr alone."""
+    return error_response(request, BadRequest("this server failed; its stderr says how", status=500))
+
+
+ERROR_HANDLERS: Mapping[Any, Any] = {HTTPException: refused, Exception: failed}
+
+
 def error_response(request: Request, problem: NanoError | BadRequest) -> JSONResponse:
     """The answer to a request that failed, in the shape of its API."""
     status, _ = status_of(problem)
@@ -89,8 +111,9 @@ def error_shape(request: Request) -> Callable[[NanoError | BadRequest], dict[str
 
     def of_anthropic(problem: NanoError | BadRequest) -> dict[str, Any]:
         full = "prompt is too long: " if isinstance(problem, ContextFull) else ""
-        message = _sentence(f"{full}{problem}")
-        return {"type": "error", "error": {"type": status_of(problem)[1], "message": message}}
+        message, (status, kind) = _sentence(f"{full}{problem}"), status_of(problem)
+        kind = "request_too_large" if status == 413 else kind
+        return {"type": "error", "error": {"type": kind, "message": message}}
 
     def of_openai(problem: NanoError | BadRequest) -> dict[str, Any]:
         param, code = (getattr(problem, name, None) for name in ("param", "code"))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nano_coder.models.local.row import DecodingRow, allowed_tokens
+from nano_coder.models.local.row import DecodingRow, allowed_tokens, likeliest_tokens
 from nano_coder.models.local.sampler import draw
 
 _JOINED = ("DynamicLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
@@ -182,8 +182,8 @@ class PaddedDecoder:
             logits_BV, [row.request.sampling for row in rows], [row.uniform for row in rows],
             allowed_tokens(rows, logits_BV.shape[1]),
         )  # fmt: skip
-        for row, token, logprob in zip(rows, *drawn, strict=True):
-            row.take(token, logprob)
+        for row, *sampled in zip(rows, *drawn, likeliest_tokens(rows, logits_BV), strict=True):
+            row.take(*sampled)
         ended = [slot for slot in slots if slot.row.finish is not None]
         self._leave(ended)
         return [slot.row for slot in ended]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nano_coder.models.local.sampler import uniforms
+from nano_coder.models.local.sampler import likeliest, uniforms
 from nano_shared import ContextFull, Finish, Sampling, UsageError
 from nano_shared.policy import DecodeIds
 
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
     from nano_coder.models.local.constraint import Constraint
 
-OnToken = Callable[[int, float], bool]
-"""token id and its log-prob -> whether to go on"""
+Likeliest = tuple[tuple[int, float], ...]
+"""the likeliest tokens of a place, likeliest first, with their log-probs"""
+OnToken = Callable[[int, float, Likeliest], bool]
+"""token id, its log-prob, and the likeliest tokens if asked for -> whether to go on"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class GenerationRequest:
     """called for each sampled token, in the thread that steps the engine; False ends the row"""
     constraint: Constraint | None = None
     """the tokens that may be sampled; None: all"""
+    top_logprobs: int = 0
+    """number of likeliest tokens that `on_token` gets"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class DecodingRow:
         """The last `count` tokens of prompt and completion, or all if there are fewer."""
         return [*self.request.ids[-count:], *self.ids[-count:]][-count:]
 
-    def take(self, token: int, logprob: float) -> None:
+    def take(self, token: int, logprob: float, likeliest: Likeliest = ()) -> None:
         """Append a sampled token, and set `finish` if it ends the row."""
         self.ids.append(token)
         self.logprobs.append(logprob)
@@ -107,7 +111,7 @@ class DecodingRow:
             self.finish = Finish.STOP
         elif len(self.ids) == self.limit:
             self.finish = Finish.LENGTH
-        if self.request.on_token is not None and not self.request.on_token(token, logprob):
+        if self.request.on_token is not None and not self.request.on_token(token, logprob, likeliest):
             self.finish = self.finish or Finish.CANCELLED
 
     def sampled(self) -> Sampled:
@@ -122,6 +126,16 @@ class DecodingRow:
         tail = max(len(text.encode()) for text in stop) + 1
         text = self.stop_conditions.decode(self.ids[-tail:])
         return any(end in text for end in stop)
+
+
+def likeliest_tokens(rows: Sequence[DecodingRow], logits_BV: Tensor) -> list[Likeliest]:
+    """[B] of each row, if it asks for them, at its temperature and before top-k, top-p and grammar."""
+    return [
+        likeliest(logits_V, row.request.sampling.temperature, row.request.top_logprobs)
+        if row.request.top_logprobs
+        else ()
+        for row, logits_V in zip(rows, logits_BV, strict=True)
+    ]
 
 
 def allowed_tokens(rows: Sequence[DecodingRow], vocab_size: int) -> dict[int, Tensor]:

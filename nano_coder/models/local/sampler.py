@@ -77,6 +77,13 @@ def draw(
     return tokens_B1[:, 0].tolist(), logprobs_B1[:, 0].tolist()
 
 
+def likeliest(logits_V: Tensor, temperature: float, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` likeliest tokens with their log-probs, likeliest first."""
+    logprobs_V = (logits_V.float() / (temperature or 1.0)).log_softmax(dim=-1)
+    best = logprobs_V.topk(min(count, len(logprobs_V)))
+    return tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+
 def _invert(weights_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
     """[B, 1] tokens where the CDF passes the uniforms.
 
