@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.models.local.constraint import MISSING
@@ -32,6 +32,7 @@ from nano_coder.serve.generation import (
     ServerLimits,
 )
 from nano_coder.serve.http_json import ERROR_HANDLERS, data_line, error_response, read_body
+from nano_coder.serve.openapi import openapi
 from nano_coder.serve.request import BadRequest, ModelRequest
 from nano_coder.serve.served_models import Promoted, ServedModels
 from nano_coder.serve.server_metrics import ServerMetrics
@@ -344,9 +345,14 @@ def serve_app(
         Route("/v1/unload_lora_adapter", _endpoint(server, server.unload_adapter), methods=["POST"]),
         Route("/sessions/{session}", _endpoint(server, server.session)),
         Route("/sessions/{session}/reward", _endpoint(server, server.reward), methods=["POST"]),
+        Route("/openapi.json", _endpoint(server, lambda request: _described(routes))),
         *([Mount("/view", viewer)] if viewer is not None else ()),
     ]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=ERROR_HANDLERS)
+
+
+async def _described(routes: Sequence[BaseRoute]) -> Response:
+    return JSONResponse(openapi(routes))
 
 
 def episode_app(conversations: Conversations) -> Starlette:

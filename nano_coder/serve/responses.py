@@ -28,7 +28,7 @@ from nano_shared.policy import DecodeIds
 from nano_shared.types import Finish, Role
 
 _LOGPROBS = "message.output_text.logprobs"
-_ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
+ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
 
 def read_response(body: Body, longest: int) -> ModelRequest:
@@ -72,7 +72,7 @@ def read_response(body: Body, longest: int) -> ModelRequest:
 def _add(read: list[ClientMessage], item: Body, where: str) -> None:
     match item.get("type", "message"):
         case "message":
-            role = role_of(item, _ROLES, where)
+            role = role_of(item, ROLES, where)
             message = ClientMessage(role=role, text=text_of(item.get("content"), where=where))
             _join(read, message)
         case "function_call" | "custom_tool_call":

@@ -26,6 +26,7 @@ from test_serve import ASK, CALL, JSON, TOOLS, Served
 from nano_coder.agent.dialects.dialect import Dialect
 from nano_coder.agent.dialects.registry import DIALECTS
 from nano_coder.agent.profiles import HERMES_1, find_profile
+from nano_coder.models.local.engine import Engine
 from nano_coder.models.opening import SharedBase, adapter_base_of, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.adapters import Adapters
@@ -770,6 +771,39 @@ def test_a_name_whose_files_changed_answers_by_the_new_weights(
     shutil.copytree(adapter_folders[0], folder, dirs_exist_ok=True)
     load(many, "mine", folder)
     assert right(many, "mine", adapter_folders[0])
+
+
+@pytest.mark.parametrize("kept", ["by content", "by name"])
+def test_stale_kv_would_be_found(
+    many: Served, adapter_folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    """Two requests with one prompt, and between them other weights under the adapter's name and path. With a
+    prefix cache that is kept by name, the second answer's log-probs are not those of the new weights."""
+    if kept == "by name":
+        caches: dict[object, Any] = {}
+        names: dict[object, str] = {}
+        opened, current = SharedBase.open, Engine._current
+
+        def named(base: SharedBase, folder: Path) -> Any:
+            found = opened(base, folder)
+            names[found.policy.engine] = str(folder)  # type: ignore[attr-defined]
+            return found
+
+        def by_name(engine: Engine) -> Any:
+            decoder: Any = current(engine)
+            if engine in names:
+                decoder.cache = caches.setdefault(names[engine], decoder.cache)
+            return decoder
+
+        monkeypatch.setattr(SharedBase, "open", named)
+        monkeypatch.setattr(Engine, "_current", by_name)
+    folder = tmp_path / "mine"
+    shutil.copytree(adapter_folders[0], folder)
+    load(many, "mine", folder)
+    assert right(many, "mine", adapter_folders[0])
+    shutil.copytree(adapter_folders[1], folder, dirs_exist_ok=True)
+    assert load(many, "mine", folder, load_inplace=True).status_code == 200
+    assert right(many, "mine", adapter_folders[1]) == (kept == "by content")
 
 
 def test_a_request_in_flight_ends_on_the_weights_it_began_with(
