@@ -345,19 +345,25 @@ def serve_app(
         Route("/v1/unload_lora_adapter", _endpoint(server, server.unload_adapter), methods=["POST"]),
         Route("/sessions/{session}", _endpoint(server, server.session)),
         Route("/sessions/{session}/reward", _endpoint(server, server.reward), methods=["POST"]),
-        Route("/openapi.json", _endpoint(server, lambda request: _described(routes))),
         *([Mount("/view", viewer)] if viewer is not None else ()),
     ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=ERROR_HANDLERS)
-
-
-async def _described(routes: Sequence[BaseRoute]) -> Response:
-    return JSONResponse(openapi(routes))
+    return _application(server, routes, lifespan=lifespan)
 
 
 def episode_app(conversations: Conversations) -> Starlette:
     """The application of one foreign agent: the APIs alone, so that it cannot reward itself."""
-    return Starlette(routes=_apis(Server(conversations), ""), exception_handlers=ERROR_HANDLERS)
+    server = Server(conversations)
+    return _application(server, _apis(server, ""))
+
+
+def _application(server: Server, routes: Sequence[BaseRoute], **options: Any) -> Starlette:
+    """These routes, and the description of them."""
+
+    async def description(request: Request) -> Response:
+        return JSONResponse(openapi(routes))
+
+    described = Route("/openapi.json", _endpoint(server, description))
+    return Starlette(routes=[*routes, described], exception_handlers=ERROR_HANDLERS, **options)
 
 
 def _apis(server: Server, prefix: str) -> list[Route]:
