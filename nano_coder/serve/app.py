@@ -213,7 +213,10 @@ class Server:
         body = await read_body(request)
         policy = (await self._model_of(body)).policy
         asked = anthropic.read_messages({"max_tokens": 1, **body}, policy.context_limit)
-        count = sum(policy.count(m.text) for m in asked.messages)
+        if isinstance(policy, LocalPolicy):
+            count = len(await asyncio.to_thread(self._conversations.rendered_ids, asked, policy))
+        else:
+            count = sum(policy.count(m.text) for m in asked.messages)
         return JSONResponse({"input_tokens": count})
 
     async def responses(self, request: Request) -> Response:

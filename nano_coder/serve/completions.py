@@ -256,7 +256,7 @@ class CompletionWriter:
         return request.messages[0].text
 
     def _choice(self, index: int, text: str, answer: ModelAnswer | None = None) -> dict[str, Any]:
-        ended = {"finish_reason": None, "stop_reason": None}
+        ended: dict[str, str | None] = {"finish_reason": None, "stop_reason": None}
         if answer is not None:
             stop = split_at_stop(answer.completion)[1]
             ended = {"finish_reason": finish_reason(answer), "stop_reason": stop}

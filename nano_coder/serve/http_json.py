@@ -21,6 +21,7 @@ from nano_shared.printable import printable
 
 LARGEST_BODY = 32 << 20
 """bytes of a request"""
+_MOST_READ = 4 * LARGEST_BODY
 BODY_SECONDS = 60.0
 """for all of a request's body"""
 _KINDS = {
@@ -52,9 +53,13 @@ async def _bytes(request: Request) -> bytes:
     size, parts = 0, []
     async for part in request.stream():
         size += len(part)
-        if size > LARGEST_BODY:
-            raise BadRequest(f"the request is longer than {LARGEST_BODY >> 20} MiB", status=413)
         parts.append(part)
+        if size > LARGEST_BODY:  # read on, since a client that is cut off while it sends loses the answer
+            parts.clear()
+        if size > _MOST_READ:
+            break
+    if size > LARGEST_BODY:
+        raise BadRequest(f"the request is longer than {LARGEST_BODY >> 20} MiB", status=413)
     return b"".join(parts)
 
 
@@ -101,7 +106,7 @@ def error_response(request: Request, problem: NanoError | BadRequest) -> JSONRes
     headers = {} if wait is None else {"Retry-After": f"{math.ceil(wait)}"}
     if isinstance(problem, RunEnded):  # OpenAI's and Anthropic's SDKs obey it
         headers["X-Should-Retry"] = "false"
-    if status in (408, 413):  # the rest of the body is not read
+    if status in (408, 413):  # the rest of the body may not have been read
         headers["Connection"] = "close"
     return JSONResponse(error_shape(request)(problem), status_code=status, headers=headers)
 

@@ -18,7 +18,7 @@ from test_serve import CALL, Served, scripted, serve
 
 __all__ = ["scripted", "serve"]
 EVENTS: dict[str, type[BaseModel]] = {
-    next(iter(found.model_fields["type"].annotation)).value: found  # type: ignore[arg-type, union-attr]
+    next(iter(found.model_fields["type"].annotation)).value: found
     for name, found in vars(spec).items()
     if name.endswith("StreamingEvent")
 }

@@ -557,7 +557,9 @@ def test_messages_name_the_sequence_that_stopped_them_and_give_token_ids(tiny: S
     (ended,) = [each for each in events if each["type"] == "message_delta"]
     assert ended["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": first}
     assert (ended["token_ids"], ended["prompt_token_ids"]) == (whole["token_ids"], whole["prompt_token_ids"])
-    del asked["return_token_ids"]
+    asked.pop("return_token_ids")
+    counted = post(tiny, "/v1/messages/count_tokens", {"messages": [ASK]}).json()
+    assert counted == {"input_tokens": len(tokens.context_ids)}
     assert "token_ids" not in post(tiny, "/v1/messages", asked).json()
     assert all("token_ids" not in each for each in deltas_of(tiny, "/v1/messages", asked))
     legacy = {"prompt": TEXT, "max_tokens": 60, "seed": 3, "stop": [first]}

@@ -182,8 +182,9 @@ class PaddedDecoder:
             logits_BV, [row.request.sampling for row in rows], [row.uniform for row in rows],
             allowed_tokens(rows, logits_BV.shape[1]),
         )  # fmt: skip
-        for row, *sampled in zip(rows, *drawn, likeliest_tokens(rows, logits_BV), strict=True):
-            row.take(*sampled)
+        top = likeliest_tokens(rows, logits_BV)
+        for row, token, logprob, likeliest in zip(rows, *drawn, top, strict=True):
+            row.take(token, logprob, likeliest)
         ended = [slot for slot in slots if slot.row.finish is not None]
         self._leave(ended)
         return [slot.row for slot in ended]
