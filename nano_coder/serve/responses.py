@@ -117,15 +117,15 @@ def response_answer(
 
 def _head(body: Body, model: str, id: str, status: str) -> dict[str, Any]:
     return {
-        "id": id, "object": "response", "created_at": int(time.time()),
-        "completed_at": None, "status": status,
+        "id": id, "object": "response", "created_at": int(time.time()), "completed_at": None,
+        "status": status,
         "model": str(body.get("model") or model), "output": [], "error": None, "incomplete_details": None,
         "instructions": body.get("instructions"), "metadata": body.get("metadata") or {},
         "parallel_tool_calls": bool(body.get("parallel_tool_calls", True)),
         "temperature": _or_one(body.get("temperature")), "top_p": _or_one(body.get("top_p")),
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_logprobs": body.get("top_logprobs") or 0,
         "tool_choice": body.get("tool_choice") or "auto",
-        "tools": [{**_NO_TOOL, **tool} for tool in body.get("tools") or []], "max_tool_calls": None,
+        "tools": [_shown_tool(tool) for tool in body.get("tools") or []], "max_tool_calls": None,
         "max_output_tokens": body.get("max_output_tokens"), "usage": None, "background": False,
         "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "store": False,
         "text": {"format": {"type": "text"}, **(body.get("text") or {})}, "truncation": "disabled",
@@ -133,8 +133,10 @@ def _head(body: Body, model: str, id: str, status: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_NO_TOOL = {"description": None, "parameters": None, "strict": None}
-"""what the schema of an answer asks of each tool in it"""
+def _shown_tool(tool: Body) -> Body:
+    """A tool of the request as an answer shows it: functions with all their fields."""
+    absent = {"description": None, "parameters": None, "strict": None}
+    return {**absent, **tool} if tool.get("type") == "function" else tool
 
 
 def _or_one(value: float | None) -> float:
@@ -206,10 +208,8 @@ class ResponseEvents:
             yield from self.text(rest)
         for index, item in enumerate(whole["output"]):
             if item["type"] == "message":
-                place, (part,) = (
-                    {"item_id": self._message, "output_index": index, "content_index": 0},
-                    item["content"],
-                )
+                (part,) = item["content"]
+                place = {"item_id": self._message, "output_index": index, "content_index": 0}
                 said = {"text": part["text"], "logprobs": part["logprobs"]}
                 yield self._event("response.output_text.done", **place, **said)
                 yield self._event("response.content_part.done", **place, part=part)
