@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from nano_coder import __version__
 from nano_coder.agent.dialects.api import API
@@ -26,7 +27,6 @@ from nano_coder.agent.profiles import describing
 from nano_coder.agent.prompt import system_text
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.models.local.row import Likeliest
 from nano_coder.serve import upstream
 from nano_coder.serve.given_reward import end_conversation, give_reward
 from nano_coder.serve.request import (
@@ -62,6 +62,9 @@ from nano_shared.types import (
     Trajectory,
     Turn,
 )
+
+if TYPE_CHECKING:
+    from nano_coder.models.local.row import Likeliest
 
 MOST_HELD = 1024
 """conversations that can be continued; the one that was used longest ago is forgotten first"""

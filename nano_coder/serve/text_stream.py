@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
-from nano_coder.models.local.row import Likeliest
 from nano_coder.serve.request import OnText, TextDelta
 from nano_shared.policy import DecodeIds
+
+if TYPE_CHECKING:
+    from nano_coder.models.local.row import Likeliest
 
 _WINDOW = 32
 """tokens after which those already shown are decoded no more"""
