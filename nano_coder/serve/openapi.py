@@ -10,32 +10,34 @@ from starlette.routing import BaseRoute, Route
 from nano_coder import __version__
 from nano_coder.serve import anthropic, chat, completions, responses
 
-Schema = dict[str, Any]
-_TEXT: Schema = {"type": "string"}
-_FLAG: Schema = {"type": "boolean"}
-_OBJECT: Schema = {"type": "object"}
-_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_LENGTH: Schema = {"type": "integer", "minimum": 1, "maximum": 1 << 31}
-_TEXTS: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
-_CHOICE: Schema = {"anyOf": [{"enum": ["auto", "none"]}, _OBJECT]}
+JsonSchema = dict[str, Any]
+_TEXT: JsonSchema = {"type": "string"}
+_FLAG: JsonSchema = {"type": "boolean"}
+_OBJECT: JsonSchema = {"type": "object"}
+_IDS: JsonSchema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_LENGTH: JsonSchema = {"type": "integer", "minimum": 1, "maximum": 1 << 31}
+_TEXTS: JsonSchema = {"type": "array", "items": {"type": "string", "minLength": 1}}
+_CHOICE: JsonSchema = {"anyOf": [{"enum": ["auto", "none"]}, _OBJECT]}
 
 
-def _object(required: Iterable[str] = (), **properties: Schema) -> Schema:
+def _object(required: Iterable[str] = (), **properties: JsonSchema) -> JsonSchema:
     return {"type": "object", "required": list(required), "properties": properties}
 
 
-def _list(items: Schema, at_least: int = 0) -> Schema:
+def _list(items: JsonSchema, at_least: int = 0) -> JsonSchema:
     return {"type": "array", "items": items, "minItems": at_least}
 
 
-def _number(low: float, high: float, kind: str = "number") -> Schema:
+def _number(low: float, high: float, kind: str = "number") -> JsonSchema:
     return {"type": kind, "minimum": low, "maximum": high}
 
 
-_CONTENT: Schema = {"anyOf": [_TEXT, _list(_object(["type", "text"], type={"const": "text"}, text=_TEXT))]}
+_CONTENT: JsonSchema = {
+    "anyOf": [_TEXT, _list(_object(["type", "text"], type={"const": "text"}, text=_TEXT))]
+}
 _FUNCTION = {"name": {"type": "string", "minLength": 1}, "description": _TEXT}
-_STOP: Schema = {"anyOf": [{"type": "string", "minLength": 1}, _TEXTS]}
-_SAMPLING: dict[str, Schema] = {
+_STOP: JsonSchema = {"anyOf": [{"type": "string", "minLength": 1}, _TEXTS]}
+_SAMPLING: dict[str, JsonSchema] = {
     "model": _TEXT, "stream": _FLAG, "return_token_ids": _FLAG,
     "temperature": _number(0, 100), "top_p": _number(1e-6, 1), "top_k": _number(-1, 1 << 31, "integer"),
     "seed": _number(-(1 << 63), 1 << 63, "integer"),
@@ -46,7 +48,7 @@ _LOGPROBS = {
 _STREAM = {"stream_options": _object(include_usage=_FLAG)}
 
 
-def _message(roles: Iterable[str], **more: Schema) -> Schema:
+def _message(roles: Iterable[str], **more: JsonSchema) -> JsonSchema:
     return _object(["role", "content"], role={"enum": list(roles)}, content=_CONTENT, **more)
 
 
@@ -57,7 +59,7 @@ _MESSAGES = {
 _CALLED = _object(["name"], **_FUNCTION, parameters=_OBJECT)
 _CALL = _object(["function"], id=_TEXT, function=_object(["name"], name=_TEXT, arguments=_TEXT))
 _NAME = {"lora_name": _TEXT}
-_BODIES: dict[str, Schema] = {
+_BODIES: dict[str, JsonSchema] = {
     "chat/completions": _object(
         ["messages"], **_SAMPLING, **_LOGPROBS, **_STREAM, logprobs=_FLAG, stop=_STOP, tool_choice=_CHOICE,
         messages=_list(_message(chat.ROLES, tool_calls=_list(_CALL), tool_call_id=_TEXT), 1),
