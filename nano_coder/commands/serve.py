@@ -17,6 +17,8 @@ from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings_options import Settings
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from nano_coder.models.opening import OpenedPolicy
     from nano_coder.serve.adapters import Adapters
     from nano_coder.serve.conversations import ServedModel
@@ -81,20 +83,36 @@ def command(
     end_interrupted(store, idle)
     opener = _ModelOpener(config, store)
     conversations = Conversations(opener.open(config.model))
+    viewer = _viewer(store, key, admin_key)
     app = serve_app(
         conversations, keys=key or (), admin_keys=admin_key or (), tracing=tracing,
         adapters=opener.adapters(conversations.model),
         promoted=None if config.model else lambda: opener.promoted(conversations.model),
         limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
+        viewer=viewer,
     )  # fmt: skip
-    url = f"http://{host}:{listening.getsockname()[1]}/v1"
-    print(f"{conversations.model.name} on {url}, logged in {store.url}", file=sys.stderr, flush=True)
+    root = f"http://{host}:{listening.getsockname()[1]}"
+    shown = f", shown on {root}/view/" if viewer else ""
+    print(
+        f"{conversations.model.name} on {root}/v1, logged in {store.url}{shown}", file=sys.stderr, flush=True
+    )
     served = uvicorn.Config(
         app, log_level="warning", http=BoundedConnection, h11_max_incomplete_event_size=64 << 10
     )
     server = uvicorn.Server(served)
     server.run(sockets=[listening])
     return 0
+
+
+def _viewer(
+    store: LogStore, keys: Sequence[str] | None, admin_keys: Sequence[str] | None
+) -> Starlette | None:
+    """The viewer over the log; None where clients have keys and nobody has an admin key, since who may only
+    infer does not read what others asked."""
+    from nano_coder.view.answers import LogView
+    from nano_coder.view.app import view_app
+
+    return view_app(LogView(store), keys=admin_keys or ()) if admin_keys or not keys else None
 
 
 class _ModelOpener:

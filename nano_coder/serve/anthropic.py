@@ -1,21 +1,27 @@
-"""Anthropic's messages: requests read, answers and events written."""
+"""Anthropic's messages: requests read, answers and events written.
+
+`return_token_ids` is not Anthropic's: it adds `prompt_token_ids` and `token_ids` to the answer, in a stream
+to the event `message_delta`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nano_coder.serve.answer_form import form_of
-from nano_coder.serve.chat import Body, sampling_of
+from nano_coder.serve.chat import Body, sampling_of, token_ids
 from nano_coder.serve.request import (
     BadRequest,
     ClientCall,
     ClientMessage,
     ModelAnswer,
     ModelRequest,
+    TextDelta,
     objects,
     role_of,
+    split_at_stop,
     text_of,
     tool_of,
 )
@@ -78,21 +84,25 @@ def _message(message: Body, where: str) -> Iterator[ClientMessage]:
         yield ClientMessage(role=role, text=text_of(texts, where=where), calls=tuple(calls))
 
 
-def stop_reason(answer: ModelAnswer) -> str:
+def _stop(answer: ModelAnswer) -> dict[str, str | None]:
+    """Why the answer ended, and the stop sequence that ended it."""
+    reason, sequence = "end_turn", split_at_stop(answer.completion)[1]
     if answer.completion.finish is Finish.LENGTH:
-        return "max_tokens"
-    if answer.calls:
-        return "tool_use"
-    stops = answer.completion.sampling.stop
-    return "stop_sequence" if any(stop in answer.completion.text for stop in stops) else "end_turn"
+        reason = "max_tokens"
+    elif answer.calls:
+        reason = "tool_use"
+    elif sequence is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
+    return {"stop_reason": reason, "stop_sequence": None}
 
 
 def message_answer(body: Body, answer: ModelAnswer, model: str, id: str) -> dict[str, Any]:
     """The body of a message that is not streamed."""
     return _head(body, model, id) | {
         "content": _content(answer),
-        "stop_reason": stop_reason(answer),
+        **_stop(answer),
         "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens},
+        **token_ids(body, answer),
     }
 
 
@@ -122,21 +132,21 @@ class MessageEvents:
     """The events of a streamed message."""
 
     def __init__(self, body: Body, model: str, id: str) -> None:
-        self._head = _head(body, model, id)
+        self._body, self._head = body, _head(body, model, id)
         self._open = False
 
     def first(self) -> Iterator[Event]:
         yield "message_start", {"type": "message_start", "message": self._head}
 
-    def text(self, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> Iterator[Event]:
+    def text(self, delta: TextDelta) -> Iterator[Event]:
         if not self._open:
             self._open = True
             yield _start(0, {"type": "text", "text": ""})
-        yield _delta(0, {"type": "text_delta", "text": text})
+        yield _delta(0, {"type": "text_delta", "text": delta.text})
 
     def end(self, answer: ModelAnswer) -> Iterator[Event]:
         if not self._open and answer.text:
-            yield from self.text(answer.text, (), ())
+            yield from self.text(TextDelta(answer.text))
         index = 0
         if self._open:
             yield "content_block_stop", {"type": "content_block_stop", "index": 0}
@@ -147,8 +157,8 @@ class MessageEvents:
             yield _delta(number, {"type": "input_json_delta", "partial_json": arguments})
             yield "content_block_stop", {"type": "content_block_stop", "index": number}
         usage = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens}
-        delta = {"stop_reason": stop_reason(answer), "stop_sequence": None}
-        yield "message_delta", {"type": "message_delta", "delta": delta, "usage": usage}
+        ended = {"type": "message_delta", "delta": _stop(answer), "usage": usage}
+        yield "message_delta", ended | token_ids(self._body, answer)
         yield "message_stop", {"type": "message_stop"}
 
 

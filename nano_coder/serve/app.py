@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.models.local.constraint import MISSING
@@ -31,7 +31,8 @@ from nano_coder.serve.generation import (
     Generation,
     ServerLimits,
 )
-from nano_coder.serve.http_json import data_line, error_response, read_body
+from nano_coder.serve.http_json import ERROR_HANDLERS, data_line, error_response, read_body
+from nano_coder.serve.openapi import openapi
 from nano_coder.serve.request import BadRequest, ModelRequest
 from nano_coder.serve.served_models import Promoted, ServedModels
 from nano_coder.serve.server_metrics import ServerMetrics
@@ -142,7 +143,7 @@ class Server:
             usage = bool(isinstance(options, Mapping) and options.get("include_usage"))
             events = EventWriter(
                 first=lambda at: [data_line(chunk)] if (chunk := writer.first(at)) else [],
-                text=lambda at, *given: [data_line(writer.text(at, *given))],
+                text=lambda at, delta: [data_line(writer.text(at, delta))],
                 end=lambda at, answer: [data_line(writer.end(at, answer))],
                 close=lambda: [*([data_line(writer.closing())] if usage else ()), _DONE],
             )
@@ -189,7 +190,7 @@ class Server:
             chunks = [chat.ChatChunks(body, model.name, decode, id, index) for index in range(choices)]
             events = EventWriter(
                 first=lambda at: [data_line(chunks[at].first())],
-                text=lambda at, *given: [data_line(chunks[at].text(*given))],
+                text=lambda at, delta: [data_line(chunks[at].text(delta))],
                 end=lambda at, answer: list(map(data_line, chunks[at].end(answer))),
                 close=lambda: [*map(data_line, chat.closing_chunks(chunks)), _DONE],
             )
@@ -212,19 +213,22 @@ class Server:
         body = await read_body(request)
         policy = (await self._model_of(body)).policy
         asked = anthropic.read_messages({"max_tokens": 1, **body}, policy.context_limit)
-        count = sum(policy.count(m.text) for m in asked.messages)
+        if isinstance(policy, LocalPolicy):
+            count = len(await asyncio.to_thread(self._conversations.rendered_ids, asked, policy))
+        else:
+            count = sum(policy.count(m.text) for m in asked.messages)
         return JSONResponse({"input_tokens": count})
 
     async def responses(self, request: Request) -> Response:
         body = await read_body(request)
         model = await self._model_of(body)
         asked = await self._formed(responses.read_response(body, model.policy.context_limit), model)
-        id = f"resp_{secrets.token_hex(12)}"
+        id, decode = f"resp_{secrets.token_hex(12)}", getattr(model.policy, "decode", None)
         if body.get("stream"):
-            events = responses.ResponseEvents(body, model.name, id)
+            events = responses.ResponseEvents(body, model.name, id, decode)
             return await self._generation.stream(request, [asked], model, _named(events))
         (answer,) = await self._generation.answers(request, [asked], model)
-        return JSONResponse(responses.response_answer(body, answer, model.name, id))
+        return JSONResponse(responses.response_answer(body, answer, model.name, id, decode))
 
     async def session(self, request: Request) -> Response:
         session = request.path_params["session"]
@@ -320,8 +324,10 @@ def serve_app(
     promoted: Promoted | None = None,
     adapters: Adapters | None = None,
     tracing: Tracing | None = None,
+    viewer: Starlette | None = None,
 ) -> Starlette:
-    """The application over these conversations. `promoted` is asked every two seconds."""
+    """The application over these conversations, and the viewer below /view/ (which checks its own keys).
+    `promoted` is asked every two seconds."""
     server = Server(
         conversations, keys=keys, admin_keys=admin_keys, limits=limits, promoted=promoted, adapters=adapters,
         tracing=tracing,
@@ -342,13 +348,25 @@ def serve_app(
         Route("/v1/unload_lora_adapter", _endpoint(server, server.unload_adapter), methods=["POST"]),
         Route("/sessions/{session}", _endpoint(server, server.session)),
         Route("/sessions/{session}/reward", _endpoint(server, server.reward), methods=["POST"]),
+        *([Mount("/view", viewer)] if viewer is not None else ()),
     ]
-    return Starlette(routes=routes, lifespan=lifespan)
+    return _application(server, routes, lifespan=lifespan)
 
 
 def episode_app(conversations: Conversations) -> Starlette:
     """The application of one foreign agent: the APIs alone, so that it cannot reward itself."""
-    return Starlette(routes=_apis(Server(conversations), ""))
+    server = Server(conversations)
+    return _application(server, _apis(server, ""))
+
+
+def _application(server: Server, routes: Sequence[BaseRoute], **options: Any) -> Starlette:
+    """These routes, and the description of them."""
+
+    async def description(request: Request) -> Response:
+        return JSONResponse(openapi(routes))
+
+    described = Route("/openapi.json", _endpoint(server, description))
+    return Starlette(routes=[*routes, described], exception_handlers=ERROR_HANDLERS, **options)
 
 
 def _apis(server: Server, prefix: str) -> list[Route]:
@@ -398,8 +416,9 @@ def _named(events: anthropic.MessageEvents | responses.ResponseEvents) -> EventW
 
     return EventWriter(
         first=lambda at: lines(events.first()),
-        text=lambda at, *given: lines(events.text(*given)),
+        text=lambda at, delta: lines(events.text(delta)),
         end=lambda at, answer: lines(events.end(answer)),
+        error=getattr(events, "error", dict),
     )
 
 

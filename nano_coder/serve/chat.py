@@ -17,6 +17,7 @@ from nano_coder.serve.request import (
     ClientMessage,
     ModelAnswer,
     ModelRequest,
+    TextDelta,
     objects,
     role_of,
     text_of,
@@ -32,6 +33,7 @@ ROLES = {
 MOST_CHOICES = 64
 MOST_TOP_LOGPROBS = 20
 Body = Mapping[str, Any]
+_NO_TOKENS = TextDelta()
 
 
 def number(body: Body, name: str, kind: type, low: float, high: float, usual: Any) -> Any:
@@ -65,6 +67,12 @@ def sampling_of(body: Body, longest: int, *, limits: Sequence[str]) -> Sampling:
     )
 
 
+def top_logprobs(body: Body) -> int:
+    """Raises BadRequest for a number that is out of bounds."""
+    count: int = number(body, "top_logprobs", int, 0, MOST_TOP_LOGPROBS, 0)
+    return count
+
+
 def read_chat(body: Body, longest: int) -> ModelRequest:
     """Raises BadRequest for what is malformed, and for what this server cannot do."""
     messages = objects(body.get("messages"), "messages")
@@ -75,9 +83,7 @@ def read_chat(body: Body, longest: int) -> ModelRequest:
         messages=tuple(_message(m, f"messages[{at}]") for at, m in enumerate(messages)),
         tools=tools,
         form=form_of(body.get("response_format"), body.get("tool_choice"), tools),
-        top_logprobs=number(body, "top_logprobs", int, 0, MOST_TOP_LOGPROBS, 0)
-        if body.get("logprobs")
-        else 0,
+        top_logprobs=top_logprobs(body) if body.get("logprobs") else 0,
         sampling=sampling_of(body, longest, limits=("max_completion_tokens", "max_tokens")),
     )
 
@@ -123,25 +129,19 @@ def usage(answers: Sequence[ModelAnswer]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def chat_logprobs(
-    body: Body, ids: Sequence[int], logprobs: Sequence[float], decode: DecodeIds,
-    top: Sequence[Sequence[tuple[int, float]]] = (),
-) -> dict[str, Any]:  # fmt: skip
-    """OpenAI's `logprobs` of a choice; `top`: the likeliest tokens of each place."""
+def token_cards(body: Body, tokens: TextDelta, decode: DecodeIds) -> list[dict[str, Any]]:
+    """OpenAI's log-probs of these tokens, as chat completions and responses have them."""
 
     def token_card(token: int, logprob: float) -> dict[str, Any]:
         text = decode([token])
         name = f"token_id:{token}" if body.get("return_tokens_as_token_ids") else text
         return {"token": name, "logprob": logprob, "bytes": list(text.encode())}
 
-    content = [
-        {
-            **token_card(token, logprob),
-            "top_logprobs": [token_card(*each) for each in (top[place] if top else ())],
-        }
-        for place, (token, logprob) in enumerate(zip(ids, logprobs, strict=True))
+    top = tokens.top or ((),) * len(tokens.ids)
+    return [
+        {**token_card(token, logprob), "top_logprobs": [token_card(*each) for each in likeliest]}
+        for token, logprob, likeliest in zip(tokens.ids, tokens.logprobs, top, strict=True)
     ]
-    return {"content": content, "refusal": None}
 
 
 def _calls(calls: Sequence[ClientCall]) -> list[dict[str, Any]]:
@@ -164,7 +164,7 @@ def chat_answer(
             "message": {**message, "refusal": None},
             "finish_reason": finish_reason(answer),
         }
-        choices.append(choice | _token_fields(body, answer, decode))
+        choices.append(choice | _token_fields(body, answer.tokens_after(0), decode))
     answered: dict[str, Any] = {
         "id": id, "object": "chat.completion", "created": int(time.time()),
         "model": str(body.get("model") or model),
@@ -175,18 +175,25 @@ def chat_answer(
     return {**answered, "choices": choices, "usage": usage(answers)}
 
 
+def token_ids(body: Body, answer: ModelAnswer) -> dict[str, list[int]]:
+    """What `return_token_ids` adds to an answer that has no choices."""
+    tokens = answer.completion.tokens
+    if tokens is None or not body.get("return_token_ids"):
+        return {}
+    return {"prompt_token_ids": list(answer.prompt_ids), "token_ids": list(tokens.sampled_ids)}
+
+
 def fingerprint(answer: ModelAnswer) -> str:
     """The weights that sampled an answer, and their version."""
     return f"{answer.completion.policy_id}@{answer.completion.policy_version}"
 
 
-def _token_fields(body: Body, answer: ModelAnswer, decode: DecodeIds | None) -> dict[str, Any]:
-    tokens, told = answer.completion.tokens, dict[str, Any]()
-    told["logprobs"] = None
-    if tokens is not None and decode is not None and body.get("logprobs"):
-        told["logprobs"] = chat_logprobs(body, tokens.sampled_ids, tokens.logprobs, decode, answer.top)
-    if tokens is not None and body.get("return_token_ids"):
-        told["token_ids"] = list(tokens.sampled_ids)
+def _token_fields(body: Body, tokens: TextDelta, decode: DecodeIds | None) -> dict[str, Any]:
+    told: dict[str, Any] = {"logprobs": None}
+    if tokens.ids and decode is not None and body.get("logprobs"):
+        told["logprobs"] = {"content": token_cards(body, tokens, decode), "refusal": None}
+    if tokens.ids and body.get("return_token_ids"):
+        told["token_ids"] = list(tokens.ids)
     return told
 
 
@@ -207,19 +214,15 @@ class ChatChunks:
     def first(self) -> dict[str, Any]:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def text(self, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
-        return self._chunk({"content": text}, ids=ids, logprobs=logprobs)
+    def text(self, delta: TextDelta) -> dict[str, Any]:
+        return self._chunk({"content": delta.text}, delta)
 
     def end(self, answer: ModelAnswer) -> Iterator[dict[str, Any]]:
         """What is left when the turn is complete: calls, tokens that were not sent, the reason."""
         if answer.calls:
             calls = [{"index": at, **call} for at, call in enumerate(_calls(answer.calls))]
             yield self._chunk({"tool_calls": calls})
-        tokens = answer.completion.tokens
-        rest = (
-            (tokens.sampled_ids[self._told_ids :], tokens.logprobs[self._told_ids :]) if tokens else ((), ())
-        )
-        last = self._chunk({}, ids=rest[0], logprobs=rest[1], finish=finish_reason(answer))
+        last = self._chunk({}, answer.tokens_after(self._told_ids), finish_reason(answer))
         last["system_fingerprint"] = fingerprint(answer)
         if self._body.get("return_token_ids") and answer.prompt_ids:
             last["prompt_token_ids"] = list(answer.prompt_ids)
@@ -232,21 +235,11 @@ class ChatChunks:
             yield {**self._head, "choices": [], "usage": usage(answers)}
 
     def _chunk(
-        self, delta: dict[str, Any], *, ids: Sequence[int] = (), logprobs: Sequence[float] = (),
-        finish: str | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        choice: dict[str, Any] = {
-            "index": self._index,
-            "delta": delta,
-            "finish_reason": finish,
-            "logprobs": None,
-        }
-        if ids:
-            self._told_ids += len(ids)
-            if self._body.get("return_token_ids"):
-                choice["token_ids"] = list(ids)
-            if self._body.get("logprobs") and self._decode is not None:
-                choice["logprobs"] = chat_logprobs(self._body, ids, logprobs, self._decode)
+        self, delta: dict[str, Any], tokens: TextDelta = _NO_TOKENS, finish: str | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": self._index, "delta": delta, "finish_reason": finish}
+        choice |= _token_fields(self._body, tokens, self._decode)
+        self._told_ids += len(tokens.ids)
         return {**self._head, "choices": [choice], **({"usage": None} if self._usage else {})}
 
 

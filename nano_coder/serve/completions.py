@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve.chat import Body, fingerprint, finish_reason, number, sampling_of
-from nano_coder.serve.request import BadRequest, ClientMessage, ModelAnswer, ModelRequest
+from nano_coder.serve.request import (
+    BadRequest,
+    ClientMessage,
+    ModelAnswer,
+    ModelRequest,
+    TextDelta,
+    split_at_stop,
+)
 from nano_shared.policy import DecodeIds, Policy
 from nano_shared.types import Role
 
@@ -181,7 +188,7 @@ class CompletionWriter:
         """The answer to prompts that were scored."""
         choices = []
         for index, (request, found) in enumerate(zip(self._asked.requests, scores, strict=True)):
-            choice = self._choice(index, self._prompt_text(request), "length")
+            choice = self._choice(index, self._prompt_text(request)) | {"finish_reason": "length"}
             if self._asked.logprobs is not None:
                 choice["logprobs"] = self._logprobs(request.prompt_ids, *_columns(found))
             choices.append(choice | self._ids(request.prompt_ids, ()))
@@ -195,9 +202,9 @@ class CompletionWriter:
             tokens = answer.completion.tokens
             assert tokens is not None
             text = (self._prompt_text(request) if self._asked.echo else "") + answer.text
-            choice = self._choice(index, text, finish_reason(answer))
+            choice = self._choice(index, text, answer)
             if self._asked.logprobs is not None:
-                ids, top = tokens.sampled_ids, list(answer.top)
+                ids, top = tokens.sampled_ids, list[Any](answer.top)
                 logprobs: list[float | None] = list(tokens.logprobs)
                 if self._asked.echo:
                     before, of_before = _columns(scores[index])
@@ -215,25 +222,23 @@ class CompletionWriter:
             return None
         text = self._prompt_text(self._asked.requests[index])
         self._offsets[index] = len(text)
-        return {**self._head, "choices": [self._choice(index, text, None)]}
+        return {**self._head, "choices": [self._choice(index, text)]}
 
-    def text(
-        self, index: int, text: str, ids: Sequence[int], logprobs: Sequence[float], finish: str | None = None
-    ) -> dict[str, Any]:
-        choice = self._choice(index, text, finish)
-        if ids and self._asked.logprobs is not None:
-            choice["logprobs"] = self._logprobs(ids, list(logprobs), [], offset=self._offsets[index])
+    def text(self, index: int, delta: TextDelta, answer: ModelAnswer | None = None) -> dict[str, Any]:
+        """A chunk; `answer` if it is the last one."""
+        choice = self._choice(index, delta.text, answer)
+        if delta.ids and self._asked.logprobs is not None:
+            choice["logprobs"] = self._logprobs(
+                delta.ids, delta.logprobs, delta.top, offset=self._offsets[index]
+            )
         first = self._asked.requests[index].prompt_ids if not self._told[index] else ()
-        self._offsets[index] += len(text)
-        self._told[index] += len(ids)
-        return {**self._head, "choices": [choice | self._ids(first, ids)]}
+        self._offsets[index] += len(delta.text)
+        self._told[index] += len(delta.ids)
+        return {**self._head, "choices": [choice | self._ids(first, delta.ids)]}
 
     def end(self, index: int, answer: ModelAnswer) -> dict[str, Any]:
-        tokens = answer.completion.tokens
-        assert tokens is not None
-        told = self._told[index]
         self._count(answer)
-        return self.text(index, "", tokens.sampled_ids[told:], tokens.logprobs[told:], finish_reason(answer))
+        return self.text(index, answer.tokens_after(self._told[index]), answer)
 
     def closing(self) -> dict[str, Any]:
         """The chunk with the usage."""
@@ -250,8 +255,12 @@ class CompletionWriter:
     def _prompt_text(self, request: ModelRequest) -> str:
         return request.messages[0].text
 
-    def _choice(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}
+    def _choice(self, index: int, text: str, answer: ModelAnswer | None = None) -> dict[str, Any]:
+        ended: dict[str, str | None] = {"finish_reason": None, "stop_reason": None}
+        if answer is not None:
+            stop = split_at_stop(answer.completion)[1]
+            ended = {"finish_reason": finish_reason(answer), "stop_reason": stop}
+        return {"index": index, "text": text, "logprobs": None, **ended}
 
     def _logprobs(
         self, ids: Sequence[int], logprobs: Sequence[float | None], top: Sequence[Any], offset: int = 0

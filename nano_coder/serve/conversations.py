@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from nano_coder import __version__
 from nano_coder.agent.dialects.api import API
@@ -25,7 +26,15 @@ from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve import upstream
 from nano_coder.serve.given_reward import end_conversation, give_reward
-from nano_coder.serve.request import ClientCall, ClientMessage, ModelAnswer, ModelRequest, OnText
+from nano_coder.serve.request import (
+    ClientCall,
+    ClientMessage,
+    ModelAnswer,
+    ModelRequest,
+    OnText,
+    TextDelta,
+    split_at_stop,
+)
 from nano_coder.serve.text_stream import TextStream
 from nano_shared.errors import BudgetExhausted, ContextFull, LogError, PolicyError
 from nano_shared.hashing import content_hash
@@ -50,6 +59,9 @@ from nano_shared.types import (
     Trajectory,
     Turn,
 )
+
+if TYPE_CHECKING:
+    from nano_coder.models.local.sampler import Likeliest
 
 MOST_HELD = 1024
 """conversations that can be continued; the one that was used longest ago is forgotten first"""
@@ -350,7 +362,7 @@ class Conversations:
         started, run, model = time.time(), held.run, held.model
         conversation, messages = _conversation(held, new, request)
         before = tuple(conversation.tokens)
-        completion = self._complete(held, conversation, request, on_text)
+        completion, top = self._complete(held, conversation, request, on_text)
         if model.upstream:
             parsed, calls = upstream.parsed(completion, request.tools), upstream.calls(completion)
         else:
@@ -367,16 +379,14 @@ class Conversations:
         prompt_ids = (*before, *tokens.context_ids) if tokens else ()
         answer = ModelAnswer(
             run=run.id,
-            text=parsed.thought if calls else _unstopped(completion),
+            text=parsed.thought if calls else split_at_stop(completion)[0],
             calls=calls,
             completion=completion,
             prompt_ids=prompt_ids,
             prompt_tokens=len(prompt_ids) if tokens else _prompt_size(conversation, completion, model.policy),
             sampled_tokens=len(tokens.sampled_ids) if tokens else _size(completion, model.policy),
             previous_ended=run.turns[-1].ended if run.turns else None,
-            top=_likeliest(
-                model.policy, completion, prompt_ids, 0 if self._episode else request.top_logprobs
-            ),
+            top=top,
         )
         self._record(held, turn, answer, key)
         return answer
@@ -402,34 +412,38 @@ class Conversations:
 
     def _complete(
         self, held: _Held, conversation: Conversation, request: ModelRequest, on_text: OnText | None
-    ) -> Completion:
+    ) -> tuple[Completion, tuple[Likeliest, ...]]:
+        """The completion, and the likeliest tokens of each of its places if the request asks for them."""
         model, policy = held.model, held.model.policy
         if model.upstream and self._episode is None:
             relay = upstream.Relay(on_text or _read)
-            return model.upstream.answer(
+            completion = model.upstream.answer(
                 conversation, request.sampling, more=request.more, session=held.session, on_answer=relay
             )
+            return completion, ()
         if on_text and request.tools and not model.upstream:
             on_text = _besides_calls(on_text, request.tools, model.profile)
         if not isinstance(policy, LocalPolicy):
             completion = policy.complete(conversation, request.sampling)
             if on_text:
                 tokens = completion.tokens
-                on_text(
-                    _unstopped(completion), *((tokens.sampled_ids, tokens.logprobs) if tokens else ((), ()))
-                )
-            return completion
+                sampled = (tokens.sampled_ids, tokens.logprobs) if tokens else ()
+                on_text(TextDelta(split_at_stop(completion)[0], *sampled))
+            return completion, ()
         stream = TextStream(policy.decode, policy.engine.eos_ids, request.sampling.stop, on_text or _read)
         slot = self._episode.slot if self._episode else None
+        top, sampling = request.top_logprobs, request.sampling
         with policy.lent(slot):
             if request.prompt_ids:
-                completion = policy.complete_ids(request.prompt_ids, request.sampling, on_token=stream.take)
+                completion = policy.complete_ids(
+                    request.prompt_ids, sampling, on_token=stream.take, top_logprobs=top
+                )
             else:
                 completion = policy.complete(
-                    conversation, request.sampling, owner=held.owner, on_token=stream.take
+                    conversation, sampling, owner=held.owner, on_token=stream.take, top_logprobs=top
                 )
         stream.finish()
-        return completion
+        return completion, tuple(stream.top)
 
     def rendered_ids(self, request: ModelRequest, policy: LocalPolicy) -> tuple[int, ...]:
         """Ids of a conversation that begins with these messages."""
@@ -557,17 +571,6 @@ def _reads(model: ServedModel, other: ServedModel) -> bool:
     return model is other or (mine == theirs and model.profile.hash == other.profile.hash)
 
 
-def _likeliest(
-    policy: Policy, completion: Completion, prompt_ids: tuple[int, ...], top: int
-) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """The `top` likeliest tokens of each sampled place, by a forward pass over the row."""
-    if not top or completion.tokens is None or not isinstance(policy, LocalPolicy):
-        return ()
-    row, temperature = (*prompt_ids, *completion.tokens.sampled_ids), completion.sampling.temperature
-    scores = policy.score(row, top, first=len(prompt_ids), temperature=temperature)
-    return tuple(score.top for score in scores)
-
-
 def _parsed(completion: Completion, tools: Sequence[ToolSpec], profile: InterfaceProfile) -> Parsed:
     if not tools:
         return Parsed(thought=completion.text)
@@ -634,7 +637,7 @@ def _samples(found: Sequence[tuple[_Held, int]]) -> set[object]:
 def _besides_calls(on_text: OnText, tools: Sequence[ToolSpec], profile: InterfaceProfile) -> OnText:
     """`on_text` for what is no call: text that may become one is held back."""
     parser = StreamParser(DIALECTS.find(profile.dialect), tools)
-    return lambda text, ids, logprobs: on_text(parser.feed(text).thought, ids, logprobs)
+    return lambda delta: on_text(delta._replace(text=parser.feed(delta.text).thought))
 
 
 def _prompt_size(conversation: Conversation, completion: Completion, policy: Policy) -> int:
@@ -654,7 +657,7 @@ def _is_unredacted(run: Trajectory) -> bool:
     return not (hidden or run.is_redacted)
 
 
-def _read(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:
+def _read(delta: TextDelta) -> bool:
     return True
 
 
@@ -664,10 +667,3 @@ def _call(call: ToolCall) -> ClientCall:
         name=call.name,
         arguments=json.dumps(call.arguments, ensure_ascii=False),
     )
-
-
-def _unstopped(completion: Completion) -> str:
-    """The text before the first stop string."""
-    text = completion.text
-    ends = [at for stop in completion.sampling.stop if (at := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else text

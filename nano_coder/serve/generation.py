@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import add
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from nano_coder.serve.conversations import Conversations, ServedModel
 from nano_coder.serve.http_json import data_line, error_shape
-from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest
+from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest, OnText, TextDelta
 from nano_coder.serve.server_metrics import ServerMetrics
 from nano_coder.serve.tracing import RequestTimes, Tracing
 from nano_shared.errors import NanoError
@@ -71,10 +72,11 @@ class EventWriter(NamedTuple):
     """Writes the server-sent events of an API. The first argument is the index of the choice."""
 
     first: Callable[[int], Sequence[str]]
-    text: Callable[..., Sequence[str]]
-    """with the text, token ids and log-probs that came"""
+    text: Callable[[int, TextDelta], Sequence[str]]
     end: Callable[[int, ModelAnswer], Sequence[str]]
     close: Callable[[], Sequence[str]] = tuple
+    error: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    """with the error in the shape of the API"""
 
 
 class Generation:
@@ -129,8 +131,9 @@ class Generation:
         loop = asyncio.get_running_loop()
 
         def sample(index: int) -> ModelAnswer:
-            def on_text(*given: Any) -> None:
-                loop.call_soon_threadsafe(stream.put, index, given)
+            def on_text(delta: TextDelta) -> bool:
+                loop.call_soon_threadsafe(stream.put, index, delta)
+                return True
 
             return self._sample(asked[index], stream.client, on_text, model)
 
@@ -168,24 +171,26 @@ class Generation:
         self._metrics.running.set(running)
         self._metrics.waiting.set(self._in_flight - running)
 
-    def _sample(self, asked: ModelRequest, client: Client, on_text: Any, model: ServedModel) -> ModelAnswer:
+    def _sample(
+        self, asked: ModelRequest, client: Client, on_text: OnText | None, model: ServedModel
+    ) -> ModelAnswer:
         if not client.connected.is_set():
             raise ClientGone
         began = time.time()
         first = last = 0.0
 
-        def emit(text: str, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> bool:
+        def emit(delta: TextDelta) -> bool:
             nonlocal first, last
             now = time.time()
-            if (text or ids) and not first:
+            if (delta.text or delta.ids) and not first:
                 first = now
                 self._metrics.first.labels(model.name).observe(now - client.received)
-            elif ids:
-                for _ in ids:
-                    self._metrics.between.labels(model.name).observe((now - last) / len(ids))
+            else:
+                for _ in delta.ids:
+                    self._metrics.between.labels(model.name).observe((now - last) / len(delta.ids))
             last = now
             if on_text is not None:
-                on_text(text, ids, logprobs)
+                on_text(delta)
             return client.connected.is_set()
 
         def times() -> RequestTimes:
@@ -212,14 +217,16 @@ class _Stream:
 
     def __init__(self, client: Client, choices: int) -> None:
         self.client = client
-        self._queue: asyncio.Queue[tuple[int, tuple[Any, ...] | None]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, TextDelta | None]] = asyncio.Queue()
         self._begun = asyncio.Event()
         self._written = [""] * choices
+        self._untold = [TextDelta()] * choices
+        """tokens whose text is held back, since it may become a call"""
 
-    def put(self, index: int, given: tuple[Any, ...] | None) -> None:
-        """Text, ids and log-probs of a choice; None at its end."""
-        self._queue.put_nowait((index, given))
-        if given is None or given[0] or given[1]:
+    def put(self, index: int, delta: TextDelta | None) -> None:
+        """New text of a choice; None at its end."""
+        self._queue.put_nowait((index, delta))
+        if delta is None or delta.text or delta.ids:
             self._begun.set()
 
     async def first_event(self, request: Request) -> None:
@@ -248,7 +255,7 @@ class _Stream:
                 try:
                     answer = await self.jobs[event[0]]
                 except (NanoError, BadRequest) as problem:
-                    yield f"event: error\n{data_line(error(problem))}"
+                    yield f"event: error\n{data_line(writer.error(error(problem)))}"
                     return
                 for line in self._end(writer, event[0], answer):
                     yield line
@@ -259,17 +266,19 @@ class _Stream:
             if not self.whole.done():
                 await asyncio.wait([self.whole])
 
-    def _text(self, writer: EventWriter, index: int, given: tuple[Any, ...] | None) -> Sequence[str]:
-        if not given or not given[0]:
+    def _text(self, writer: EventWriter, index: int, delta: TextDelta) -> Sequence[str]:
+        delta = TextDelta(*map(add, self._untold[index], delta))
+        self._untold[index] = TextDelta() if delta.text else delta
+        if not delta.text:
             return ()
-        self._written[index] += given[0]
-        return writer.text(index, *given)
+        self._written[index] += delta.text
+        return writer.text(index, delta)
 
     def _end(self, writer: EventWriter, index: int, answer: ModelAnswer) -> Iterator[str]:
         """What of the answer was not streamed, and its end."""
         rest = answer.text[len(self._written[index]) :]
         if rest and answer.text.startswith(self._written[index]):
-            yield from writer.text(index, rest, (), ())
+            yield from writer.text(index, TextDelta(rest))
         yield from writer.end(index, answer)
 
 

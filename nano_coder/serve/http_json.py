@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -20,10 +21,12 @@ from nano_shared.printable import printable
 
 LARGEST_BODY = 32 << 20
 """bytes of a request"""
+_MOST_READ = 4 * LARGEST_BODY
 BODY_SECONDS = 60.0
 """for all of a request's body"""
 _KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+    500: "api_error",
 }  # fmt: skip
 """HTTP status -> OpenAI's type of an error"""
 _CONTEXT_FULL = "This model's maximum context length is exceeded by the messages: "
@@ -50,9 +53,13 @@ async def _bytes(request: Request) -> bytes:
     size, parts = 0, []
     async for part in request.stream():
         size += len(part)
-        if size > LARGEST_BODY:
-            raise BadRequest(f"the request is longer than {LARGEST_BODY >> 20} MiB", status=413)
         parts.append(part)
+        if size > LARGEST_BODY:  # read on, since a client that is cut off while it sends loses the answer
+            parts.clear()
+        if size > _MOST_READ:
+            break
+    if size > LARGEST_BODY:
+        raise BadRequest(f"the request is longer than {LARGEST_BODY >> 20} MiB", status=413)
     return b"".join(parts)
 
 
@@ -71,6 +78,26 @@ def _plain(value: Any) -> Any:
     return value
 
 
+async def refused(request: Request, problem: HTTPException) -> JSONResponse:
+    """The answer where no route takes the path (404) or the method (405)."""
+    asked = f"{request.method} {request.url.path}"
+    if problem.status_code == 405:
+        text = f"{asked} is not served; {problem.headers and problem.headers.get('Allow')} is"
+    else:
+        text = f"{asked} is not served; GET /openapi.json tells what is"
+    answer = error_response(request, BadRequest(text, status=problem.status_code))
+    answer.headers.update(problem.headers or {})
+    return answer
+
+
+async def failed(request: Request, problem: Exception) -> JSONResponse:
+    """The answer to a request at which this server failed; the traceback goes to its stderr alone."""
+    return error_response(request, BadRequest("this server failed; its stderr says how", status=500))
+
+
+ERROR_HANDLERS: Mapping[Any, Any] = {HTTPException: refused, Exception: failed}
+
+
 def error_response(request: Request, problem: NanoError | BadRequest) -> JSONResponse:
     """The answer to a request that failed, in the shape of its API."""
     status, _ = status_of(problem)
@@ -79,7 +106,7 @@ def error_response(request: Request, problem: NanoError | BadRequest) -> JSONRes
     headers = {} if wait is None else {"Retry-After": f"{math.ceil(wait)}"}
     if isinstance(problem, RunEnded):  # OpenAI's and Anthropic's SDKs obey it
         headers["X-Should-Retry"] = "false"
-    if status in (408, 413):  # the rest of the body is not read
+    if status in (408, 413):  # the rest of the body may not have been read
         headers["Connection"] = "close"
     return JSONResponse(error_shape(request)(problem), status_code=status, headers=headers)
 
@@ -89,8 +116,9 @@ def error_shape(request: Request) -> Callable[[NanoError | BadRequest], dict[str
 
     def of_anthropic(problem: NanoError | BadRequest) -> dict[str, Any]:
         full = "prompt is too long: " if isinstance(problem, ContextFull) else ""
-        message = _sentence(f"{full}{problem}")
-        return {"type": "error", "error": {"type": status_of(problem)[1], "message": message}}
+        message, (status, kind) = _sentence(f"{full}{problem}"), status_of(problem)
+        kind = "request_too_large" if status == 413 else kind
+        return {"type": "error", "error": {"type": kind, "message": message}}
 
     def of_openai(problem: NanoError | BadRequest) -> dict[str, Any]:
         param, code = (getattr(problem, name, None) for name in ("param", "code"))

@@ -5,13 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nano_shared.hashing import content_hash
 from nano_shared.types import Completion, Role, Sampling, ToolSpec
 
-OnText = Callable[[str, tuple[int, ...], tuple[float, ...]], bool]
-"""new text of the answer, with the ids and log-probs sampled since the last call -> whether to go on"""
+if TYPE_CHECKING:
+    from nano_coder.models.local.sampler import Likeliest
+
+
+class TextDelta(NamedTuple):
+    """New text of an answer, and the tokens sampled since the delta before."""
+
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    top: tuple[Likeliest, ...] = ()
+    """of each id, if asked for"""
+
+
+OnText = Callable[[TextDelta], bool]
+"""new text -> whether to go on"""
 
 
 class BadRequest(Exception):
@@ -115,12 +129,27 @@ class ModelAnswer:
     sampled_tokens: int
     previous_ended: float | None = None
     """unix seconds: end of the turn before, in the same conversation"""
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """of each sampled place, if asked for: the likeliest tokens with their log-probs"""
+    top: tuple[Likeliest, ...] = ()
+    """of each sampled token, if asked for"""
+
+    def tokens_after(self, count: int) -> TextDelta:
+        """Its tokens but for the first `count`."""
+        tokens = self.completion.tokens
+        if tokens is None:
+            return TextDelta()
+        return TextDelta("", tokens.sampled_ids[count:], tokens.logprobs[count:], self.top[count:])
 
     @property
     def message(self) -> ClientMessage:
         return ClientMessage(role=Role.ASSISTANT, text=self.text, calls=self.calls)
+
+
+def split_at_stop(completion: Completion) -> tuple[str, str | None]:
+    """The text before its first stop string, and that string; the whole text and None without one."""
+    text = completion.text
+    found = [(at, stop) for stop in completion.sampling.stop if (at := text.find(stop)) >= 0]
+    at, stop = min(found, default=(len(text), None))
+    return text[:at], stop
 
 
 def objects(value: Any, where: str) -> list[Mapping[str, Any]]:

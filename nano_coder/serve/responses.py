@@ -6,26 +6,29 @@ Tool types that only OpenAI can run are left out of what the model sees, and the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nano_coder.serve.answer_form import form_of
 from nano_coder.serve.anthropic import Event
-from nano_coder.serve.chat import Body, sampling_of
+from nano_coder.serve.chat import Body, sampling_of, token_cards, token_ids, top_logprobs
 from nano_coder.serve.request import (
     BadRequest,
     ClientCall,
     ClientMessage,
     ModelAnswer,
     ModelRequest,
+    TextDelta,
     objects,
     role_of,
     text_of,
     tool_of,
 )
+from nano_shared.policy import DecodeIds
 from nano_shared.types import Finish, Role
 
-_ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
+_LOGPROBS = "message.output_text.logprobs"
+ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
 
 def read_response(body: Body, longest: int) -> ModelRequest:
@@ -51,12 +54,17 @@ def read_response(body: Body, longest: int) -> ModelRequest:
     if body.get("tool_choice") == "none":
         tools = []
     offered = tuple(tool_of(tool, where=f"tools[{at}]") for at, tool in enumerate(tools))
-    text = body.get("text")
-    form = text.get("format") if isinstance(text, Mapping) else None
+    include = body.get("include") or []
+    if not isinstance(include, list):
+        raise BadRequest("include must be a list of texts", param="include")
+    text = body.get("text") or {}
+    if not isinstance(text, Mapping):
+        raise BadRequest("text must be an object", param="text")
     return ModelRequest(
         messages=tuple(read),
         tools=offered,
-        form=form_of(form, body.get("tool_choice"), offered, param="text.format"),
+        form=form_of(text.get("format"), body.get("tool_choice"), offered, param="text.format"),
+        top_logprobs=top_logprobs(body) if _LOGPROBS in include else 0,
         sampling=sampling_of(body, longest, limits=("max_output_tokens",)),
     )
 
@@ -64,7 +72,7 @@ def read_response(body: Body, longest: int) -> ModelRequest:
 def _add(read: list[ClientMessage], item: Body, where: str) -> None:
     match item.get("type", "message"):
         case "message":
-            role = role_of(item, _ROLES, where)
+            role = role_of(item, ROLES, where)
             message = ClientMessage(role=role, text=text_of(item.get("content"), where=where))
             _join(read, message)
         case "function_call" | "custom_tool_call":
@@ -89,42 +97,64 @@ def _join(read: list[ClientMessage], message: ClientMessage) -> None:
         read.append(message)
 
 
-def response_answer(body: Body, answer: ModelAnswer, model: str, id: str) -> dict[str, Any]:
+def response_answer(
+    body: Body, answer: ModelAnswer, model: str, id: str, decode: DecodeIds | None
+) -> dict[str, Any]:
     """The body of a response that is not streamed."""
     cut = answer.completion.finish is Finish.LENGTH
-    told = _head(body, model, id, "incomplete" if cut else "completed") | {
-        "output": _items(answer, id),
+    return _head(body, model, id, "incomplete" if cut else "completed") | {
+        "output": _items(body, answer, id, decode),
+        "completed_at": None if cut else int(time.time()),
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "usage": {
             "input_tokens": answer.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
             "output_tokens": answer.sampled_tokens, "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
         },
+        **token_ids(body, answer),
     }  # fmt: skip
-    tokens = answer.completion.tokens
-    if body.get("return_token_ids") and tokens is not None:
-        told |= {"prompt_token_ids": list(answer.prompt_ids), "token_ids": list(tokens.sampled_ids)}
-    return told
 
 
 def _head(body: Body, model: str, id: str, status: str) -> dict[str, Any]:
     return {
-        "id": id, "object": "response", "created_at": int(time.time()), "status": status,
+        "id": id, "object": "response", "created_at": int(time.time()), "completed_at": None,
+        "status": status,
         "model": str(body.get("model") or model), "output": [], "error": None, "incomplete_details": None,
         "instructions": body.get("instructions"), "metadata": body.get("metadata") or {},
         "parallel_tool_calls": bool(body.get("parallel_tool_calls", True)),
-        "temperature": body.get("temperature"),
-        "tool_choice": body.get("tool_choice") or "auto", "tools": body.get("tools") or [],
-        "top_p": body.get("top_p"), "max_output_tokens": body.get("max_output_tokens"), "usage": None,
+        "temperature": _or_one(body.get("temperature")), "top_p": _or_one(body.get("top_p")),
+        "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_logprobs": body.get("top_logprobs") or 0,
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": [_shown_tool(tool) for tool in body.get("tools") or []], "max_tool_calls": None,
+        "max_output_tokens": body.get("max_output_tokens"), "usage": None, "background": False,
         "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "store": False,
-        "text": body.get("text") or {"format": {"type": "text"}}, "truncation": "disabled", "user": None,
+        "text": {"format": {"type": "text"}, **(body.get("text") or {})}, "truncation": "disabled",
+        "service_tier": "default", "user": None, "safety_identifier": None, "prompt_cache_key": None,
     }  # fmt: skip
 
 
-def _items(answer: ModelAnswer, id: str) -> list[dict[str, Any]]:
+def _shown_tool(tool: Body) -> Body:
+    """A tool of the request as an answer shows it: functions with all their fields."""
+    absent = {"description": None, "parameters": None, "strict": None}
+    return {**absent, **tool} if tool.get("type") == "function" else tool
+
+
+def _or_one(value: float | None) -> float:
+    return 1.0 if value is None else value
+
+
+def _cards(body: Body, tokens: TextDelta, decode: DecodeIds | None) -> list[dict[str, Any]]:
+    """The log-probs of these tokens, where the client wants them and they are known."""
+    wanted = _LOGPROBS in (body.get("include") or ())
+    return token_cards(body, tokens, decode) if wanted and decode is not None else []
+
+
+def _items(body: Body, answer: ModelAnswer, id: str, decode: DecodeIds | None) -> list[dict[str, Any]]:
     items = []
     if answer.text or not answer.calls:
-        items.append(_message(f"{id}-message", answer.text, "completed"))
+        part = _part(answer.text, _cards(body, answer.tokens_after(0), decode))
+        cut = answer.completion.finish is Finish.LENGTH
+        items.append(_message(f"{id}-message", [part], "incomplete" if cut else "completed"))
     for call in answer.calls:
         items.append(
             {
@@ -135,48 +165,54 @@ def _items(answer: ModelAnswer, id: str) -> list[dict[str, Any]]:
     return items
 
 
-def _message(id: str, text: str, status: str) -> dict[str, Any]:
-    content = [_part(text)] if status == "completed" else []
+def _message(id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
     return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 class ResponseEvents:
     """The events of a streamed response."""
 
-    def __init__(self, body: Body, model: str, id: str) -> None:
-        self._body, self._model, self._id = body, model, id
+    def __init__(self, body: Body, model: str, id: str, decode: DecodeIds | None) -> None:
+        self._body, self._model, self._id, self._decode = body, model, id, decode
         self._number = -1
         self._message = f"{id}-message"
-        self._said: list[str] | None = None
+        self._open = False
+        self._told_ids = 0
 
     def first(self) -> Iterator[Event]:
         started = _head(self._body, self._model, self._id, "in_progress")
         yield self._event("response.created", response=started)
         yield self._event("response.in_progress", response=started)
 
-    def text(self, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> Iterator[Event]:
+    def text(self, delta: TextDelta) -> Iterator[Event]:
         place = {"item_id": self._message, "output_index": 0, "content_index": 0}
-        if self._said is None:
-            self._said = []
-            item = _message(self._message, "", "in_progress")
+        if not self._open:
+            self._open = True
+            item = _message(self._message, [], "in_progress")
             yield self._event("response.output_item.added", output_index=0, item=item)
-            yield self._event("response.content_part.added", **place, part=_part(""))
-        self._said.append(text)
-        yield self._event("response.output_text.delta", **place, delta=text, logprobs=[])
+            yield self._event("response.content_part.added", **place, part=_part("", []))
+        self._told_ids += len(delta.ids)
+        logprobs = _cards(self._body, delta, self._decode)
+        yield self._event("response.output_text.delta", **place, delta=delta.text, logprobs=logprobs)
 
     def end(self, answer: ModelAnswer) -> Iterator[Event]:
-        whole = response_answer(self._body, answer, self._model, self._id)
-        if self._said is None and (answer.text or not answer.calls):
-            yield from self.text(answer.text, (), ())
+        whole = response_answer(self._body, answer, self._model, self._id, self._decode)
+        rest = answer.tokens_after(self._told_ids)
+        if not self._open and (answer.text or not answer.calls):
+            yield from self.text(rest._replace(text=answer.text))
+        elif self._open and _cards(self._body, rest, self._decode):
+            yield from self.text(rest)
         for index, item in enumerate(whole["output"]):
             if item["type"] == "message":
+                (part,) = item["content"]
                 place = {"item_id": self._message, "output_index": index, "content_index": 0}
-                yield self._event("response.output_text.done", **place, text=answer.text, logprobs=[])
-                yield self._event("response.content_part.done", **place, part=_part(answer.text))
+                said = {"text": part["text"], "logprobs": part["logprobs"]}
+                yield self._event("response.output_text.done", **place, **said)
+                yield self._event("response.content_part.done", **place, part=part)
             else:
                 begun = item | {"arguments": "", "status": "in_progress"}
                 place = {"item_id": item["id"], "output_index": index}
@@ -187,6 +223,11 @@ class ResponseEvents:
                 )
             yield self._event("response.output_item.done", output_index=index, item=item)
         yield self._event(f"response.{whole['status']}", response=whole)
+
+    def error(self, shape: dict[str, Any]) -> dict[str, Any]:
+        """The data of the event `error`, in OpenAI's form and, below `error`, in that of Open Responses."""
+        flat = {name: shape["error"][name] for name in ("code", "message", "param")}
+        return self._event("error", **flat, **shape)[1]
 
     def _event(self, name: str, **data: Any) -> Event:
         self._number += 1

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
-from nano_coder.serve.request import OnText
+from nano_coder.serve.request import OnText, TextDelta
 from nano_shared.policy import DecodeIds
+
+if TYPE_CHECKING:
+    from nano_coder.models.local.sampler import Likeliest
 
 _WINDOW = 32
 """tokens after which those already shown are decoded no more"""
@@ -27,12 +31,16 @@ class TextStream:
         """text that may be the beginning of a stop string"""
         self._ids: list[int] = []
         self._logprobs: list[float] = []
+        self._told = 0
         self._stopped = False
+        self.top: list[Likeliest] = []
+        """of each token so far, if they come with their likeliest"""
 
-    def take(self, token: int, logprob: float) -> bool:
+    def take(self, token: int, logprob: float, likeliest: Likeliest = ()) -> bool:
         """A sampled token. Returns whether the reader is still there."""
         self._ids.append(token)
         self._logprobs.append(logprob)
+        self.top += [likeliest] if likeliest else []
         if token in self._eos_ids or self._stopped:
             return True
         self._window.append(token)
@@ -51,8 +59,8 @@ class TextStream:
             text = self._decode(self._window)
             self._held += text[len(self._shown) :]
         if self._held or self._ids:
-            self._on_text("" if self._stopped else self._held, tuple(self._ids), tuple(self._logprobs))
-        self._held, self._ids, self._logprobs = "", [], []
+            self._on_text(self._delta("" if self._stopped else self._held))
+        self._held = ""
 
     def _hand_on(self, text: str) -> bool:
         ends = [at for stop in self._stop if (at := text.find(stop)) >= 0]
@@ -66,8 +74,9 @@ class TextStream:
         return self._give(text[: len(text) - kept])
 
     def _give(self, text: str) -> bool:
-        if not text:
-            return True
-        ids, logprobs = tuple(self._ids), tuple(self._logprobs)
-        self._ids, self._logprobs = [], []
-        return self._on_text(text, ids, logprobs)
+        return self._on_text(self._delta(text)) if text else True
+
+    def _delta(self, text: str) -> TextDelta:
+        delta = TextDelta(text, tuple(self._ids), tuple(self._logprobs), tuple(self.top[self._told :]))
+        self._ids, self._logprobs, self._told = [], [], len(self.top)
+        return delta

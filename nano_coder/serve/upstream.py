@@ -9,7 +9,7 @@ from typing import Any
 from nano_coder.agent.dialects.api import API
 from nano_coder.agent.dialects.dialect import Parsed
 from nano_coder.models.endpoint.exchange import EndpointError
-from nano_coder.serve.request import ClientCall, ClientMessage, OnText
+from nano_coder.serve.request import ClientCall, ClientMessage, OnText, TextDelta
 from nano_shared.types import ApiAnswer, ApiCall, Completion, Message, Role, ToolSpec
 
 _OURS = frozenset({
@@ -75,10 +75,10 @@ class Relay:
         self.ids += ids
         self.logprobs += logprobs
         if not text:
-            return self.on_text("", (), ())
-        given = tuple(self.ids), tuple(self.logprobs)
+            return self.on_text(TextDelta())
+        delta = TextDelta(text, tuple(self.ids), tuple(self.logprobs))
         self.ids, self.logprobs = [], []
-        return self.on_text(text, *given)
+        return self.on_text(delta)
 
 
 _GATEWAY = {"unreachable": 502, "late": 504, "busy": 503, "garbled": 502, "refused": 502}

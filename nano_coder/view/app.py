@@ -49,7 +49,8 @@ def asset(name: str) -> str:
 
 
 def view_app(view: LogView, *, keys: Sequence[str] = ()) -> Starlette:
-    """The application. With keys, /?key=KEY gives a browser a cookie; without, only loopback names count."""
+    """The application, which may be mounted below a path. With keys, ?key=KEY on its page gives a browser a
+    cookie; without, only loopback names count."""
 
     def authorised(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
@@ -60,13 +61,12 @@ def view_app(view: LogView, *, keys: Sequence[str] = ()) -> Starlette:
 
         return endpoint
 
-    def page(request: Request) -> Response:
-        if request.url.path == "/" and request.query_params.get("key"):
-            response: Response = RedirectResponse("/", status_code=303)
-            key = request.query_params["key"]
-            response.set_cookie(_COOKIE, _digest(key), httponly=True, samesite="strict")
+    def page(name: str, request: Request) -> Response:
+        if name == "view.html" and (key := request.query_params.get("key")):
+            root = f"{request.scope.get('root_path', '')}/"
+            response: Response = RedirectResponse(root, status_code=303)
+            response.set_cookie(_COOKIE, _digest(key), path=root, httponly=True, samesite="strict")
             return response
-        name = request.url.path.removeprefix("/") or "view.html"
         return Response(asset(name), media_type=_TYPES[name])
 
     known: OrderedDict[str, Any] = OrderedDict()
@@ -83,8 +83,8 @@ def view_app(view: LogView, *, keys: Sequence[str] = ()) -> Starlette:
             known.popitem(last=False)
         return response
 
-    paths = ["/", "/view.js", "/view.css"]
-    routes = [Route(path, authorised(page)) for path in paths]
+    paths = {"/": "view.html", "/view.js": "view.js", "/view.css": "view.css"}
+    routes = [Route(path, authorised(partial(page, name))) for path, name in paths.items()]
     routes += [Route(f"/api/{name}", authorised(partial(answer, name))) for name in view.answers]
     return Starlette(routes=routes)
 
@@ -115,7 +115,7 @@ def _refusal(request: Request, keys: Sequence[str]) -> Response | None:
     held = cookie.value if cookie else _digest(given)
     if any([hmac.compare_digest(held.encode(), _digest(key).encode()) for key in keys]):
         return None
-    return Response("wrong or missing key: open /?key=KEY once\n", 401)
+    return Response("wrong or missing key: open the page with ?key=KEY once\n", 401)
 
 
 def _digest(key: str) -> str:

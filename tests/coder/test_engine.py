@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.sampler import GenerationRequest
+from nano_coder.models.local.padded_batching import PaddedDecoder
+from nano_coder.models.local.sampler import GenerationRequest, Likeliest
 from nano_coder.models.weights import load_policy
 from nano_shared.errors import ContextFull, UsageError
 from nano_shared.types import Finish, Sampling
@@ -53,6 +54,36 @@ def test_logprobs_equal_a_plain_forward(model: Any, lengths: tuple[int, ...], te
     for request, sampled in zip(batch, engine_of(model).generate(batch), strict=True):
         expected = plain_logprobs(model, request.ids, sampled.ids, temperature)
         assert sampled.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_token_comes_with_the_likeliest_of_its_place(
+    model: Any, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before top-k, at the temperature; also behind draft tokens, which the second of two equal rows has."""
+    if padded:
+        monkeypatch.setattr(
+            "nano_coder.models.local.engine.choose_decoder",
+            lambda model, *, context_limit, max_batch, max_bytes: PaddedDecoder(
+                model, max_batch=max_batch, max_bytes=max_bytes
+            ),
+        )
+    engine, sampling = engine_of(model), Sampling(max_tokens=12, temperature=0.7, top_k=5)
+    for top in (3, 0, 3):
+        found: list[Likeliest] = []
+        request = GenerationRequest(
+            prompt(1, 20),
+            sampling,
+            1,
+            on_token=lambda *given, found=found: found.append(given[2]) or True,
+            top_logprobs=top,
+        )
+        (sampled,) = engine.generate([request])
+        expected = plain_logits(model, request.ids + sampled.ids)[len(request.ids) - 1 : -1] / 0.7
+        best = expected.log_softmax(-1).topk(top)
+        assert [[token for token, _ in each] for each in found] == best.indices.tolist()
+        for each, values in zip(found, best.values.tolist(), strict=True):
+            assert [logprob for _, logprob in each] == pytest.approx(values, abs=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])

@@ -27,9 +27,10 @@ from nano_coder.serve.app import serve_app
 from nano_coder.serve.bounded_connection import BoundedConnection
 from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
 from nano_coder.serve.generation import ServerLimits
+from nano_coder.serve.request import TextDelta
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
-from nano_shared.errors import UsageError
+from nano_shared.errors import PolicyError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Finish, StopReason, Trajectory
 
@@ -361,7 +362,7 @@ def test_a_client_that_goes_away_frees_its_place(tiny: Served) -> None:
             if number > 8:
                 break
     waited = time.monotonic()
-    while not tiny.runs() and time.monotonic() - waited < 10:
+    while not any(run.turns for run in tiny.runs()) and time.monotonic() - waited < 60:
         time.sleep(0.05)
     (run,) = tiny.runs()
     tokens = run.turns[0].completion.tokens
@@ -402,6 +403,85 @@ def test_no_json_and_too_much_of_it(tiny: Served) -> None:
         assert (answer.status_code, "message" in answer.json()["error"]) == (400, True)
     large = httpx.post(f"{tiny.root}/v1/chat/completions", content=b" " * (33 << 20))
     assert large.status_code == 413
+
+
+ROUTES = {"/v1/chat/completions": "openai", "/v1/responses": "openai", "/v1/messages": "anthropic",
+          "/v1/messages/count_tokens": "anthropic", "/sessions/x/v1/messages": "anthropic"}  # fmt: skip
+
+
+def error_of(answer: httpx.Response, api: str) -> dict[str, Any]:
+    """The error of an answer, in the shape of the API and in no other."""
+    body = answer.json()
+    if api == "anthropic":
+        assert (body["type"], sorted(body["error"])) == ("error", ["message", "type"])
+    else:
+        assert (sorted(body), sorted(body["error"])) == (["error"], ["code", "message", "param", "type"])
+    assert body["error"]["message"]
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+def test_what_no_route_takes_is_refused_in_the_shape_of_the_api(tiny: Served) -> None:
+    for path, api in ROUTES.items():
+        for method in ("GET", "PUT", "DELETE"):
+            answer = httpx.request(method, f"{tiny.root}{path}")
+            assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+            error_of(answer, api)
+        large = httpx.post(f"{tiny.root}{path}", content=b" " * (33 << 20))
+        kind = "request_too_large" if api == "anthropic" else "invalid_request_error"
+        assert (large.status_code, error_of(large, api)["type"]) == (413, kind)
+    for path, api in {"/": "openai", "/v1/nothing": "openai", "/v1/messages/batches": "anthropic",
+                      "/v2/messages": "anthropic", "/v1/images/edits": "openai"}.items():  # fmt: skip
+        answer = httpx.post(f"{tiny.root}{path}", json={})
+        assert (answer.status_code, error_of(answer, api)["type"]) == (404, "not_found_error")
+    assert httpx.request("DELETE", f"{tiny.root}/metrics").status_code == 405
+
+
+def test_a_fault_of_the_server_is_told_in_the_shape_of_the_api_without_its_traceback(
+    tiny: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(tiny.conversations, "answer", breaks)
+    for path, api in ROUTES.items():
+        if not path.endswith("count_tokens"):
+            for stream in (False, True):
+                body = {"messages": [ASK], "input": "x", "max_tokens": 2, "stream": stream}
+                answer = httpx.post(f"{tiny.root}{path}", json=body)
+                assert (answer.status_code, error_of(answer, api)["type"]) == (500, "api_error")
+                assert "secret" not in answer.text
+
+
+def test_an_answer_that_fails_in_the_middle_ends_with_an_error_of_its_api(
+    tiny: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(request: Any, session: str, on_text: Callable[[TextDelta], bool], *_: Any) -> None:
+        on_text(TextDelta("Hel"))
+        reading.wait(60)
+        raise PolicyError("the weights are gone")
+
+    reading = threading.Event()
+    monkeypatch.setattr(tiny.conversations, "answer", breaks)
+    for path, api in ROUTES.items():
+        body = {"messages": [ASK], "input": "x", "max_tokens": 2, "stream": True}
+        if path.endswith("count_tokens"):
+            continue
+        reading.clear()
+        lines = []
+        with httpx.stream("POST", f"{tiny.root}{path}", json=body) as answer:
+            for line in answer.iter_lines():
+                lines += [line] if line else []
+                reading.set()
+        *_, name, data = lines
+        told = json.loads(data.removeprefix("data: "))
+        assert (name, told["error"]["message"]) == ("event: error", "the weights are gone")
+        if "responses" in path:  # created, in progress, item, part, delta
+            assert (told["type"], told["sequence_number"], told["message"]) == (
+                "error", 5, "the weights are gone"
+            )  # fmt: skip
+        else:
+            assert (told.get("type") == "error") == (api == "anthropic")
 
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"

@@ -25,19 +25,20 @@ from test_serve import ASK, CALL, JSON, TOOLS, Served
 
 from nano_coder.agent.dialects.dialect import DIALECTS, Dialect
 from nano_coder.agent.profiles import HERMES_1, find_profile
+from nano_coder.models.local.engine import Engine
 from nano_coder.models.opening import SharedBase, adapter_base_of, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.adapters import Adapters
 from nano_coder.serve.answer_form import grammar_of
 from nano_coder.serve.completions import token_texts
 from nano_coder.serve.conversations import ServedModel
-from nano_coder.serve.request import AnswerForm, BadRequest
+from nano_coder.serve.request import AnswerForm, BadRequest, ModelAnswer, TextDelta
 from nano_coder.serve.tracing import open_tracing
 from nano_coder.verify.logprobs import logprob_gap
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import ConfigError
 from nano_shared.store import LogStore
-from nano_shared.types import ToolCall, ToolSpec
+from nano_shared.types import Completion, Finish, Sampling, ToolCall, ToolSpec, TurnTokens
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -440,9 +441,7 @@ def test_completions_are_streamed_and_stopped(tiny: Served) -> None:
 
 
 def complete_stream(server: Served, body: Any) -> list[Any]:
-    text = post(server, "/v1/completions", {**body, "stream": True}).text
-    data = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    return [choice for each in data for choice in each["choices"]]
+    return [choice for each in deltas_of(server, "/v1/completions", body) for choice in each["choices"]]
 
 
 def test_chat_tells_the_likeliest_tokens_and_streams_choices(tiny: Served) -> None:
@@ -457,6 +456,113 @@ def test_chat_tells_the_likeliest_tokens_and_streams_choices(tiny: Served) -> No
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
     assert texts == [choice.message.content for choice in answer.choices]
+
+
+def deltas_of(server: Served, path: str, body: Any) -> list[Any]:
+    """The data of the events of a streamed answer."""
+    text = post(server, path, {**body, "stream": True}).text
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def test_a_streamed_answer_tells_the_likeliest_tokens_of_the_whole_one(tiny: Served) -> None:
+    for stop in ([], ["e"]):
+        asked: Any = {"messages": [ASK], "max_tokens": 30, "seed": 8, "logprobs": True, "top_logprobs": 3}
+        (whole,) = post(tiny, "/v1/chat/completions", {**asked, "stop": stop}).json()["choices"]
+        chunks = deltas_of(tiny, "/v1/chat/completions", {**asked, "stop": stop})
+        given = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+        told = [each for logprobs in given if logprobs for each in logprobs["content"]]
+        assert told == close(whole["logprobs"]["content"])
+        assert all(len(each["top_logprobs"]) == 3 for each in told)
+    asked = {"prompt": TEXT, "max_tokens": 30, "seed": 8, "logprobs": 3}
+    (choice,) = post(tiny, "/v1/completions", asked).json()["choices"]
+    parts = [each["logprobs"] for each in complete_stream(tiny, asked) if each["logprobs"]]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [each for part in parts for each in part[name]] == close(choice["logprobs"][name])
+    assert all(len(each) >= 3 for each in choice["logprobs"]["top_logprobs"])
+
+
+def test_responses_tell_logprobs_where_the_request_includes_them(tiny: Served) -> None:
+    asked: Any = {"input": "Say hello.", "max_output_tokens": 30, "seed": 8, "top_logprobs": 2}
+    bare = post(tiny, "/v1/responses", asked).json()
+    assert bare["output"][0]["content"][0]["logprobs"] == []
+    asked["include"] = ["reasoning.encrypted_content", "message.output_text.logprobs"]
+    told = post(tiny, "/v1/responses", asked).json()["output"][0]["content"][0]["logprobs"]
+    tokens = newest(tiny).tokens
+    assert tokens is not None
+    assert [each["logprob"] for each in told] == close(list(tokens.logprobs))
+    assert all(len(each["top_logprobs"]) == 2 for each in told)
+    events = deltas_of(tiny, "/v1/responses", asked)
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    (done,) = [event for event in events if event["type"] == "response.output_text.done"]
+    (part,) = [event["part"] for event in events if event["type"] == "response.content_part.done"]
+    in_deltas = [each for event in deltas for each in event["logprobs"]]
+    assert in_deltas == done["logprobs"] == part["logprobs"] == close(told)
+    for wrong in ({"include": "x"}, {"include": 3}, {"text": "x"}, {"top_logprobs": 99}):
+        assert post(tiny, "/v1/responses", {**asked, **wrong}).status_code == 400
+
+
+def close(value: Any) -> Any:
+    """Equal to what another batch computes."""
+    if isinstance(value, float):
+        return pytest.approx(value, abs=1e-4)
+    if isinstance(value, list):
+        return [close(each) for each in value]
+    return {name: close(each) for name, each in value.items()} if isinstance(value, dict) else value
+
+
+def test_tokens_whose_text_is_held_back_are_streamed_with_the_next_text(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = TurnTokens(context_ids=(9,), sampled_ids=(1, 2, 3), logprobs=(-0.1, -0.2, -0.3))
+    completion = Completion(
+        text="ab", finish=Finish.STOP, tokens=tokens, sampling=Sampling(), policy_id="p", policy_version=0
+    )
+
+    def answer(request: Any, session: str, on_text: Callable[[TextDelta], bool], *_: Any) -> ModelAnswer:
+        on_text(TextDelta("", (1,), (-0.1,)))  # it may begin a call
+        on_text(TextDelta("ab", (2,), (-0.2,)))
+        return ModelAnswer(
+            run="r", text="ab", calls=(), completion=completion, prompt_ids=(9,), prompt_tokens=1,
+            sampled_tokens=3,
+        )  # fmt: skip
+
+    server = serve(ScriptedPolicy([]), HERMES_1)
+    monkeypatch.setattr(server.conversations, "answer", answer)
+    body = {"messages": [ASK], "tools": TOOLS, "return_token_ids": True}
+    choices = [chunk["choices"][0] for chunk in deltas_of(server, "/v1/chat/completions", body)]
+    assert [each.get("token_ids") for each in choices] == [None, [1, 2], [3]]
+
+
+def newest(server: Served) -> Completion:
+    """The answer that was logged last."""
+    return max((turn for run in server.runs() for turn in run.turns), key=lambda turn: turn.ended).completion
+
+
+def test_messages_name_the_sequence_that_stopped_them_and_give_token_ids(tiny: Served) -> None:
+    asked: Any = {"messages": [ASK], "max_tokens": 60, "temperature": 1.0, "return_token_ids": True}
+    plain = post(tiny, "/v1/messages", asked | {"seed": 3}).json()
+    assert (plain["stop_sequence"], plain["stop_reason"] in ("end_turn", "max_tokens")) == (None, True)
+    first = plain["content"][0]["text"][8]
+    asked |= {"seed": 3, "stop_sequences": ["never said", first]}
+    whole = post(tiny, "/v1/messages", asked).json()
+    tokens = newest(tiny).tokens
+    assert tokens is not None
+    assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", first)
+    assert (whole["token_ids"], whole["prompt_token_ids"]) == (
+        list(tokens.sampled_ids),
+        list(tokens.context_ids),
+    )
+    events = deltas_of(tiny, "/v1/messages", asked)
+    (ended,) = [each for each in events if each["type"] == "message_delta"]
+    assert ended["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": first}
+    assert (ended["token_ids"], ended["prompt_token_ids"]) == (whole["token_ids"], whole["prompt_token_ids"])
+    asked.pop("return_token_ids")
+    counted = post(tiny, "/v1/messages/count_tokens", {"messages": [ASK]}).json()
+    assert counted == {"input_tokens": len(tokens.context_ids)}
+    assert "token_ids" not in post(tiny, "/v1/messages", asked).json()
+    assert all("token_ids" not in each for each in deltas_of(tiny, "/v1/messages", asked))
+    legacy = {"prompt": TEXT, "max_tokens": 60, "seed": 3, "stop": [first]}
+    assert post(tiny, "/v1/completions", legacy).json()["choices"][0]["stop_reason"] == first
 
 
 BAD_PROMPTS = [
@@ -666,6 +772,39 @@ def test_a_name_whose_files_changed_answers_by_the_new_weights(
     shutil.copytree(adapter_folders[0], folder, dirs_exist_ok=True)
     load(many, "mine", folder)
     assert right(many, "mine", adapter_folders[0])
+
+
+@pytest.mark.parametrize("kept", ["by content", "by name"])
+def test_stale_kv_would_be_found(
+    many: Served, adapter_folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    """Two requests with one prompt, and between them other weights under the adapter's name and path. With a
+    prefix cache that is kept by name, the second answer's log-probs are not those of the new weights."""
+    if kept == "by name":
+        caches: dict[object, Any] = {}
+        names: dict[object, str] = {}
+        opened, current = SharedBase.open, Engine._current
+
+        def named(base: SharedBase, folder: Path) -> Any:
+            found = opened(base, folder)
+            names[found.policy.engine] = str(folder)  # type: ignore[attr-defined]
+            return found
+
+        def by_name(engine: Engine) -> Any:
+            decoder: Any = current(engine)
+            if engine in names:
+                decoder.cache = caches.setdefault(names[engine], decoder.cache)
+            return decoder
+
+        monkeypatch.setattr(SharedBase, "open", named)
+        monkeypatch.setattr(Engine, "_current", by_name)
+    folder = tmp_path / "mine"
+    shutil.copytree(adapter_folders[0], folder)
+    load(many, "mine", folder)
+    assert right(many, "mine", adapter_folders[0])
+    shutil.copytree(adapter_folders[1], folder, dirs_exist_ok=True)
+    assert load(many, "mine", folder, load_inplace=True).status_code == 200
+    assert right(many, "mine", adapter_folders[1]) == (kept == "by content")
 
 
 def test_a_request_in_flight_ends_on_the_weights_it_began_with(

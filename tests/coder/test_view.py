@@ -11,12 +11,15 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 from viewed import HOSTILE, LINE, hostile, log_of, run, seen, turn
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.cli import cli
+from nano_coder.commands.serve import _viewer
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.view.answers import LogView, first_difference
 from nano_coder.view.app import view_app
@@ -302,6 +305,35 @@ def test_a_key_is_asked_for_everything_and_given_once(store: LogStore) -> None:
         p.strip().lower() for p in entered.headers["set-cookie"].split(";")
     }
     assert locked.get("/api/runs").status_code == 200
+
+
+def test_below_a_path_its_page_its_redirect_and_its_cookie_stay_there(store: LogStore) -> None:
+    app = Starlette(routes=[Mount("/view", view_app(LogView(store), keys=["sesame"]))])
+    mounted = TestClient(app, base_url="http://127.0.0.1:8000")
+    assert mounted.get("/view/").status_code == 401
+    entered = mounted.get("/view/?key=sesame", follow_redirects=False)
+    assert (entered.status_code, entered.headers["location"]) == (303, "/view/")
+    assert "Path=/view/;" in entered.headers["set-cookie"]
+    for path in ("/view/", "/view/view.js", "/view/view.css", "/view/api/runs"):
+        answer = mounted.get(path)
+        assert (answer.status_code, answer.headers["content-security-policy"][:18]) == (
+            200, "default-src 'none'",
+        )  # fmt: skip
+    assert mounted.get("/view", follow_redirects=False).headers["location"].endswith("/view/")
+
+
+def test_beside_a_server_whose_clients_have_keys_the_admin_alone_sees_the_log(store: LogStore) -> None:
+    assert _viewer(store, ["client"], None) is None
+    for keys in ([], ["client"]):
+        viewer = _viewer(store, keys, ["boss"])
+        assert viewer is not None
+        shown = TestClient(viewer, base_url="http://10.0.0.1:8000")
+        for key, status in (("client", 401), ("boss", 200)):
+            asked = shown.get("/api/runs", headers={"authorization": f"Bearer {key}"})
+            assert asked.status_code == status
+    alone = _viewer(store, [], [])
+    assert alone is not None
+    assert TestClient(alone, base_url="http://10.0.0.1:8000").get("/").status_code == 403
 
 
 def test_what_the_browser_has_already_is_not_sent_again(store: LogStore) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from browser import Browser, Page, browser, needs_browser, serving
 from viewed import LINE, hostile, log_of, run, seen, turn
 
+from nano_coder.agent.profiles import HERMES_1
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.serve.app import serve_app
+from nano_coder.serve.conversations import Conversations, ServedModel
 from nano_coder.view.answers import LogView
 from nano_coder.view.app import view_app
 from nano_coder.view.page import log_answers, write_page
@@ -269,3 +274,23 @@ def test_a_file_of_the_hostile_run_alone_opens(shown: Page, store: LogStore, tmp
     )
     page = shown.open((tmp_path / "x.html").as_uri())
     assert page.title().startswith("Run hostile")
+
+
+def test_beside_the_server_the_log_is_shown_below_its_path(chromium: Browser, tmp_path: Path) -> None:
+    log = LogStore.open(tmp_path / "log.db")
+    policy = ScriptedPolicy(["Nice to meet you."], tokens=True)
+    model = ServedModel(policy=policy, profile=HERMES_1, store=log, name="m")
+    viewer = view_app(LogView(log), keys=["boss"])
+    app = serve_app(Conversations(model), keys=["client"], admin_keys=["boss"], viewer=viewer)
+    with serving(app) as root, chromium.page() as shown:
+        body = {"messages": [{"role": "user", "content": "Greet <b>me</b>."}]}
+        client = {"authorization": "Bearer client"}
+        assert httpx.post(f"{root}v1/chat/completions", json=body, headers=client).status_code == 200
+        assert httpx.get(f"{root}view/", headers=client).status_code == 401
+        page = shown.open(f"{root}view/?key=boss")
+        assert page.url.partition("#")[0] == f"{root}view/"
+        page.click("tbody tr a")
+        page.wait_for_selector("text=Nice to meet you.")
+        assert page.locator("main b").count() == 0
+        assert all(url.startswith((f"{root}view", "data:", "about:")) for url in shown.asked)
+        assert shown.complaints == []

@@ -25,7 +25,7 @@ from nano_coder.models.local.kv_cache import (
     common_prefix,
 )
 from nano_coder.models.local.llama import LlamaForward
-from nano_coder.models.local.sampler import DecodingRow, allowed_tokens, draw
+from nano_coder.models.local.sampler import DecodingRow, Likeliest, allowed_tokens, draw, likeliest_tokens
 from nano_coder.models.local.speculative import CONTEXT, NGramSpeculator
 
 _PREFILL_TOKENS = 2048
@@ -337,7 +337,7 @@ class ContinuousDecoder:
             [row.uniforms[len(row.ids) + nth] for row, nth in places],
             allowed_tokens([row for row, _ in places], logits_NV.shape[1]),
         )
-        tokens = iter(zip(*drawn, strict=True))
+        tokens = iter(zip(*drawn, likeliest_tokens([row for row, _ in places], logits_NV), strict=True))
         num_accepted_tokens = 0
         for slot, draft_ids in zip(slots, draft_tokens, strict=True):
             accepted = self._accept(slot.row, draft_ids, list(islice(tokens, len(draft_ids) + 1)))
@@ -354,11 +354,13 @@ class ContinuousDecoder:
             self._leave(slot)
         return [slot.row for slot in ended]
 
-    def _accept(self, row: DecodingRow, draft_ids: Sequence[int], drawn: Sequence[tuple[int, float]]) -> int:
+    def _accept(
+        self, row: DecodingRow, draft_ids: Sequence[int], drawn: Sequence[tuple[int, float, Likeliest]]
+    ) -> int:
         """Append sampled tokens up to the first that differs from its draft token. Returns how many."""
         accepted = 0
-        for token, logprob in drawn:
-            row.take(token, logprob)
+        for token, logprob, likeliest in drawn:
+            row.take(token, logprob, likeliest)
             self._speculator.observe(row.last(CONTEXT + 1))
             accepted += 1
             if row.finish is not None or list(draft_ids[accepted - 1 : accepted]) != [token]:

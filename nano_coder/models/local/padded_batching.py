@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nano_coder.models.local.sampler import DecodingRow, allowed_tokens, draw
+from nano_coder.models.local.sampler import DecodingRow, allowed_tokens, draw, likeliest_tokens
 
 _JOINED = ("DynamicLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
 """kinds of cache layers that can be joined along the batch"""
@@ -181,8 +181,9 @@ class PaddedDecoder:
             logits_BV, [row.request.sampling for row in rows], [row.uniform for row in rows],
             allowed_tokens(rows, logits_BV.shape[1]),
         )  # fmt: skip
-        for row, token, logprob in zip(rows, *drawn, strict=True):
-            row.take(token, logprob)
+        top = likeliest_tokens(rows, logits_BV)
+        for row, token, logprob, likeliest in zip(rows, *drawn, top, strict=True):
+            row.take(token, logprob, likeliest)
         ended = [slot for slot in slots if slot.row.finish is not None]
         self._leave(ended)
         return [slot.row for slot in ended]

@@ -83,26 +83,30 @@ class LocalPolicy:
         *,
         owner: int | None = None,
         on_token: OnToken | None = None,
+        top_logprobs: int = 0,
     ) -> Completion:
         """Sample the next turn. Does not modify the conversation.
 
         `owner` is the conversation for which KV is kept where the thread holds no slot; `on_token` gets each
-        token as it is sampled, and ends the turn by returning False.
+        token as it is sampled, with the `top_logprobs` likeliest of its place, and ends the turn by returning
+        False.
         Raises ContextFull before sampling if no token would fit, PolicyError if the template or the engine
         fails, and UsageError for a grammar that cannot be compiled.
         """
         number, delta = self.template.next_row(conversation)
         row = (*conversation.tokens, *delta) if number == conversation.row else delta
         began = time.monotonic()
-        sampled = self._generate(row, sampling, owner, on_token)
+        sampled = self._generate(row, sampling, owner, on_token, top_logprobs)
         conversation.waited += time.monotonic() - began - sampled.seconds
         return self._completion(sampled, number, delta, sampling)
 
     def complete_ids(
-        self, ids: tuple[int, ...], sampling: Sampling, *, on_token: OnToken | None = None
-    ) -> Completion:
+        self, ids: tuple[int, ...], sampling: Sampling, *, on_token: OnToken | None = None,
+        top_logprobs: int = 0,
+    ) -> Completion:  # fmt: skip
         """Sample a continuation of these ids; no template is applied. Raises as `complete`."""
-        return self._completion(self._generate(ids, sampling, None, on_token), 0, ids, sampling)
+        sampled = self._generate(ids, sampling, None, on_token, top_logprobs)
+        return self._completion(sampled, 0, ids, sampling)
 
     def score(
         self, ids: Sequence[int], top: int, *, first: int = 1, temperature: float = 1.0
@@ -122,13 +126,13 @@ class LocalPolicy:
         return Grammars(self.template.encoder.serialised, sorted(self.engine.eos_ids), self.vocab_size)
 
     def _generate(
-        self, row: tuple[int, ...], sampling: Sampling, owner: int | None, on_token: OnToken | None
+        self, row: tuple[int, ...], sampling: Sampling, owner: int | None, on_token: OnToken | None, top: int
     ) -> Sampled:
         from nano_coder.models.local.sampler import GenerationRequest
 
         fitting = self.fitting(row, sampling)
         constraint = self._grammars.constraint(sampling.grammar) if sampling.grammar is not None else None
-        request = GenerationRequest(row, fitting, sampling.seed, owner, on_token, constraint)
+        request = GenerationRequest(row, fitting, sampling.seed, owner, on_token, constraint, top)
         sampled = self._scheduler.call(request)
         if constraint is not None:
             constraint.check()

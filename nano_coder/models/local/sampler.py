@@ -87,6 +87,13 @@ def draw(
     return tokens_B1[:, 0].tolist(), logprobs_B1[:, 0].tolist()
 
 
+def likeliest(logits_V: Tensor, temperature: float, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` likeliest tokens with their log-probs, likeliest first."""
+    logprobs_V = (logits_V.float() / (temperature or 1.0)).log_softmax(dim=-1)
+    best = logprobs_V.topk(min(count, len(logprobs_V)))
+    return tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+
+
 def _invert(weights_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
     """[B, 1] tokens where the CDF passes the uniforms.
 
@@ -131,8 +138,10 @@ def _truncated(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     return torch.empty_like(kept_BV).scatter_(1, order_BV, kept_BV).log_softmax(dim=-1)
 
 
-OnToken = Callable[[int, float], bool]
-"""token id and its log-prob -> whether to go on"""
+Likeliest = tuple[tuple[int, float], ...]
+"""the likeliest tokens of a place, likeliest first, with their log-probs"""
+OnToken = Callable[[int, float, Likeliest], bool]
+"""token id, its log-prob, and the likeliest tokens if asked for -> whether to go on"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +157,8 @@ class GenerationRequest:
     """called for each sampled token, in the thread that steps the engine; False ends the row"""
     constraint: Constraint | None = None
     """the tokens that may be sampled; None: all"""
+    top_logprobs: int = 0
+    """number of likeliest tokens that `on_token` gets"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +224,7 @@ class DecodingRow:
         """The last `count` tokens of prompt and completion, or all if there are fewer."""
         return [*self.request.ids[-count:], *self.ids[-count:]][-count:]
 
-    def take(self, token: int, logprob: float) -> None:
+    def take(self, token: int, logprob: float, likeliest: Likeliest = ()) -> None:
         """Append a sampled token, and set `finish` if it ends the row."""
         self.ids.append(token)
         self.logprobs.append(logprob)
@@ -223,7 +234,7 @@ class DecodingRow:
             self.finish = Finish.STOP
         elif len(self.ids) == self.limit:
             self.finish = Finish.LENGTH
-        if self.request.on_token is not None and not self.request.on_token(token, logprob):
+        if self.request.on_token is not None and not self.request.on_token(token, logprob, likeliest):
             self.finish = self.finish or Finish.CANCELLED
 
     def sampled(self) -> Sampled:
@@ -238,6 +249,16 @@ class DecodingRow:
         tail = max(len(text.encode()) for text in stop) + 1
         text = self.stop_conditions.decode(self.ids[-tail:])
         return any(end in text for end in stop)
+
+
+def likeliest_tokens(rows: Sequence[DecodingRow], logits_BV: Tensor) -> list[Likeliest]:
+    """[B] of each row, if it asks for them, at its temperature and before top-k, top-p and grammar."""
+    return [
+        likeliest(logits_V, row.request.sampling.temperature, row.request.top_logprobs)
+        if row.request.top_logprobs
+        else ()
+        for row, logits_V in zip(rows, logits_BV, strict=True)
+    ]
 
 
 def allowed_tokens(rows: Sequence[DecodingRow], vocab_size: int) -> dict[int, Tensor]:

@@ -35,8 +35,9 @@ class RemotePolicy(LocalPolicy):
         *,
         owner: int | None = None,
         on_token: OnToken | None = None,
+        top_logprobs: int = 0,
     ) -> Completion:
-        """Sample the next turn on a server. `owner` and `on_token` are those of local weights.
+        """Sample the next turn on a server. `owner`, `on_token` and `top_logprobs` are for local weights.
 
         Raises PolicyError if no server answers, ContextFull, and BudgetExhausted at the deadline.
         """
