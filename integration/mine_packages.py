@@ -26,7 +26,7 @@ PACKAGES = [
     "more-itertools==11.2.1",
     "natsort==8.4.0",
     "netaddr==1.3.0",
-    "num2words==0.5.14",
+    "schema==0.7.8",
     "portion==2.6.3",
     "pyasn1==0.6.5",
     "pydash==8.1.0",
@@ -80,7 +80,10 @@ def main() -> int:
     tasks, report = given.out / "mined.jsonl", given.out / "yield.json"
     command = [sys.executable, "-m", "nano_rl", "tasks", "mine", *archives]
     command += ["--out", str(tasks), "--report", str(report)]
-    subprocess.run([*command, *(["--workers", str(given.workers)] if given.workers else [])], check=True)
+    command += ["--workers", str(given.workers)] if given.workers else []
+    done = subprocess.run(command, check=False).returncode
+    if done not in (0, 130):  # 130: interrupted, with what was there by then
+        return done
     count = len(tasks.read_text(encoding="utf-8").splitlines())
     print(f"{count} tasks of {len(archives)} packages")
     return int(count < given.wanted)

@@ -3,10 +3,10 @@ imported pytest already.
 
 Standard library and pytest only. stdin: a list of {"arguments": of pytest, "files": {test file: text},
 "versions": [[group, path, text], ...], "most": {group: failing versions wanted}, "first": s, "times": t,
-"more": m}: the right code has s seconds, a version t times as long as that took and m seconds more. stdout: of
-each a JSON list of the right code, of each version, and of the right code again: {"exit": exit code, or null
-after a signal or too long a time, "failed": id of the first failed test, "passed": number}; null for a version
-that was not wanted any more.
+"more": m}: the right code has s seconds, a version t times as long as that took and m seconds more. stdout:
+of each a JSON list of the right code, of each version, and of the right code again: {"exit": exit code, or
+null after a signal or too long a time, "failed": id of the first failed test, "passed": number}; null for a
+version that was not wanted any more.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class PackageYield:
         return {"package": self.origin, "licence": self.licence, **counts, **by_kind}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Miner:
     """What a mining works with."""
 
@@ -96,9 +96,13 @@ class Miner:
     seed: int
     workers: int
     on_progress: OnProgress
+    interrupted: bool = False
 
     def mine(self, packages: Sequence[MinedPackage]) -> tuple[list[Task], list[PackageYield]]:
-        """The tasks of all packages in their order, and what each package gave."""
+        """The tasks of all packages in their order, and what each package gave.
+
+        Ctrl-C ends it with what is there by then; `interrupted` says so.
+        """
         files = [(package, file) for package in packages for file in package.tests]
         self._run("traced", files, _trace_id, lambda job: {"rows": trace_file(*job, self.sandbox)})
         yields = [PackageYield(origin=str(p.origin), licence=p.origin.licence) for p in packages]
@@ -110,10 +114,13 @@ class Miner:
         ]
         turns = Counter[str]()
         in_turn = sorted(jobs, key=lambda job: turns.update([job[0].origin]) or turns[job[0].origin])
-        self._run("mined", [some for _, some in in_turn], self._id, self._candidates)
+        try:
+            self._run("mined", [some for _, some in in_turn], self._id, self._candidates)
+        except KeyboardInterrupt:
+            self.interrupted = True
         tasks: dict[str, Task] = {}
         for found, some in jobs:
-            row = self.journal.rows[self._id(some)]
+            row = self.journal.rows.get(self._id(some), {"tasks": (), "refused": ()})
             found.refused.update(row["refused"])
             for task in map(Task.model_validate, row["tasks"]):
                 if tasks.setdefault(task.key, task) is task:
