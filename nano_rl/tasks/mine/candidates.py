@@ -39,7 +39,7 @@ from nano_shared.snapshot import Snapshot
 from nano_shared.snapshot.tree import save
 from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
 
-GENERATOR = "nano-rl tasks mine 2"
+GENERATOR = "nano-rl tasks mine 3"
 KINDS = ("bug", "body", "code", "test")
 _SHORTEST = 2
 """lines of a body that is asked for"""
@@ -117,6 +117,11 @@ class MinedTarget:
             files |= self.package.support(file)
             files[file] = without_tests(self.package.tests[file], lambda name, kept=kept: name not in kept)
         return CommandChecks(command=self.command, files=files)
+
+    @property
+    def hideable(self) -> bool:
+        """Whether all tests that call it stand in their files, and are not inherited from elsewhere."""
+        return all(f"def {test.name}(" in self.package.tests[test.file] for test in self.tests)
 
     def claims(self) -> list[str]:
         """Assertions about the function, from the calls that its tests made of it with plain values."""
@@ -204,8 +209,9 @@ def _breakages(
         splices = [s for s in mined.package.splices(target.path) if target.holds(s.line)]
         random.Random(f"{seed} {mined.package.origin} {target.path} {target.name}").shuffle(splices)
         found = (_mutated(text, splice) for splice in splices)
-        yield from [("bug", one) for one in found if one is not None][: _TRIES * bugs]
-    if target.documented and _SHORTEST <= target.size <= LONGEST:
+        by_line = {one.line: one for one in found if one is not None}  # two of a line are mended alike
+        yield from [("bug", one) for one in by_line.values()][: _TRIES * bugs]
+    if target.documented and mined.hideable and _SHORTEST <= target.size <= LONGEST:
         for kind, change in (("body", without_body), ("code", without_definition)):
             if kind in kinds and (breakage := change(text, target)) is not None:
                 yield kind, breakage

@@ -72,13 +72,18 @@ class PackageYield:
     """of which so many are called by a test"""
     repeated: int = 0
     """of which so many are programs that came before"""
+    tried: int = 0
+    """of which so many were broken and tried"""
     tasks: Counter[str] = field(default_factory=Counter)
     """by kind"""
     refused: Counter[str] = field(default_factory=Counter)
     """candidates by kind and reason"""
 
     def as_json(self) -> Row:
-        counts = {"functions": self.functions, "called": self.called, "repeated": self.repeated}
+        counts = {
+            "functions": self.functions, "called": self.called, "repeated": self.repeated,
+            "tried": self.tried,
+        }  # fmt: skip
         by_kind = {"tasks": dict(self.tasks), "refused": dict(self.refused.most_common())}
         return {"package": self.origin, "licence": self.licence, **counts, **by_kind}
 
@@ -120,7 +125,10 @@ class Miner:
             self.interrupted = True
         tasks: dict[str, Task] = {}
         for found, some in jobs:
-            row = self.journal.rows.get(self._id(some), {"tasks": (), "refused": ()})
+            row = self.journal.rows.get(self._id(some))
+            if row is None:
+                continue
+            found.tried += len(some)
             found.refused.update(row["refused"])
             for task in map(Task.model_validate, row["tasks"]):
                 if tasks.setdefault(task.key, task) is task:
@@ -187,7 +195,7 @@ class Miner:
 
 def _trace_id(job: tuple[MinedPackage, str]) -> str:
     package, file = job
-    return f"{GENERATOR} trace {package.id} {file}"
+    return f"trace 1 {package.id} {file}"
 
 
 def in_threads(jobs: Iterable[Work], work: Callable[[Work], Row], workers: int) -> Iterator[tuple[Work, Row]]:
