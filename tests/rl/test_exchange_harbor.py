@@ -100,7 +100,7 @@ RUN npm install && make
 FROM build
 ENV PATH=/opt/bin
 WORKDIR /app
-COPY text.txt .
+COPY src/ .
 """
 
 

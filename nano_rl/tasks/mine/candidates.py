@@ -190,8 +190,10 @@ class Admission:
                 yield (None if refusal else task), f"graded: {refusal}", own
             if "test" in self.kinds and (claims := mined.claims()) and not mined.target.is_class:
                 described = _described(mined, "test", self.seed)
-                task, why = admitted_test_task(mined.text, mined.target.name, claims, described, self.sandbox)
-                yield task, f"test: {why}", blobs
+                written, why = admitted_test_task(
+                    mined.text, mined.target.name, claims, described, self.sandbox
+                )
+                yield written, f"test: {why}", blobs
 
     def _job(self, mined: MinedTarget, broken: Sequence[tuple[str, Breakage]]) -> TrialJob:
         path = mined.target.path
