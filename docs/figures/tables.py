@@ -133,6 +133,37 @@ def capabilities(data: Row) -> str:
     )
 
 
+def mined(data: Row) -> str:
+    def count(kind: str) -> Cell:
+        return lambda row: str(row["tasks"].get(kind, 0))
+
+    return table(
+        {
+            "package": of("{package}"),
+            "licence": of("{licence}"),
+            "functions, called": of("{functions}, {called}"),
+            "tried": of("{tried}"),
+            **{kind: count(kind) for kind in ("bug", "body", "code", "test")},
+            "refused": lambda row: str(sum(row["refused"].values())),
+        },
+        data["rows"],
+    )
+
+
+def day_tasks(data: Row) -> str:
+    return table(
+        {
+            "task": of("{task}"),
+            "package": of("{package}"),
+            "files, lines": of("{files}, +{added} -{removed}"),
+            "turns": of("{turns}"),
+            "tokens read, written": of("{tokens_read}, {tokens_written}"),
+            "seconds": of("{seconds}"),
+        },
+        data["rows"],
+    )
+
+
 def grpo_step(data: Row) -> str:
     return table(
         {
@@ -348,6 +379,8 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "own_project": ("own_project", own_project),
     "supply_teaches": ("supply_teaches", supply_teaches),
     "capabilities": ("capabilities", capabilities),
+    "mined": ("mined", mined),
+    "day_tasks": ("day_tasks", day_tasks),
     "grpo_step": ("grpo_step", grpo_step),
     "objectives": ("objectives", objectives),
     "smollm2": ("smollm2", smollm2),

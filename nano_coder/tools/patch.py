@@ -180,8 +180,8 @@ class _Place:
     start: int
     count: int
     hunk: Hunk
-    dropped: int = 0
-    """1 if the hunk's last old line, an empty one, stands for the end of the file"""
+    dropped: bool = False
+    """whether the hunk's last old line, an empty one, stands for the end of the file"""
 
 
 def patched(path: str, text: str, hunks: Sequence[Hunk]) -> tuple[str, tuple[str, ...]]:
@@ -200,7 +200,8 @@ def patched(path: str, text: str, hunks: Sequence[Hunk]) -> tuple[str, tuple[str
     at = 0
     for place in places:
         done += lines[at : place.start]
-        done += _replaced(lines[place.start : place.start + place.count], place, usual)
+        new = list(_replaced(lines[place.start : place.start + place.count], place, usual))
+        done += new[:-1] if place.dropped and new and not new[-1].text else new
         at = place.start + place.count
     done += lines[at:]
     return "".join(line.text + line.end for line in done), tuple(dict.fromkeys(finder.overlooked))
@@ -217,6 +218,8 @@ def _replaced(old: list[_Line], place: _Place, usual: str) -> Iterator[_Line]:
             if sign == " ":
                 yield old[at]
             at += 1
+        elif sign == " ":  # the empty line of `dropped`, behind which lines may come
+            yield _Line(text, end)
 
 
 class _Finder:
@@ -239,7 +242,7 @@ class _Finder:
             at = self._from if hunk.headers else len(self._lines)
             return _Place(at, 0, hunk)
         found = self._seek(old, hunk.at_end)
-        if found is None and old[-1] == "" and len(old) > 1:
+        if dropped := found is None and old[-1] == "" and len(old) > 1:
             old = old[:-1]
             found = self._seek(old, hunk.at_end)
             if found is not None:
@@ -247,7 +250,7 @@ class _Finder:
         if found is None:
             raise self._misfit(hunk)
         self._from = found + len(old)
-        return _Place(found, len(old), hunk)
+        return _Place(found, len(old), hunk, dropped)
 
     def _header(self, hunk: Hunk, header: str) -> int:
         found = self._seek([header], False)

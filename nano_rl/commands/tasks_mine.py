@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -41,8 +42,8 @@ def command(
     """Make tasks of the functions and classes that a package's tests call.
 
     A bug is planted, a body is removed, a whole definition, or the tests. A task is kept if its checks fail
-    as it stands and pass on its oracle's work; the package's code runs in jails alone. The same command goes
-    on after a kill.
+    as it stands and pass on its oracle's work; the package's code runs in jails alone. Ctrl-C writes what is
+    there; the same command goes on after that, and after a kill.
     """
     from nano_coder.sandbox.backend import open_sandbox
     from nano_rl.commands.progress import bar
@@ -71,6 +72,9 @@ def command(
         )
     _print(yields, kinds)
     print(f"{len(tasks)} tasks in {out}; their workspaces are in the blobs of this log")
+    if miner.interrupted:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
     return int(not tasks)
 
 

@@ -1,4 +1,4 @@
-"""Harbor task directories: import of those that a jail can run, export of any task.
+"""Harbor task directories: import of those that a jail or a container can run, export of any task.
 
 Absolute paths of the container are mapped into the jail: the working directory becomes /work, and /tests,
 /logs and /solution become folders in /tmp/harbor, which exists only while the verifier runs.
@@ -66,7 +66,7 @@ def _config(task: Task) -> dict[str, Any]:
 def _dockerfile(task: Task, checks: dict[str, Any]) -> str:
     pytest = "pytest" in to_json(checks) or checks["kind"] == "mutants"
     copy = "COPY files/ /app/\n" if task.files else ""
-    return f"FROM python:3.11-slim\n{_PYTEST if pytest else ''}WORKDIR /app\n{copy}"
+    return f"FROM {task.image or 'python:3.11-slim'}\n{_PYTEST if pytest else ''}WORKDIR /app\n{copy}"
 
 
 def _checks(task: Task) -> dict[str, Any]:
@@ -132,6 +132,7 @@ def read_harbor(tree: Tree, name: str) -> Task:
         key=config.task.name if config.task else name,
         prompt=moved(tree.text("instruction.md"), inside),
         files=image.files,
+        image=config.environment.docker_image,
         limits=Limits(**{key: value for key, value in limits.items() if value is not None}),
         hidden=RewardFileChecks(
             command=_command(config.verifier.env),
@@ -154,14 +155,18 @@ def _image(tree: Tree, config: HarborConfig) -> Image:
     services = [path for path in tree.files if posixpath.basename(path).startswith("docker-compose")]
     if services:
         raise Refused(services[0], "starts services, which needs Docker")
+    place = config.environment
     if "environment/Dockerfile" not in tree.files:
+        if place.docker_image and place.workdir:
+            return Image(posixpath.normpath(place.workdir), {})
         raise Refused("environment/Dockerfile", "is missing, so nothing says what the agent starts with")
     if "environment/.dockerignore" in tree.files:
         raise Refused("environment/.dockerignore", "chooses what is copied, which needs Docker")
     image = read_dockerfile(
-        tree.text("environment/Dockerfile"), tree.below("environment"), "environment/Dockerfile"
-    )
-    if config.environment.workdir not in (None, image.workdir):
+        tree.text("environment/Dockerfile"), tree.below("environment"), "environment/Dockerfile",
+        built=place.docker_image is not None,
+    )  # fmt: skip
+    if place.workdir not in (None, image.workdir):
         raise Refused("task.toml.environment.workdir", "is not the working directory of the Dockerfile")
     return image
 

@@ -20,6 +20,7 @@ PLAIN_IMAGES = frozenset({"ubuntu", "debian", "python", "bash", "busybox"})
 """base images with nothing but a shell, the usual programs and Python"""
 _SAID_TWICE = frozenset({"CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "MAINTAINER", "SHELL", "STOPSIGNAL"})
 """instructions that are ignored, since Harbor starts the container with its own command"""
+_OF_THE_IMAGE = frozenset({"FROM", "RUN", "ENV", "USER", "ARG", "HEALTHCHECK", "VOLUME"})
 _COSMETIC = frozenset(
     {"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "DEBIAN_FRONTEND", "LANG", "LC_ALL", "TZ", "TERM"}
 )
@@ -34,15 +35,18 @@ class Image:
     """path below the working directory -> text"""
 
 
-def read_dockerfile(text: str, context: Mapping[str, str], name: str) -> Image:
+def read_dockerfile(text: str, context: Mapping[str, str], name: str, *, built: bool = False) -> Image:
     """The image as plain files; `context` maps paths of the build context to texts.
 
-    Raises Refused with the line for instructions that need a container build.
+    Of one that is `built`, the base, programs, variables and user are the image's own. Raises Refused with
+    the line for instructions that need a container build.
     """
     workdir, copied, based = "/", dict[str, str](), False
     for number, word, rest in _instructions(text, name):
         field = f"{name}:{number}"
-        if word == "FROM":
+        if built and word in _OF_THE_IMAGE:
+            based = True
+        elif word == "FROM":
             if based:
                 raise Refused(field, "builds in several stages, which needs Docker")
             _plain_image(rest, field)
@@ -157,7 +161,7 @@ class Phase(_Table):
 
 
 class EnvironmentTable(_Table):
-    docker_image: str | None = None
+    docker_image: str | None = Field(None, min_length=1)
     os: str = "linux"
     memory_mb: int | None = Field(None, ge=16)
     gpus: int | None = None
@@ -207,7 +211,6 @@ def _needs(config: HarborConfig) -> list[tuple[str, Any, str]]:
     return [
         ("steps", config.steps, "a task of several steps is not one task here"),
         ("environment.os", place.os != "linux", f"needs {place.os}"),
-        ("environment.docker_image", place.docker_image, f"needs the container image {place.docker_image!r}"),
         ("environment.gpus", place.gpus, "needs a GPU"),
         ("environment.tpu", place.tpu, "needs a TPU"),
         ("environment.mcp_servers", place.mcp_servers, "needs servers that run beside the agent"),

@@ -150,7 +150,11 @@ def test_a_stricter_match_further_down_wins_over_a_looser_one_above() -> None:
 def test_an_empty_last_line_of_a_hunk_may_stand_for_the_end_of_the_file() -> None:
     assert edited("a\nb\n", "@@\n a\n-b\n+c\n\n") == "a\nc\n"
     assert overlooked("a\nb\n", "@@\n a\n-b\n+c\n\n") == ("an empty last line",)
-    assert edited("a\n\nb\n", "@@\n a\n\n-b\n+c\n") == "a\n\nc\n"
+
+
+@pytest.mark.parametrize("end", ["", "+\n"])
+def test_lines_behind_such_an_empty_line_come_after_it(end: str) -> None:
+    assert edited("a\n", f"@@\n a\n \n+b\n{end}") == "a\n\nb\n"
 
 
 def test_line_ends_are_kept() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.formats.folder_format import read_tree
-from nano_rl.formats.harbor import HARBOR
+from nano_rl.formats.harbor import HARBOR, write_harbor
 from nano_shared.hidden_checks import (
     AnswerChecks,
     Case,
@@ -59,7 +59,7 @@ def test_the_verifier_runs_in_a_jail(solved: bool, reward: bytes) -> None:
 
 REFUSED = {
     "task.toml": [
-        ('[environment]\ndocker_image = "x"', "task.toml.environment.docker_image"),
+        ('[environment]\ndocker_image = ""', "task.toml.environment.docker_image"),
         ('[environment]\nnetwork_mode = "public"', "task.toml.environment.network_mode"),
         ("[environment]\ngpus = 1", "task.toml.environment.gpus"),
         ('[[steps]]\nname = "a"', "task.toml.steps"),
@@ -92,6 +92,36 @@ def test_what_needs_a_container_is_refused_with_its_place(
     with pytest.raises(Refused) as refused:
         imported(folder)
     assert refused.value.field == field
+
+
+DOCKERFILE = """FROM node:20 AS build
+USER node
+RUN npm install && make
+FROM build
+ENV PATH=/opt/bin
+WORKDIR /app
+COPY src/ .
+"""
+
+
+def test_a_task_that_names_a_built_image_runs_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "task"
+    shutil.copytree(EXAMPLE, folder)
+    settings = (folder / "task.toml").read_text()
+    named = settings.replace("[environment]\n", '[environment]\ndocker_image = "localhost/words:1"\n')
+    (folder / "task.toml").write_text(named)
+    (folder / "environment/Dockerfile").write_text(DOCKERFILE)
+    task = imported(folder)
+    assert (task.image, task.files) == ("localhost/words:1", {"text.txt": "one two\nthree\n"})
+    assert write_harbor(task).text("environment/Dockerfile").startswith("FROM localhost/words:1\n")
+
+    (folder / "environment/Dockerfile").unlink()
+    with pytest.raises(Refused):
+        imported(folder)
+    (folder / "task.toml").write_text(named.replace("[environment]\n", '[environment]\nworkdir = "/app"\n'))
+    task = imported(folder)
+    assert (task.image, task.files) == ("localhost/words:1", {})
+    assert "/work/text.txt" in task.prompt
 
 
 GRADED = {

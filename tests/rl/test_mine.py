@@ -8,6 +8,7 @@ import json
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,13 @@ from nano_rl.tasks.admission import log_folder, scratch_runtime
 from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tasks.check import check_task
 from nano_rl.tasks.make import read_tasks
+from nano_rl.tasks.mine import mining
 from nano_rl.tasks.mine.candidates import KINDS
 from nano_rl.tasks.mine.packages import read_package
 from nano_rl.tasks.mine.targets import outline, targets_of, without_body, without_definition, without_tests
 from nano_rl.tasks.mine.test_tasks import cut_out
 from nano_rl.tasks.mine.traces import trace_file, traced_tests
+from nano_rl.tasks.mine.trials import TrialJob, Version, try_versions
 from nano_shared.errors import UsageError
 from nano_shared.types import Trust
 
@@ -218,6 +221,52 @@ def test_a_trace_names_the_functions_that_a_test_calls(project: Path) -> None:
     assert ("src/demo/sums.py", 4, "5, 1, 3", "3") in returns
 
 
+def test_versions_of_a_module_are_tried_in_one_jail(project: Path) -> None:
+    package = read_package(project)
+    path = "src/demo/sums.py"
+
+    def version(old: str, new: str, group: str = "code") -> Version:
+        return Version(group=group, path=path, text=MODULE.replace(old, new))
+
+    versions = [
+        version("if x < low", "if x > low", "bug"),
+        version("x + 1", "x + 2"),  # no test calls it
+        version("if x < low", "if x >= low", "bug"),
+        version("def clamp", "def clamped"),
+        version("return low", "import os; os._exit(0)"),
+    ]
+    job = TrialJob(words=("-x", "tests/test_sums.py"), files={}, versions=versions, most={"bug": 1})
+    wrong = replace(job, files={"tests/test_sums.py": TESTS.replace("== result", "== 9")})
+    refused, trials = try_versions(package, [wrong, job], open_sandbox())
+    assert refused is None, "the right code does not pass"
+    assert trials is not None
+    assert [trial and (trial.refusal, trial.failed) for trial in trials] == [
+        (None, "tests/test_sums.py::test_clamp[5-3]"), ("the tests pass on it", ""), None, (None, ""),
+        ("the tests do not fail plainly on it", ""),
+    ]  # fmt: skip
+    assert try_versions(package, [job], open_sandbox()) == [trials], "nothing is left behind"
+
+
+def test_what_a_docstring_leaves_open_is_not_asked_for() -> None:
+    text = """class Stack:
+    \"\"\"Last in, first out, as long as you like.\"\"\"
+
+    def push(self, item):
+        return self.items.append(item)
+
+
+def short(x):
+    \"\"\"The result.\"\"\"
+    return x
+
+
+def long(x):
+    \"\"\"The number after x, which must be whole.\"\"\"
+    return x + 1
+"""
+    assert [t.name for t in targets_of("stack.py", text) if t.documented] == ["long"]
+
+
 def test_a_trace_of_another_shape_is_left_out() -> None:
     right = {"test": "t.py::test_a", "passed": True, "seconds": 0.1, "calls": [["a.py", 1]], "options": ""}
     assert len(traced_tests([right])) == 1
@@ -257,6 +306,35 @@ def test_a_killed_mining_ends_with_the_same_tasks(
             verdict = grade_trajectory(run, open_sandbox(), runtime.store.blobs)
     assert verdict is not None
     assert (verdict.reward, verdict.trust) == (1.0, Trust.HIDDEN)
+
+
+@pytest.mark.slow
+def test_an_interrupted_mining_writes_what_it_has(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(mining, "_TOGETHER", 1)
+    (project / "src/demo/more.py").write_text("def twice(x):\n    return x * 2\n")
+    test = "from demo.more import twice\n\n\ndef test_twice():\n    assert twice(4) == 8\n"
+    (project / "tests/test_more.py").write_text(test)
+    whole, tried = mining.Miner._candidates, []
+
+    def candidates(self: mining.Miner, some: Any) -> Any:
+        tried.append(some)
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        return whole(self, some)
+
+    monkeypatch.setattr(mining.Miner, "_candidates", candidates)
+    out, report = tmp_path / "tasks.jsonl", tmp_path / "report.json"
+    assert command([project], out, kind=["bug"], bugs=1, workers=1, report=report) == 130
+    (task,) = read_tasks(out)
+    assert "tests/test_more.py::test_twice` fails" in task.prompt
+    assert "the same command goes on" in capsys.readouterr().err
+    (found,) = json.loads(report.read_text())
+    assert (found["called"], found["repeated"], found["tried"]) == (3, 1, 1)
+    assert command([project], out, kind=["bug"], bugs=1, workers=1) == 0
+    assert len(read_tasks(out)) == 2
 
 
 def test_a_journal_of_another_kind_is_refused(project: Path, tmp_path: Path) -> None:

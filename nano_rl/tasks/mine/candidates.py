@@ -1,13 +1,14 @@
 """Candidate tasks of one function or class, and their admission by the grader that training uses.
 
 A candidate is a workspace with something broken, hidden tests that call it, and the edit that repairs it. It
-is admitted if the tests fail on the workspace and pass once the edit is made, each in a fresh jail.
+is admitted if the tests fail on it and pass on the right code. Those of several functions are tried in one
+jail; one of them is then graded as in training, as it stands and repaired, each in a fresh jail.
 """
 
 from __future__ import annotations
 
 import random
-import time
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +28,7 @@ from nano_rl.tasks.mine.targets import (
 )
 from nano_rl.tasks.mine.test_tasks import admitted_test_task
 from nano_rl.tasks.mine.traces import TracedTest, pytest_command
+from nano_rl.tasks.mine.trials import TrialJob, Version, try_versions
 from nano_rl.tasks.mutate import Splice, mutant_of
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, OverlayBlobs
@@ -37,7 +39,7 @@ from nano_shared.snapshot import Snapshot
 from nano_shared.snapshot.tree import save
 from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
 
-GENERATOR = "nano-rl tasks mine 1"
+GENERATOR = "nano-rl tasks mine 3"
 KINDS = ("bug", "body", "code", "test")
 _SHORTEST = 2
 """lines of a body that is asked for"""
@@ -45,11 +47,7 @@ _MOST_TESTS, _MOST_FILES, _MOST_SECONDS = 30, 2, 3.0
 """tests of a task, their files, and their time when they were traced"""
 _TRIES = 3
 """mutants tried for each bug that is wanted"""
-_TIMES, _MORE = 10.0, 20.0
-"""a candidate's check may take so many times the time of the same tests on the right code, and so many
-seconds more: on a busy machine both are slow"""
-_PATIENCE = 600.0
-"""seconds for the tests on the right code, which take one where nothing else runs"""
+_TEST_ID = re.compile(r"[\w./-]+(::\w+)+")
 _LEVELS = (5, 15)
 """lines of what is asked for, up to which a task is of level 1 and 2; above, it is of level 3"""
 _PROMPTS = {
@@ -94,9 +92,20 @@ class MinedTarget:
         return tuple(kept[:_MOST_TESTS])
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """What pytest is told: an option that the files need, and the files."""
+        return ("-x", self.chosen[0].options, *sorted({test.file for test in self.chosen}))
+
+    @property
     def command(self) -> str:
-        files = sorted({test.file for test in self.chosen})
-        return pytest_command(self.package, ["-x", self.chosen[0].options, *files])
+        return pytest_command(self.package, self.words)
+
+    def failing(self, test: str) -> str:
+        """The command that runs the test of that id, without its parameters; all, if it is not chosen."""
+        name = test.partition("[")[0]
+        known = any(name.startswith(f"{t.file}::") and name.endswith(f"::{t.name}") for t in self.chosen)
+        words = (self.chosen[0].options, name) if known and _TEST_ID.fullmatch(name) else self.words
+        return pytest_command(self.package, words)
 
     @cached_property
     def hidden(self) -> CommandChecks:
@@ -108,6 +117,11 @@ class MinedTarget:
             files |= self.package.support(file)
             files[file] = without_tests(self.package.tests[file], lambda name, kept=kept: name not in kept)
         return CommandChecks(command=self.command, files=files)
+
+    @property
+    def hideable(self) -> bool:
+        """Whether all tests that call it stand in their files, and are not inherited from elsewhere."""
+        return all(f"def {test.name}(" in self.package.tests[test.file] for test in self.tests)
 
     def claims(self) -> list[str]:
         """Assertions about the function, from the calls that its tests made of it with plain values."""
@@ -141,37 +155,52 @@ def mined_targets(
             yield target, calling, f"mined:{name}:{target.path}" if by_file else f"mined:{name}"
 
 
-def admit(mined: MinedTarget, kinds: Sequence[str], bugs: int, seed: int, sandbox: Sandbox) -> Iterator[
-    tuple[Task | None, str, BlobStore]
-]:  # fmt: skip
-    """(task or None, why not, blobs of its workspace) for every candidate, at most `bugs` tasks of bugs."""
-    seconds = _reference_seconds(mined, sandbox)
-    if seconds is None:
-        yield None, "all: the tests do not pass on the right code", mined.package.blobs
-        return
-    made = 0
-    for kind, breakage in _breakages(mined, kinds, bugs, seed):
-        if kind == "bug" and made == bugs:
-            continue
-        blobs = OverlayBlobs(mined.package.blobs)
-        task, repaired = _task(mined, kind, breakage, seed, blobs)
-        refusal = _refusal(task, repaired, blobs, sandbox, _TIMES * seconds + _MORE)
-        made += kind == "bug" and refusal is None
-        yield (None if refusal else task), f"{kind}: {refusal}", blobs
-    if "test" in kinds and (claims := mined.claims()) and not mined.target.is_class:
-        task, why = admitted_test_task(
-            mined.text, mined.target.name, claims, _described(mined, "test", seed), sandbox
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What is made of functions and classes of one package."""
+
+    kinds: Sequence[str]
+    bugs: int
+    """tasks of bugs of one function, at most"""
+    seed: int
+    sandbox: Sandbox
+
+    def admit(self, some: Sequence[MinedTarget]) -> Iterator[tuple[Task | None, str, BlobStore]]:
+        """(task or None, why not, blobs of its workspace) for every candidate."""
+        found = [list(_breakages(mined, self.kinds, self.bugs, self.seed)) for mined in some]
+        jobs = [self._job(mined, broken) for mined, broken in zip(some, found, strict=True)]
+        graded = False
+        for mined, broken, trials in zip(
+            some, found, try_versions(some[0].package, jobs, self.sandbox), strict=True
+        ):
+            blobs = mined.package.blobs
+            if trials is None:
+                yield None, "all: the tests do not pass on the right code", blobs
+                continue
+            made = []
+            for (kind, breakage), trial in zip(broken, trials, strict=True):
+                if trial is not None and trial.refusal is None:
+                    own = OverlayBlobs(blobs)
+                    made.append((*_task(mined, kind, breakage, trial.failed, self.seed, own), own))
+                elif trial is not None:
+                    yield None, f"{kind}: {trial.refusal}", blobs
+            refusal = _refusal(*made[-1], self.sandbox) if made and not graded else None
+            graded = graded or bool(made)
+            for task, _, own in made:
+                yield (None if refusal else task), f"graded: {refusal}", own
+            if "test" in self.kinds and (claims := mined.claims()) and not mined.target.is_class:
+                described = _described(mined, "test", self.seed)
+                written, why = admitted_test_task(
+                    mined.text, mined.target.name, claims, described, self.sandbox
+                )
+                yield written, f"test: {why}", blobs
+
+    def _job(self, mined: MinedTarget, broken: Sequence[tuple[str, Breakage]]) -> TrialJob:
+        path = mined.target.path
+        versions = [Version(group=kind, path=path, text=breakage.source) for kind, breakage in broken]
+        return TrialJob(
+            words=mined.words, files=mined.hidden.files, versions=versions, most={"bug": self.bugs}
         )
-        yield task, f"test: {why}", mined.package.blobs
-
-
-def _reference_seconds(mined: MinedTarget, sandbox: Sandbox) -> float | None:
-    """How long the hidden tests take on the package as it is; None if they do not pass."""
-    package, began = mined.package, time.monotonic()
-    task = Task(key="reference", prompt="None.", artifacts=package.editable, hidden=mined.hidden)
-    right = Delivery(before=package.tree, after=package.tree, blobs=OverlayBlobs(package.blobs))
-    verdict = grade_delivery(task, right, sandbox, timeout=_PATIENCE)
-    return time.monotonic() - began if verdict is not None and verdict.reward == 1 else None
 
 
 def _breakages(
@@ -182,8 +211,9 @@ def _breakages(
         splices = [s for s in mined.package.splices(target.path) if target.holds(s.line)]
         random.Random(f"{seed} {mined.package.origin} {target.path} {target.name}").shuffle(splices)
         found = (_mutated(text, splice) for splice in splices)
-        yield from [("bug", one) for one in found if one is not None][: _TRIES * bugs]
-    if target.documented and _SHORTEST <= target.size <= LONGEST:
+        by_line = {one.line: one for one in found if one is not None}  # two of a line are mended alike
+        yield from [("bug", one) for one in by_line.values()][: _TRIES * bugs]
+    if target.documented and mined.hideable and _SHORTEST <= target.size <= LONGEST:
         for kind, change in (("body", without_body), ("code", without_definition)):
             if kind in kinds and (breakage := change(text, target)) is not None:
                 yield kind, breakage
@@ -195,15 +225,15 @@ def _mutated(text: str, splice: Splice) -> Breakage | None:
 
 
 def _task(
-    mined: MinedTarget, kind: str, breakage: Breakage, seed: int, blobs: BlobStore
+    mined: MinedTarget, kind: str, breakage: Breakage, failed: str, seed: int, blobs: BlobStore
 ) -> tuple[Task, Snapshot]:
-    """The task, and its workspace once the oracle has repaired it."""
+    """The task, and its workspace once the oracle has repaired it. `failed` is a failing test's id."""
     package, target = mined.package, mined.target
     tests = {} if kind == "bug" else mined.visible_tests()
     repaired = _with(package.tree, tests, blobs)
     broken = save(_with(repaired, {target.path: breakage.source}, blobs), blobs)
     prompt = _PROMPTS[kind].format(
-        command=mined.command, places=" or ".join(f"`{place}`" for place in package.editable),
+        command=mined.failing(failed), places=" or ".join(f"`{place}`" for place in package.editable),
         path=target.path, name=target.name, outline=outline(mined.text, target),
     )  # fmt: skip
     edit = {"path": target.path, "line": breakage.line, "new": breakage.new}
@@ -233,22 +263,14 @@ def _with(tree: Snapshot, texts: dict[str, str], blobs: BlobStore) -> Snapshot:
     return Snapshot(tuple(replace(e, content=ids[e.path]) if e.path in ids else e for e in tree.entries))
 
 
-def _refusal(
-    task: Task, repaired: Snapshot, blobs: BlobStore, sandbox: Sandbox, seconds: float
-) -> str | None:
-    """Why the task is not admitted: its tests must fail as it stands, and pass once it is repaired."""
+def _refusal(task: Task, repaired: Snapshot, blobs: BlobStore, sandbox: Sandbox) -> str | None:
+    """Why the grader of training does not admit it: its tests must fail on it, and pass once repaired."""
     broken = snapshot.load(str(task.snapshot), blobs)
     rewards = []
     for after in (broken, repaired):
-        delivery = Delivery(before=broken, after=after, blobs=blobs)
         try:
-            verdict = grade_delivery(task, delivery, sandbox, timeout=seconds)
+            verdict = grade_delivery(task, Delivery(before=broken, after=after, blobs=blobs), sandbox)
         except UsageError as problem:
             return f"cannot be graded: {problem}"
-        state = verdict.checks.get("check", "error") if verdict is not None else "error"
         rewards.append(verdict.reward if verdict is not None else None)
-        if after is broken and state == "pass":
-            return "the tests pass on it"
-        if after is broken and (state != "fail" or rewards[0] != 0):
-            return f"the tests do not fail plainly on it: {state}"
-    return None if rewards[1] == 1 else "the tests fail on the right code"
+    return None if rewards == [0, 1] else f"as it stands and repaired it earns {rewards}"

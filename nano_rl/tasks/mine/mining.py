@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.tasks.mine.candidates import GENERATOR, MinedTarget, admit, mined_targets
+from nano_rl.tasks.mine.candidates import GENERATOR, Admission, MinedTarget, mined_targets
 from nano_rl.tasks.mine.packages import MinedPackage
 from nano_rl.tasks.mine.targets import targets_of
 from nano_rl.tasks.mine.traces import trace_file, traced_tests
@@ -28,6 +29,8 @@ from nano_shared.hashing import content_hash
 from nano_shared.strict_json import Row
 from nano_shared.types import Task
 
+_TOGETHER = 8
+"""functions that are tried in one jail"""
 Work = TypeVar("Work")
 OnProgress = Callable[[int, int, str], None]
 """(done, all, remark)"""
@@ -69,18 +72,23 @@ class PackageYield:
     """of which so many are called by a test"""
     repeated: int = 0
     """of which so many are programs that came before"""
+    tried: int = 0
+    """of which so many were broken and tried"""
     tasks: Counter[str] = field(default_factory=Counter)
     """by kind"""
     refused: Counter[str] = field(default_factory=Counter)
     """candidates by kind and reason"""
 
     def as_json(self) -> Row:
-        counts = {"functions": self.functions, "called": self.called, "repeated": self.repeated}
+        counts = {
+            "functions": self.functions, "called": self.called, "repeated": self.repeated,
+            "tried": self.tried,
+        }  # fmt: skip
         by_kind = {"tasks": dict(self.tasks), "refused": dict(self.refused.most_common())}
         return {"package": self.origin, "licence": self.licence, **counts, **by_kind}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Miner:
     """What a mining works with."""
 
@@ -93,17 +101,34 @@ class Miner:
     seed: int
     workers: int
     on_progress: OnProgress
+    interrupted: bool = False
 
     def mine(self, packages: Sequence[MinedPackage]) -> tuple[list[Task], list[PackageYield]]:
-        """The tasks of all packages in their order, and what each package gave."""
+        """The tasks of all packages in their order, and what each package gave.
+
+        Ctrl-C ends it with what is there by then; `interrupted` says so.
+        """
         files = [(package, file) for package in packages for file in package.tests]
         self._run("traced", files, _trace_id, lambda job: {"rows": trace_file(*job, self.sandbox)})
         yields = [PackageYield(origin=str(p.origin), licence=p.origin.licence) for p in packages]
-        jobs = list(self._targets(packages, yields))
-        self._run("mined", [mined for _, mined in jobs], self._id, self._candidates)
+        jobs = [
+            (found, some)
+            for found, of_package in groupby(self._targets(packages, yields), key=itemgetter(0))
+            for targets in [[mined for _, mined in of_package]]
+            for some in (targets[n : n + _TOGETHER] for n in range(0, len(targets), _TOGETHER))
+        ]
+        turns = Counter[str]()
+        in_turn = sorted(jobs, key=lambda job: turns.update([job[0].origin]) or turns[job[0].origin])
+        try:
+            self._run("mined", [some for _, some in in_turn], self._id, self._candidates)
+        except KeyboardInterrupt:
+            self.interrupted = True
         tasks: dict[str, Task] = {}
-        for found, mined in jobs:
-            row = self.journal.rows[self._id(mined)]
+        for found, some in jobs:
+            row = self.journal.rows.get(self._id(some))
+            if row is None:
+                continue
+            found.tried += len(some)
             found.refused.update(row["refused"])
             for task in map(Task.model_validate, row["tasks"]):
                 if tasks.setdefault(task.key, task) is task:
@@ -136,15 +161,18 @@ class Miner:
                         ),
                     )
 
-    def _id(self, mined: MinedTarget) -> str:
-        """Everything that the tasks of a target depend on."""
-        settings = [GENERATOR, self.kinds, self.bugs, self.seed, mined.family, mined.package.id]
-        return content_hash([settings, mined.target.path, mined.target.name, mined.target.first])
+    def _id(self, some: Sequence[MinedTarget]) -> str:
+        """Everything that the tasks of targets depend on."""
+        settings = [GENERATOR, self.kinds, self.bugs, self.seed, some[0].package.id]
+        return content_hash(
+            [settings, [[m.family, m.target.path, m.target.name, m.target.first] for m in some]]
+        )
 
-    def _candidates(self, mined: MinedTarget) -> Row:
+    def _candidates(self, some: Sequence[MinedTarget]) -> Row:
         tasks: list[Row] = []
         refused: Counter[str] = Counter()
-        for task, why, blobs in admit(mined, self.kinds, self.bugs, self.seed, self.sandbox):
+        admission = Admission(kinds=self.kinds, bugs=self.bugs, seed=self.seed, sandbox=self.sandbox)
+        for task, why, blobs in admission.admit(some):
             if task is None:
                 refused[why] += 1
             else:
@@ -167,7 +195,7 @@ class Miner:
 
 def _trace_id(job: tuple[MinedPackage, str]) -> str:
     package, file = job
-    return f"{GENERATOR} trace {package.id} {file}"
+    return f"trace 1 {package.id} {file}"
 
 
 def in_threads(jobs: Iterable[Work], work: Callable[[Work], Row], workers: int) -> Iterator[tuple[Work, Row]]:

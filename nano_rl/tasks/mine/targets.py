@@ -14,8 +14,8 @@ from nano_rl.tasks.program_hash import program_hash
 
 LONGEST = 120
 """lines of a function or class that is asked for"""
-_DOCSTRING = 4000
-"""characters of a docstring that a prompt quotes"""
+_DOCSTRING = (30, 4000)
+"""characters of a docstring that says what is asked for, and that a prompt quotes"""
 MISSING = "raise NotImplementedError"
 
 _Def = ast.FunctionDef | ast.AsyncFunctionDef
@@ -35,6 +35,7 @@ class Target:
     """first line after the docstring; None where the body begins on another line's end"""
     end: int
     documented: bool
+    """by its docstring, and those of the public methods of a class"""
     functions: frozenset[int]
     """first lines of the functions that it is or has"""
     hash: str
@@ -83,10 +84,19 @@ def _target(path: str, name: str, node: _Def | ast.ClassDef, lines: list[str]) -
     margin = len(whole) - len(whole.lstrip(" "))
     return Target(
         path=path, name=name, is_class=isinstance(node, ast.ClassDef), first=first, body=_body(node), end=end,
-        documented=0 < len(ast.get_docstring(node) or "") <= _DOCSTRING,
+        documented=_is_documented(node),
         functions=frozenset(first_line(n) for n in inside),
         hash=program_hash(re.sub(rf"^ {{{margin}}}", "", whole, flags=re.MULTILINE)),
     )  # fmt: skip
+
+
+def _is_documented(node: _Def | ast.ClassDef) -> bool:
+    """Whether its docstring, and those of the public methods of a class, can say what is asked for."""
+    least, most = _DOCSTRING
+    said = least <= len(ast.get_docstring(node) or "") <= most
+    parts = node.body if isinstance(node, ast.ClassDef) else ()
+    methods = [part for part in parts if isinstance(part, _Def) and not part.name.startswith("_")]
+    return said and all(ast.get_docstring(method) for method in methods)
 
 
 def first_line(node: ast.stmt) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +39,20 @@ class TracedTest:
     """(file, first line, arguments, result), the last two as Python writes them, of a few calls"""
 
 
-def pytest_command(package: MinedPackage, words: Iterable[str], trace: str = "") -> str:
+def pytest_arguments(words: Iterable[str]) -> list[str]:
+    """Arguments of pytest without the configuration of a package."""
+    own = ("-q", "-c", "/dev/null", "--rootdir=.", "-p", "no:cacheprovider")
+    return [*own, *(part for word in words for part in word.split())]
+
+
+def search_path(package: MinedPackage, *before: str) -> str:
+    return ":".join([*before, *(root or "." for root in package.roots)])
+
+
+def pytest_command(package: MinedPackage, words: Iterable[str], *before: str) -> str:
     """The shell line that runs test files of a package: no configuration, no plugins of this machine."""
-    path = ":".join([trace] * bool(trace) + [root or "." for root in package.roots])
-    return (
-        f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH={path} python -m pytest -q -c /dev/null --rootdir=."
-        f" -p no:cacheprovider {' '.join(word for word in words if word)}"
-    )
+    path, arguments = search_path(package, *before), shlex.join(pytest_arguments(words))
+    return f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH={path} python -m pytest {arguments}"
 
 
 OPTIONS = ("", "--noconftest")
