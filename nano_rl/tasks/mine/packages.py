@@ -24,7 +24,18 @@ LARGEST = 400_000
 """bytes of a source file that is read"""
 _MOST_ENTRY_BYTES = 2 << 20
 """larger files are left out of the workspace"""
-_NO_CODE = {"docs", "doc", "examples", "example", "benchmarks", "benchmark", "tools", "scripts", "build"}
+_NO_CODE = {
+    "docs",
+    "doc",
+    "examples",
+    "example",
+    "benchmarks",
+    "benchmark",
+    "tools",
+    "scripts",
+    "build",
+    "dev",
+}
 _NO_MODULE = {"setup.py", "conftest.py", "noxfile.py", "versioneer.py", "tasks.py", "_version.py"}
 _TEST_FILES = ("test_*.py", "*_test.py", "tests.py")
 _OPEN_END = 64 << 20
