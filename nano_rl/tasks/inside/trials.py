@@ -30,7 +30,7 @@ ROOT = os.getcwd() + os.sep
 compiled: set[str] = set()
 
 
-class Outcome:
+class FirstFailure:
     """A plugin of pytest that counts."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ def child(arguments: list[str], channel: int) -> None:
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)
-        outcome = Outcome()
+        outcome = FirstFailure()
         code = int(pytest.main(arguments, plugins=[outcome]))
         files = {n: getattr(m, "__file__", None) or "" for n, m in list(sys.modules.items())}
         row = {"exit": code, "failed": outcome.failed, "passed": outcome.passed, "modules": files}
