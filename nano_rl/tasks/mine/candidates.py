@@ -156,7 +156,7 @@ def mined_targets(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class CandidateTrials:
     """What is made of functions and classes of one package."""
 
     kinds: Sequence[str]

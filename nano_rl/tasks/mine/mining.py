@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.tasks.mine.candidates import GENERATOR, Admission, MinedTarget, mined_targets
+from nano_rl.tasks.mine.candidates import GENERATOR, CandidateTrials, MinedTarget, mined_targets
 from nano_rl.tasks.mine.packages import MinedPackage
 from nano_rl.tasks.mine.targets import targets_of
 from nano_rl.tasks.mine.traces import trace_file, traced_tests
@@ -171,8 +171,8 @@ class Miner:
     def _candidates(self, some: Sequence[MinedTarget]) -> Row:
         tasks: list[Row] = []
         refused: Counter[str] = Counter()
-        admission = Admission(kinds=self.kinds, bugs=self.bugs, seed=self.seed, sandbox=self.sandbox)
-        for task, why, blobs in admission.admit(some):
+        trials = CandidateTrials(kinds=self.kinds, bugs=self.bugs, seed=self.seed, sandbox=self.sandbox)
+        for task, why, blobs in trials.admit(some):
             if task is None:
                 refused[why] += 1
             else:
