@@ -44,6 +44,8 @@ def read_messages(body: Body, longest: int) -> ModelRequest:
         read.append(ClientMessage(role=Role.SYSTEM, text=system))
     for at, message in enumerate(messages):
         read += _message(message, f"messages[{at}]")
+    if not read:
+        raise BadRequest("messages hold no text, no call and no result", param="messages")
     tools = [tool for tool in objects(body.get("tools"), "tools") if "input_schema" in tool]
     choice = body.get("tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == "none":
