@@ -57,8 +57,11 @@ def sampling_of(body: Body, longest: int, *, limits: Sequence[str]) -> Sampling:
     most = next(
         (n for name in limits if (n := number(body, name, int, 1, 1 << 31, None)) is not None), longest
     )
+    temperature = number(body, "temperature", float, 0, 100, 1.0)
+    if 0 < temperature < 1e-6:  # logits divided by it are no finite float32
+        raise BadRequest("temperature must be 0 or at least 1e-6", param="temperature")
     return Sampling(
-        temperature=number(body, "temperature", float, 0, 100, 1.0),
+        temperature=temperature,
         top_p=number(body, "top_p", float, 1e-6, 1, 1.0),
         top_k=max(0, number(body, "top_k", int, -1, 1 << 31, 0)),
         max_tokens=min(most, longest),

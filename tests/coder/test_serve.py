@@ -382,6 +382,7 @@ def test_a_client_that_goes_away_frees_its_place(tiny: Served) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 5000}]}, 400, "shorten"),
         ("/v1/chat/completions", {"messages": [{**ASK, "content": [{"type": "image"}]}]}, 400, "image"),
         ("/v1/messages", {"messages": [ASK], "max_tokens": 0}, 400, "max_tokens = 0"),
+        ("/v1/chat/completions", {"messages": [ASK], "temperature": 1e-40}, 400, "at least 1e-6"),
         ("/v1/messages", {"messages": [{**ASK, "content": []}], "max_tokens": 2}, 400, "no text"),
         ("/v1/responses", {"input": 3}, 400, "input must be"),
         ("/sessions/x/reward", {"reward": "good"}, 400, "reward must be a number"),
