@@ -22,6 +22,7 @@ import nano_rl
 from nano_rl.conformance.adapter import Subject
 from nano_rl.conformance.case import CheckResult, ConformanceCheck, Status, run_check
 from nano_rl.conformance.suite import checks
+from nano_rl.learn import config
 from nano_shared import extensions
 
 ROOT = Path(str(nano_rl.__file__)).parent
@@ -290,7 +291,7 @@ def changed(path: Path, source: str) -> Iterator[Subject]:
     for gone in before:
         del sys.modules[gone]
     # objectives are extensions, which are loaded once
-    extensions._loaded.cache_clear()
+    forget_objectives()
     try:
         spec = importlib.util.spec_from_loader(name, None, origin=str(path))
         assert spec is not None
@@ -302,10 +303,15 @@ def changed(path: Path, source: str) -> Iterator[Subject]:
         for again in [n for n in sys.modules if n.startswith(AGAIN)]:
             del sys.modules[again]
         sys.modules |= before
-        extensions._loaded.cache_clear()
+        forget_objectives()
         for name, module in before.items():
             package, _, attribute = name.rpartition(".")
             setattr(sys.modules[package], attribute, module)
+
+
+def forget_objectives() -> None:
+    extensions._loaded.cache_clear()
+    config._installed_objective.cache_clear()
 
 
 @cache
