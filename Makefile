@@ -27,10 +27,10 @@ run: $(INSTALLED)
 	@dir="$(DIR)"; if [ -z "$$dir" ]; then dir="$$(mktemp -d)/buggy_stats"; cp -r $(EXAMPLE) "$$dir"; fi; \
 	$(BIN)/nano-coder run "$(TASK)" -C "$$dir" --check "$(CHECK)" --temperature 0
 
-# The workers of pytest share the cores: with more threads each they would wait for each other. Two workers more than
+# The workers of pytest share the cores: with more threads each they would wait for each other. One worker more than
 # the two cores that a newcomer may have: many tests wait, for a time-out or a process.
 test: $(INSTALLED)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow"
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 test-all: $(INSTALLED) exchange-examples
 	OMP_NUM_THREADS=1 NANO_EXCHANGE_EXAMPLES=$(EXAMPLES_DIR) TEST_CONTAINER_IMAGE=$(CONTAINER_IMAGE) \

@@ -40,7 +40,7 @@ from nano_coder.sandbox.root_plan import (
     plan_root,
     unused_uid,
 )
-from nano_coder.sandbox.warm_pool import shared_pool
+from nano_coder.sandbox.warm_pool import Pool, shared_pool
 from nano_coder.sandbox.workspace_archive import (
     OVERLAID_ENTRIES,
     WORK_MB,
@@ -97,7 +97,7 @@ class NsSandbox:
             "warm_python": self.python if warm else None,
             "environment": environment,
         }
-        self.pool = shared_pool(spec, _room(USUAL_MB * _MB))
+        self._pool = shared_pool(spec, _room(USUAL_MB * _MB))
         self._environment = environment
         self._warm = warm
         self._hosts: frozenset[str] = frozenset()
@@ -108,18 +108,25 @@ class NsSandbox:
         )
         self._spec = spec
 
+    @property
+    def pool(self) -> Pool:
+        """Jails that are ready; of another pool once `close_pools` has closed the last one."""
+        if self._pool.closed:
+            self._pool = shared_pool(self._spec, _room(USUAL_MB * _MB))
+        return self._pool
+
     def with_mount(self, source: Path, target: str) -> NsSandbox:
         # a launcher of its own, so that no other jail has the folder in its mounts
         other, root = copy.copy(self), self._spec["root"]
         other._spec = {**self._spec, "root": {**root, "binds": [*root["binds"], (str(source), target)]}}
-        other.pool = shared_pool(other._spec, _room(USUAL_MB * _MB))
+        other._pool = shared_pool(other._spec, _room(USUAL_MB * _MB))
         return other
 
     def with_links(self, links: Sequence[tuple[str, str]]) -> NsSandbox:
         """This sandbox with links in its root, which is read-only: (target, path) each."""
         other, root = copy.copy(self), self._spec["root"]
         other._spec = {**self._spec, "root": {**root, "links": [*root["links"], *links]}}
-        other.pool = shared_pool(other._spec, _room(USUAL_MB * _MB))
+        other._pool = shared_pool(other._spec, _room(USUAL_MB * _MB))
         return other
 
     def with_hosts(self, hosts: frozenset[str]) -> NsSandbox:

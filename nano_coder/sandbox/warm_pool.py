@@ -39,7 +39,7 @@ class Pool:
         self._launcher_lock = threading.Lock()
         self._retired: list[Launcher] = []
         self._refill: threading.Thread | None = None
-        self._closed = False
+        self.closed = False
         self._taken = 0
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Pool:
             jail = self._waiting()
             self._taken += 1
             # the first request may be the only one
-            if self._refill is None and self._taken > 1 and not self._closed:
+            if self._refill is None and self._taken > 1 and not self.closed:
                 self._refill = threading.Thread(target=self._keep_filled, name="jails", daemon=True)
                 self._refill.start()
             elif len(self._ready) <= self.size // 2:
@@ -97,7 +97,7 @@ class Pool:
     def _alive(self) -> Launcher:
         """A live launcher; starts a new one if it died or has created enough jails."""
         with self._launcher_lock:
-            if self._closed:
+            if self.closed:
                 raise SandboxError("the sandbox is closed")
             launcher = self._launcher
             if launcher is not None and launcher.alive and launcher.made < JAILS_A_LAUNCHER:
@@ -117,12 +117,12 @@ class Pool:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), calmer)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or len(self._ready) < self.size)
+                self._changed.wait_for(lambda: self.closed or len(self._ready) < self.size)
                 # creating a jail takes a core: wait while the jail that was just taken works, unless few are
                 # left
                 while len(self._ready) > self.size // 2 and self._changed.wait(_CALM_S):
                     pass
-                if self._closed:
+                if self.closed:
                     return
                 calm = len(self._ready) >= self.size // 2
             try:
@@ -133,7 +133,7 @@ class Pool:
                     self._refill = None
                 return
             with self._changed:
-                if not self._closed:
+                if not self.closed:
                     self._ready.append(jail)
                     continue
             jail.close()
@@ -141,7 +141,7 @@ class Pool:
     def close(self) -> None:
         """Kill the launchers with all their jails, also those in use. Idempotent."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify_all()
         with self._launcher_lock:
             for launcher in (*self._retired, *([self._launcher] if self._launcher else [])):
@@ -154,7 +154,10 @@ def shared_pool(spec: dict[str, Any], room: dict[str, int]) -> Pool:
     """The pool of this process for this spec and size."""
     key = json.dumps([spec, room], sort_keys=True)
     with _pools_lock:
-        return _pools.setdefault(key, Pool(spec, room))
+        pool = _pools.get(key)
+        if pool is None or pool.closed:
+            pool = _pools[key] = Pool(spec, room)
+        return pool
 
 
 @atexit.register

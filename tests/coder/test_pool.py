@@ -183,6 +183,13 @@ def test_a_closed_pool_says_so(sandbox: NsSandbox) -> None:
         pool.take()
 
 
+def test_a_sandbox_outlives_its_pool(sandbox: NsSandbox) -> None:
+    for close in (close_pools, sandbox.pool.close):
+        close()
+        with closing(sandbox.open(None, LIMITS)) as jail:
+            assert jail.run(["echo", "here"]).stdout == b"here\n"
+
+
 # ------------------------------------------------------------------------------------- protocol
 
 

@@ -112,3 +112,12 @@ def test_uniforms_are_those_of_the_seed() -> None:
     assert uniforms(3, 5) == uniforms(3, 9)[:5]
     assert uniforms(3, 5) != uniforms(4, 5)
     assert uniforms(None, 5) != uniforms(None, 5)
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-31, 1e-20, 1e-6])
+def test_a_temperature_near_zero_draws_the_likeliest_and_leaves_other_rows_alone(temperature: float) -> None:
+    logits_BV = torch.randn(2, 300, generator=torch.Generator().manual_seed(5)) * 9
+    cold = Sampling(temperature=temperature)
+    (first, second), (logprob, other) = draw(logits_BV, [cold, PLAIN], [0.999, 0.5])
+    assert (first, logprob) == (int(logits_BV[0].argmax()), 0.0)
+    assert ([second], [other]) == draw(logits_BV[1:], [PLAIN], [0.5])

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _BLOCK = 128
 """tokens of one block of the vocabulary: the CDF is searched over blocks, then inside one"""
 
+_COLDEST = 1e-30
+"""temperature below which logits divided by it need not be finite in float32"""
+
 _SUBNORMAL = 1.2e-38
 """below this a float32 has lost digits"""
 
@@ -58,7 +61,9 @@ def draw(
     logits_BV = logits_BV.float()
     if any(s.temperature not in (0, 1) for s in samplings):
         temperature_B = torch.tensor([s.temperature or 1.0 for s in samplings], device=device)
-        logits_BV = logits_BV / temperature_B[:, None]
+        if any(0 < s.temperature < _COLDEST for s in samplings):  # the quotient would be infinite
+            logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
+        logits_BV = logits_BV / temperature_B.clamp(min=_COLDEST)[:, None]
     constrained, free_RV = torch.tensor(sorted(allowed or ()), device=device, dtype=torch.long), logits_BV[:0]
     if allowed:
         free_RV = logits_BV[constrained]
