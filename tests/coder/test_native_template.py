@@ -72,11 +72,28 @@ rounds = st.lists(
 """of each turn what is said, what is called, and the results (or what the user says next)"""
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
-@given(system=said, task=said, turns=rounds, tools=st.booleans())
+drawn = given(system=said, task=said, turns=rounds, tools=st.booleans())
+Rounds = list[tuple[str, list[ToolCall], list[str]]]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@drawn
 def test_prompts_equal_those_of_transformers(
-    family: str, system: str, task: str, turns: list[tuple[str, list[ToolCall], list[str]]], tools: bool
+    family: str, system: str, task: str, turns: Rounds, tools: bool
 ) -> None:
+    equal(family, system, task, turns, tools)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@drawn
+def test_prompts_of_many_conversations_equal_those_of_transformers(
+    family: str, system: str, task: str, turns: Rounds, tools: bool
+) -> None:
+    equal(family, system, task, turns, tools)
+
+
+def equal(family: str, system: str, task: str, turns: Rounds, tools: bool) -> None:
     native, dialect = template(family), DIALECTS[tongues.DIALECTS[family]]
     shown = TOOLS_SHOWN if tools else ()
     conversation = Conversation(

@@ -658,7 +658,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 
 @given(BODIES, st.sampled_from(["chat/completions", "messages", "responses", "messages/count_tokens"]))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_body_breaks_the_server(hostile: TestClient, body: dict[str, Any], path: str) -> None:
     text = json.dumps(body).encode("utf-8", "surrogatepass")
     answer = hostile.post(f"/v1/{path}", content=text)

@@ -57,6 +57,7 @@ def test_our_losses_pass_on_other_draws(kind: str, draw: int) -> None:
     assert [r for r in results if r.status != Status.PASSED] == []
 
 
+@pytest.mark.slow
 def test_ac_42_a_right_loss_that_was_written_apart_passes() -> None:
     assert list(failures(written_apart)) == []
 

@@ -31,6 +31,7 @@ def test_a_gpu_that_is_not_there_is_a_sentence() -> None:
     assert refused.value.exit_code == 2
 
 
+@pytest.mark.slow
 def test_everything_runs_on_another_device_and_gives_the_same_numbers() -> None:
     script = Path(__file__).with_name("on_fake_device.py")
     done = subprocess.run([sys.executable, str(script), "llama"], capture_output=True, text=True, check=False)

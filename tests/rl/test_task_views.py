@@ -122,7 +122,7 @@ def test_prompts_are_phrased_in_several_ways() -> None:
 
 
 def test_a_module_to_repair_fails_its_tests_and_passes_when_repaired(tmp_path: Path) -> None:
-    tasks = [t for t in every_task() if t.view == "repair"][::20]
+    tasks = [t for t in every_task() if t.view == "repair"][::40]
     for number, task in enumerate(tasks):
         assert _pytest(tmp_path / f"{number}-before", dict(task.files)) == 1
         assert _pytest(tmp_path / f"{number}-after", follow(task)[0]) == 0
