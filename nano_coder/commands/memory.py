@@ -61,7 +61,7 @@ def list_notes(
 
 
 def edit(
-    note: Annotated[int, Argument(help="The note's number.")],
+    note: Annotated[int, Argument(max=2**63 - 1, help="The note's number.")],
     text: Annotated[str | None, Argument(help="Its new text; your editor opens without.")] = None,
     log: Log = None,
 ) -> int:
@@ -83,7 +83,7 @@ def edit(
 
 
 def forget(
-    note: Annotated[list[int] | None, Argument(help="Numbers of notes.")] = None,
+    note: Annotated[list[int] | None, Argument(max=2**63 - 1, help="Numbers of notes.")] = None,
     everything: Annotated[bool, Option("--all", help="All notes about the project.")] = False,
     directory: ProjectOption = Path(),
     log: Log = None,
