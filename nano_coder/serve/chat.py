@@ -58,7 +58,7 @@ def sampling_of(body: Body, longest: int, *, limits: Sequence[str]) -> Sampling:
         (n for name in limits if (n := number(body, name, int, 1, 1 << 31, None)) is not None), longest
     )
     temperature = number(body, "temperature", float, 0, 100, 1.0)
-    if 0 < temperature < 1e-6:  # logits divided by it are no finite float32
+    if 0 < temperature < 1e-6:  # log-probs of likeliest tokens would not be finite
         raise BadRequest("temperature must be 0 or at least 1e-6", param="temperature")
     return Sampling(
         temperature=temperature,
@@ -192,12 +192,12 @@ def fingerprint(answer: ModelAnswer) -> str:
 
 
 def _token_fields(body: Body, tokens: TextDelta, decode: DecodeIds | None) -> dict[str, Any]:
-    told: dict[str, Any] = {"logprobs": None}
+    fields: dict[str, Any] = {"logprobs": None}
     if tokens.ids and decode is not None and body.get("logprobs"):
-        told["logprobs"] = {"content": token_cards(body, tokens, decode), "refusal": None}
+        fields["logprobs"] = {"content": token_cards(body, tokens, decode), "refusal": None}
     if tokens.ids and body.get("return_token_ids"):
-        told["token_ids"] = list(tokens.ids)
-    return told
+        fields["token_ids"] = list(tokens.ids)
+    return fields
 
 
 class ChatChunks:

@@ -92,7 +92,7 @@ def draw(
     return tokens_B1[:, 0].tolist(), logprobs_B1[:, 0].tolist()
 
 
-def likeliest(logits_V: Tensor, temperature: float, count: int) -> tuple[tuple[int, float], ...]:
+def likeliest(logits_V: Tensor, temperature: float, count: int) -> Likeliest:
     """The `count` likeliest tokens with their log-probs, likeliest first."""
     logprobs_V = (logits_V.float() / (temperature or 1.0)).log_softmax(dim=-1)
     best = logprobs_V.topk(min(count, len(logprobs_V)))
