@@ -3,8 +3,8 @@
     python benchmarks/serving.py [--model shipped] [--rounds 3] [--write]
 
 Each round interleaves the engine's batch of 32 rows and 32 clients of another process that stream the same
-prompts over HTTP; the ratio is that of the medians. Prompts have some 100 tokens, answers 64. `--write` fills
-docs/results/serving.json.
+kind of prompts over HTTP; the ratio is that of the medians. Prompts have some 100 tokens, answers 64, and
+none is sent twice, so that caches hold no more than a first line. `--write` fills docs/results/serving.json.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def prompt(number: int) -> str:
     )
 
 
-def engine_rate(policy: Any, engine: Any) -> float:
-    """Tokens a second of the engine, all rows in one batch."""
+def engine_rate(policy: Any, engine: Any, first: int) -> float:
+    """Tokens a second of the engine, all rows in one batch; `first` numbers its prompts."""
     requests = []
-    for number in range(ROWS):
+    for number in range(first, first + ROWS):
         conversation = Conversation((Message(role=Role.USER, content=prompt(number)),))
         ids = policy.template.delta(conversation)
         requests.append(GenerationRequest(ids, Sampling(max_tokens=NEW), number))
@@ -75,11 +75,12 @@ def ask(url: str, number: int, first: list[float], counts: list[int]) -> None:
                 counts.append(chunk["usage"]["completion_tokens"])
 
 
-def served_rate(url: str, clients: int) -> tuple[float, list[float], float]:
-    """Tokens a second, seconds to the first token of each client, and requests a second."""
+def served_rate(url: str, clients: int, number: int) -> tuple[float, list[float], float]:
+    """Tokens a second, seconds to the first token of each client, and requests a second; `number` is that of
+    the first prompt."""
     first: list[float] = []
     counts: list[int] = []
-    threads = [threading.Thread(target=ask, args=(url, number, first, counts)) for number in range(clients)]
+    threads = [threading.Thread(target=ask, args=(url, number + n, first, counts)) for n in range(clients)]
     began = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -114,18 +115,18 @@ def main() -> None:
             time.sleep(0.01)
         pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
-        def served(clients: int) -> tuple[float, list[float], float]:
-            return pool.submit(served_rate, url, clients).result()
+        def served(clients: int, number: int) -> tuple[float, list[float], float]:
+            return pool.submit(served_rate, url, clients, number).result()
 
-        served(2)
+        served(2, 0)
         engine, http = [], []
-        for _ in range(options.rounds):
-            engine.append(engine_rate(alone, alone.engine))
+        for number in range(1, options.rounds + 1):
+            engine.append(engine_rate(alone, alone.engine, 100 * number))
             alone.engine.free()
-            http.append(served(ROWS)[0])
+            http.append(served(ROWS, 100 * number)[0])
         rows = []
         for clients in CLIENTS:
-            rate, first, requests = served(clients)
+            rate, first, requests = served(clients, 1000 * clients)
             rows.append(
                 {
                     "clients": clients, "tokens_s": round(rate, 1), "requests_s": round(requests, 2),

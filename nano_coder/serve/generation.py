@@ -283,7 +283,7 @@ class _Stream:
 
 
 async def _gone(request: Request, client: Client) -> None:
-    """Wait until the client goes away."""
-    while not await request.is_disconnected():
-        await asyncio.sleep(0.05)
+    """Wait until the client goes away. Its request has been read, so that nothing else can come."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
     client.connected.clear()
