@@ -1,12 +1,13 @@
 """The engine against `generate` of transformers, in one run that alternates them; nothing is extrapolated.
 
-    python benchmarks/generation.py [--case smol|tiny|turns|step] [--rounds N] [--shrink K]
+    python benchmarks/generation.py [--case smol|tiny|turns|step|long] [--rounds N] [--shrink K]
 
 smol   SmolLM2-135M, bfloat16, 4 prompts x 8 rows, P=256, C=64: tokens a second of both
 tiny   random Llama of 2.66 M parameters, float32, 8 x 8, P=256, C=128: the same
 turns  the tiny one, 8 x 8, three turns of 64 with observations of 62 tokens: KV kept between turns, rows read
        anew at each turn, and `generate` on the whole row
 step   SmolLM2-135M, bfloat16, 32 rows: a decoding step against its matrix products, measured in turn
+long   SmolLM2-135M, bfloat16, one row: a decoding step behind prompts of 64 to 4,096 tokens, measured in turn
 
 Lengths are forced, temperature 1, no top-k. Each side's peak memory is that of a process of its own, which
 runs the case once. `--shrink` divides all lengths, for a look at whether it runs.
@@ -191,6 +192,27 @@ def run_step(rounds: int, shrink: int) -> None:
     )
 
 
+def run_long(rounds: int, shrink: int) -> None:
+    """A step of one row by the tokens before it: what a long completion costs a token as it grows."""
+    model = smollm()
+    engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=8192)
+    steps: dict[int, list[float]] = {}
+    for lap in range(rounds):
+        for tokens in (64, 1024, 4096):
+            generator = torch.Generator().manual_seed(lap)
+            ids = torch.randint(5, model.config.vocab_size, (tokens // shrink,), generator=generator)
+            engine.admit([GenerationRequest(tuple(ids.tolist()), Sampling(max_tokens=32), lap)])
+            engine.step()  # reads the prompt
+            while engine.busy:
+                started = time.perf_counter()
+                engine.step()
+                steps.setdefault(tokens // shrink, []).append(time.perf_counter() - started)
+    least = median(next(iter(steps.values())))
+    for tokens, laps in steps.items():
+        middle = median(laps)
+        print(f"long   behind {tokens:5} tokens: {1000 * middle:.1f} ms a token, {middle / least:.2f} x")
+
+
 def multiply(model: Any, rows: int) -> None:
     """The linear layers of one step and nothing else, on inputs that were just there."""
     config = model.config
@@ -209,7 +231,7 @@ def multiply(model: Any, rows: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--case", choices=[*CASES, "step"], help="default all")
+    parser.add_argument("--case", choices=[*CASES, "step", "long"], help="default all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shrink", type=int, default=1)
     parser.add_argument("--peak", help=argparse.SUPPRESS)
@@ -217,9 +239,10 @@ def main() -> None:
     if options.peak:
         print_peak(options.case, options.peak, options.shrink)
         return
-    for name in [options.case] if options.case else [*CASES, "step"]:
-        if name == "step":
-            run_step(options.rounds, options.shrink)
+    runs = {"step": run_step, "long": run_long}
+    for name in [options.case] if options.case else [*CASES, *runs]:
+        if name in runs:
+            runs[name](options.rounds, options.shrink)
         else:
             run_case(name, options.rounds, options.shrink)
 

@@ -46,6 +46,9 @@ _RUN_IS_THERE = sa.select(sa.literal(1)).where(schema.runs.c.id == _RUN)
 _TASK_IS_THERE = sa.select(sa.literal(1)).where(schema.tasks.c.id == sa.bindparam("task"))
 _TURN_COUNT = sa.select(sa.func.count()).where(schema.turns.c.run_id == _RUN)
 _STOP = sa.select(schema.runs.c.id, schema.runs.c.stop).where(schema.runs.c.id == _RUN).with_for_update()
+_STOP_AND_TURNS = _STOP.with_only_columns(
+    schema.runs.c.id, schema.runs.c.stop, _TURN_COUNT.scalar_subquery().label("turns")
+).with_for_update(of=schema.runs)
 _ADD_RUN, _ADD_TURN, _ADD_CALL = (table.insert() for table in (schema.runs, schema.turns, schema.tool_calls))
 
 
@@ -102,9 +105,16 @@ def append_turn(
     connection: sa.Connection, run_id: str, turn: Turn, request: ClientRequest | None = None
 ) -> None:
     """Add the next turn. Raises LogError for an unknown or ended run, and for a turn out of order."""
-    refuse_ended(connection, run_id)  # before counting: it locks the run where the database locks rows
-    logged_turns = connection.scalar(_TURN_COUNT, {"run": run_id}) or 0
-    insert_turns(connection, run_id, (turn,), logged_turns=logged_turns)
+    state = connection.execute(_STOP_AND_TURNS, {"run": run_id}).one_or_none()
+    _refuse_stop(run_id, _stop_in(state, run_id))
+    logged_turns = int(state.turns) if state else 0
+    if logged_turns != turn.index:
+        # a server counts before it waits for the run's lock, so that another writer's turn may be missing
+        logged_turns = connection.scalar(_TURN_COUNT, {"run": run_id}) or 0
+    try:
+        insert_turns(connection, run_id, (turn,), logged_turns=logged_turns)
+    except IntegrityError:
+        raise LogError(f"another process has logged turn {turn.index} of run {run_id} meanwhile") from None
     if request is not None:
         row = {"run_id": run_id, "turn": turn.index, **request._asdict()}
         connection.execute(schema.requests.insert(), row)
@@ -160,7 +170,10 @@ def clear_end(connection: sa.Connection, run_id: str) -> None:
 
 
 def refuse_ended(connection: sa.Connection, run_id: str) -> None:
-    stop = stop_of(connection, run_id)
+    _refuse_stop(run_id, stop_of(connection, run_id))
+
+
+def _refuse_stop(run_id: str, stop: StopReason | None) -> None:
     if stop is not None:
         raise LogError(f"run {run_id} has ended with {stop.value!r}; resume or fork it")
 
@@ -170,7 +183,10 @@ def stop_of(connection: sa.Connection, run_id: str) -> StopReason | None:
 
     Locks the run's row where the database locks rows, so that writers of one run take turns.
     """
-    row = connection.execute(_STOP, {"run": run_id}).one_or_none()
+    return _stop_in(connection.execute(_STOP, {"run": run_id}).one_or_none(), run_id)
+
+
+def _stop_in(row: sa.Row[Any, Any] | sa.Row[Any, Any, Any] | None, run_id: str) -> StopReason | None:
     if row is None:
         raise LogError(f"no run {run_id!r} in the log; {HINT}")
     return None if row.stop is None else StopReason(row.stop)

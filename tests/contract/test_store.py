@@ -103,6 +103,26 @@ def test_turns_come_in_order(store, index):
         store.append_turn("run1", a_turn(index))
 
 
+def test_of_many_writers_of_one_turn_one_is_taken_and_the_others_are_told(store):
+    """Each waits for the next turn of the winner too, which a server may have counted before it waited."""
+    store.begin(a_run())
+    together = threading.Barrier(6)
+
+    def write(turn: int) -> int:
+        together.wait()
+        try:
+            store.append_turn("run1", a_turn(turn))
+        except LogError as error:
+            assert "run1" in str(error)
+            return 0
+        return 1
+
+    with ThreadPoolExecutor(6) as threads:
+        for index in range(12):
+            assert sum(threads.map(write, [index] * 6)) == 1
+    assert [turn.index for turn in store.get("run1").turns] == list(range(12))
+
+
 def test_an_ended_run_takes_no_turns_and_no_second_end(store):
     store.begin(a_run())
     store.finish("run1", stop=StopReason.FINISHED, ended=2.0)
