@@ -103,7 +103,7 @@ def test_turns_come_in_order(store, index):
         store.append_turn("run1", a_turn(index))
 
 
-def test_of_many_writers_of_one_turn_one_is_taken_and_the_others_are_told(store):
+def test_of_many_writers_of_one_turn_one_is_taken_and_the_others_are_refused(store):
     """Each waits for the next turn of the winner too, which a server may have counted before it waited."""
     store.begin(a_run())
     together = threading.Barrier(6)
@@ -112,8 +112,7 @@ def test_of_many_writers_of_one_turn_one_is_taken_and_the_others_are_told(store)
         together.wait()
         try:
             store.append_turn("run1", a_turn(turn))
-        except LogError as error:
-            assert "run1" in str(error)
+        except LogError:
             return 0
         return 1
 
