@@ -80,16 +80,16 @@ def prompt(number: int, shared: bool) -> str:
     )
 
 
-def ask(client: httpx.Client, server: Server, text: str) -> tuple[float, int]:
+def ask(client: httpx.Client, url: str, model: str, text: str) -> tuple[float, int]:
     """Seconds to the first token, and the tokens of the answer."""
     body = {
-        "model": server.asked_for, "messages": [{"role": "user", "content": text}], "max_tokens": NEW,
+        "model": model, "messages": [{"role": "user", "content": text}], "max_tokens": NEW,
         "temperature": 1.0, "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
     began, first, pieces, counted = time.perf_counter(), None, 0, 0
-    with client.stream("POST", f"{server.url}/v1/chat/completions", json=body) as answer:
+    with client.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
         if answer.is_error:
-            raise SystemExit(f"{server.name}: {answer.status_code} {answer.read().decode()[:500]}")
+            raise SystemExit(f"{url}: {answer.status_code} {answer.read().decode()[:500]}")
         for line in answer.iter_lines():
             if not line.startswith("data: {"):
                 continue
@@ -102,7 +102,8 @@ def ask(client: httpx.Client, server: Server, text: str) -> tuple[float, int]:
     return first or time.perf_counter() - began, counted or pieces
 
 
-def measured(server: Server, clients: int, sharing: int, offset: int) -> dict[str, float]:
+def measured(url: str, model: str, clients: int, offset: int, sharing: int = 1) -> dict[str, float]:
+    """Rates of so many clients; `offset` numbers the first prompt, which `sharing` of them send."""
     texts = [prompt(offset + number // sharing, sharing > 1) for number in range(clients)]
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
     with (
@@ -110,7 +111,7 @@ def measured(server: Server, clients: int, sharing: int, offset: int) -> dict[st
         ThreadPoolExecutor(clients) as threads,
     ):
         began = time.perf_counter()
-        answers = list(threads.map(lambda text: ask(client, server, text), texts))
+        answers = list(threads.map(lambda text: ask(client, url, model, text), texts))
         taken = time.perf_counter() - began
     first = sorted(seconds for seconds, _ in answers)
     return {
@@ -136,13 +137,14 @@ def main() -> None:
     try:
         for named in options.server:
             servers.append(Server(named, options.model, options.out.parent))
-            measured(servers[-1], 2, 1, 10_000)
+            measured(servers[-1].url, servers[-1].asked_for, 2, 10_000)
             servers[-1].signal(signal.SIGSTOP)
         for number in range(options.rounds):
             for case, (clients, sharing) in CASES.items():
                 for server in servers:
                     server.signal(signal.SIGCONT)
-                    found = measured(server, clients, sharing, 1000 * number + 100 * len(case))
+                    first = 1000 * number + 100 * len(case)
+                    found = measured(server.url, server.asked_for, clients, first, sharing)
                     server.signal(signal.SIGSTOP)
                     rows.setdefault(case, {}).setdefault(server.name, []).append(found)
                     print(case, server.name, json.dumps(found), file=sys.stderr, flush=True)

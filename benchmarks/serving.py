@@ -16,14 +16,13 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import httpx
 import uvicorn
+from servers import NEW, measured, prompt
 
 from nano_coder.models.local.sampler import GenerationRequest
 from nano_coder.models.opening import local_policy, open_weights
@@ -33,65 +32,21 @@ from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import Message, Role, Sampling
 
-ROWS, NEW = 32, 64
+ROWS = 32
 CLIENTS = (1, 16, 64)
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "serving.json"
-TEXT = "Explain in plain words what the following function does, and what it returns for an empty list.\n"
-
-
-def prompt(number: int) -> str:
-    return f"{TEXT}def f_{number}(xs):\n" + "".join(
-        f"    xs = [x + {number + i} for x in xs]\n" for i in range(4)
-    )
 
 
 def engine_rate(policy: Any, engine: Any, first: int) -> float:
     """Tokens a second of the engine, all rows in one batch; `first` numbers its prompts."""
     requests = []
     for number in range(first, first + ROWS):
-        conversation = Conversation((Message(role=Role.USER, content=prompt(number)),))
+        conversation = Conversation((Message(role=Role.USER, content=prompt(number, shared=False)),))
         ids = policy.template.delta(conversation)
         requests.append(GenerationRequest(ids, Sampling(max_tokens=NEW), number))
     began = time.perf_counter()
     sampled = engine.generate(requests)
     return sum(len(row.ids) for row in sampled) / (time.perf_counter() - began)
-
-
-def ask(url: str, number: int, first: list[float], counts: list[int]) -> None:
-    body = {
-        "messages": [{"role": "user", "content": prompt(number)}], "max_tokens": NEW, "seed": number,
-        "stream": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    began, told = time.perf_counter(), False
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=600) as answer:
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            if not told and chunk["choices"] and chunk["choices"][0]["delta"].get("content"):
-                told = True
-                first.append(time.perf_counter() - began)
-            if chunk.get("usage"):
-                counts.append(chunk["usage"]["completion_tokens"])
-
-
-def served_rate(url: str, clients: int, number: int) -> tuple[float, list[float], float]:
-    """Tokens a second, seconds to the first token of each client, and requests a second; `number` is that of
-    the first prompt."""
-    first: list[float] = []
-    counts: list[int] = []
-    threads = [threading.Thread(target=ask, args=(url, number + n, first, counts)) for n in range(clients)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    taken = time.perf_counter() - began
-    return sum(counts) / taken, sorted(first), clients / taken
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    return values[min(len(values) - 1, round(share * (len(values) - 1)))] if values else float("nan")
 
 
 def main() -> None:
@@ -115,25 +70,19 @@ def main() -> None:
             time.sleep(0.01)
         pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
-        def served(clients: int, number: int) -> tuple[float, list[float], float]:
-            return pool.submit(served_rate, url, clients, number).result()
+        def served(clients: int, number: int) -> dict[str, float]:
+            return pool.submit(measured, url, options.model, clients, number).result()
 
         served(2, 0)
         engine, http = [], []
         for number in range(1, options.rounds + 1):
             engine.append(engine_rate(alone, alone.engine, 100 * number))
             alone.engine.free()
-            http.append(served(ROWS, 100 * number)[0])
+            http.append(served(ROWS, 100 * number)["tokens_s"])
         rows = []
         for clients in CLIENTS:
-            rate, first, requests = served(clients, 1000 * clients)
-            rows.append(
-                {
-                    "clients": clients, "tokens_s": round(rate, 1), "requests_s": round(requests, 2),
-                    "first_token_p50_s": round(percentile(first, 0.5), 3),
-                    "first_token_p95_s": round(percentile(first, 0.95), 3),
-                }
-            )  # fmt: skip
+            found = served(clients, 1000 * clients)
+            rows.append({"clients": clients} | {key: round(value, 3) for key, value in found.items()})
         pool.shutdown()
         server.should_exit = True
         thread.join()
