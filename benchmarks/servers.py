@@ -48,7 +48,7 @@ class Server:
             self._process = subprocess.Popen(
                 ["bash", "-c", f"exec env {filled}"], stdout=log, stderr=log, start_new_session=True
             )
-        self.asked_for = self._wait(model)
+        self.model_name = self._wait(model)
 
     def _wait(self, model: str) -> str:
         """The name under which it serves its model."""
@@ -137,14 +137,14 @@ def main() -> None:
     try:
         for named in options.server:
             servers.append(Server(named, options.model, options.out.parent))
-            measured(servers[-1].url, servers[-1].asked_for, 2, 10_000)
+            measured(servers[-1].url, servers[-1].model_name, 2, 0)
             servers[-1].signal(signal.SIGSTOP)
         for number in range(options.rounds):
-            for case, (clients, sharing) in CASES.items():
+            for place, (case, (clients, sharing)) in enumerate(CASES.items()):
+                first = 1000 * (number + 1) + 100 * place
                 for server in servers:
                     server.signal(signal.SIGCONT)
-                    first = 1000 * number + 100 * len(case)
-                    found = measured(server.url, server.asked_for, clients, first, sharing)
+                    found = measured(server.url, server.model_name, clients, first, sharing)
                     server.signal(signal.SIGSTOP)
                     rows.setdefault(case, {}).setdefault(server.name, []).append(found)
                     print(case, server.name, json.dumps(found), file=sys.stderr, flush=True)
@@ -158,9 +158,9 @@ def main() -> None:
         }
         for case, by_server in rows.items()
     }
-    told = {"new_tokens": NEW, "rounds": options.rounds, "cases": medians}
-    options.out.write_text(json.dumps(told, indent=2) + "\n")
-    print(json.dumps(told, indent=2))
+    result = {"new_tokens": NEW, "rounds": options.rounds, "cases": medians}
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -283,7 +283,7 @@ class _Stream:
 
 
 async def _gone(request: Request, client: Client) -> None:
-    """Wait until the client goes away. Its request has been read, so that nothing else can come."""
+    """Wait until the client goes away; its whole request has been read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     client.connected.clear()

@@ -45,10 +45,11 @@ _RUN = sa.bindparam("run", type_=schema.runs.c.id.type)
 _RUN_IS_THERE = sa.select(sa.literal(1)).where(schema.runs.c.id == _RUN)
 _TASK_IS_THERE = sa.select(sa.literal(1)).where(schema.tasks.c.id == sa.bindparam("task"))
 _TURN_COUNT = sa.select(sa.func.count()).where(schema.turns.c.run_id == _RUN)
-_STOP = sa.select(schema.runs.c.id, schema.runs.c.stop).where(schema.runs.c.id == _RUN).with_for_update()
-_STOP_AND_TURNS = _STOP.with_only_columns(
-    schema.runs.c.id, schema.runs.c.stop, _TURN_COUNT.scalar_subquery().label("turns")
-).with_for_update(of=schema.runs)
+_STOP_AND_TURNS = (
+    sa.select(schema.runs.c.stop, _TURN_COUNT.scalar_subquery())
+    .where(schema.runs.c.id == _RUN)
+    .with_for_update(of=schema.runs)
+)
 _ADD_RUN, _ADD_TURN, _ADD_CALL = (table.insert() for table in (schema.runs, schema.turns, schema.tool_calls))
 
 
@@ -105,9 +106,7 @@ def append_turn(
     connection: sa.Connection, run_id: str, turn: Turn, request: ClientRequest | None = None
 ) -> None:
     """Add the next turn. Raises LogError for an unknown or ended run, and for a turn out of order."""
-    state = connection.execute(_STOP_AND_TURNS, {"run": run_id}).one_or_none()
-    _refuse_stop(run_id, _stop_in(state, run_id))
-    logged_turns = int(state.turns) if state else 0
+    logged_turns = refuse_ended(connection, run_id)
     if logged_turns != turn.index:
         # a server counts before it waits for the run's lock, so that another writer's turn may be missing
         logged_turns = connection.scalar(_TURN_COUNT, {"run": run_id}) or 0
@@ -169,24 +168,26 @@ def clear_end(connection: sa.Connection, run_id: str) -> None:
     end_run(connection, run_id, {**cleared, "diff": ""})
 
 
-def refuse_ended(connection: sa.Connection, run_id: str) -> None:
-    _refuse_stop(run_id, stop_of(connection, run_id))
-
-
-def _refuse_stop(run_id: str, stop: StopReason | None) -> None:
+def refuse_ended(connection: sa.Connection, run_id: str) -> int:
+    """Raises LogError for an unknown or ended run. Returns the number of its turns."""
+    stop, turns = _state_of(connection, run_id)
     if stop is not None:
         raise LogError(f"run {run_id} has ended with {stop.value!r}; resume or fork it")
+    return turns
 
 
 def stop_of(connection: sa.Connection, run_id: str) -> StopReason | None:
-    """Why the run ended; None if it has not. Raises LogError for an unknown run.
+    """Why the run ended; None if it has not. Raises LogError for an unknown run."""
+    return _state_of(connection, run_id)[0]
+
+
+def _state_of(connection: sa.Connection, run_id: str) -> tuple[StopReason | None, int]:
+    """Why the run ended, and the number of its turns. Raises LogError for an unknown run.
 
     Locks the run's row where the database locks rows, so that writers of one run take turns.
     """
-    return _stop_in(connection.execute(_STOP, {"run": run_id}).one_or_none(), run_id)
-
-
-def _stop_in(row: sa.Row[Any, Any] | sa.Row[Any, Any, Any] | None, run_id: str) -> StopReason | None:
+    row = connection.execute(_STOP_AND_TURNS, {"run": run_id}).one_or_none()
     if row is None:
         raise LogError(f"no run {run_id!r} in the log; {HINT}")
-    return None if row.stop is None else StopReason(row.stop)
+    stop, turns = row
+    return None if stop is None else StopReason(stop), turns

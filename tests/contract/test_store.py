@@ -104,7 +104,7 @@ def test_turns_come_in_order(store, index):
 
 
 def test_of_many_writers_of_one_turn_one_is_taken_and_the_others_are_refused(store):
-    """Each waits for the next turn of the winner too, which a server may have counted before it waited."""
+    """Also on a server, which counts the turns of a run before it waits for the lock on it."""
     store.begin(a_run())
     together = threading.Barrier(6)
 
