@@ -32,25 +32,39 @@ from typing import Any
 import torch
 from log_arms import over_seeds
 
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, serving_profile
-from nano_coder.agent.prompt import first_messages
-from nano_coder.models.opening import local_policy, open_weights
+from nano_coder.agent.prompt import first_messages, offered_tools
+from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.checkpoints.checkpoint import save_checkpoint
 from nano_rl.commands.eval import without_tools
 from nano_rl.config.training import SftConfig, TrainConfig
-from nano_rl.gather.rollouts import collect
+from nano_rl.gather.rollouts import collect, execute
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import oracle_runs, reader_of, train_sft
+from nano_rl.imitation.rows import RunEncoder
 from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
+from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.make import draw_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
+from nano_shared.policy import Conversation
+from nano_shared.profile import CompactionFormat, InterfaceProfile
 from nano_shared.store import LogStore
-from nano_shared.types import OracleAction, Sampling, Split, Task
+from nano_shared.types import (
+    Completion,
+    Finish,
+    OracleAction,
+    Sampling,
+    Split,
+    Task,
+    Trajectory,
+    TurnTokens,
+)
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "capabilities.json"
 SEEDS = (0, 1, 2)
@@ -78,6 +92,11 @@ class Capability:
     hidden: int = 128
     layers: int = 2
     learning_rate: float = 3e-4
+    positions: int = 512
+    completion: int = 64
+    """tokens of an answer, at most"""
+    summarises: bool = False
+    """the capability is to summarise a full context; there is no tool to leave out"""
 
 
 def _page_with_answer(task: Task) -> tuple[OracleAction, ...]:
@@ -86,10 +105,64 @@ def _page_with_answer(task: Task) -> tuple[OracleAction, ...]:
     return (OracleAction(name="read_file", arguments={"path": path}),)
 
 
+def _first_pages(task: Task) -> tuple[OracleAction, ...]:
+    return (task.oracle or ())[:2]
+
+
+SUMMARISING = COMPACT_1.model_copy(
+    update={
+        "name": "compact-1-summary",
+        "compaction": CompactionFormat(
+            request="The context is full. Write down what you know.", summary="\nYou know: {{ summary }}"
+        ),
+    }
+)
+
+
+class SummarisingOracle(ScriptedPolicy):
+    """An oracle that is asked for summaries, each of which is the names on the pages that it has read.
+
+    It logs tokens of a template, so that a row is full where it will be for the policy.
+    """
+
+    def __init__(self, task: Task, reader: RunEncoder, context_limit: int) -> None:
+        actions = task.oracle or ()
+        tools = offered_tools(COMPACT_1, task)
+        texts = [DIALECTS["compact"].render(action.thought, (action,), tools) for action in actions]
+        super().__init__(texts, context_limit=context_limit, id=ORACLE)
+        self._names = str(actions[-1].arguments["answer"]).split()
+        self._reader, self.template_hash = reader, reader.template.template_hash
+
+    def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
+        form = SUMMARISING.compaction
+        asked = form is not None and conversation.messages[-1].content == form.request
+        text = " ".join(self._names[: self._used]) if asked else self._next()
+        template = self._reader.template
+        row, context = template.next_row(conversation)
+        sampled = template.written((*conversation.tokens, *context), text, self._reader.eos_id)
+        tokens = TurnTokens(row=row, context_ids=context, sampled_ids=sampled, logprobs=(0.0,) * len(sampled))
+        return self._completion(text, Finish.STOP, tokens, sampling)
+
+    def count(self, text: str) -> int:
+        return self._reader.template.count(text)
+
+
 CAPABILITIES = {
     "memory": Capability(suite="memory", view="one_fact", tools=("remember", "recall")),
     "search": Capability(suite="search", view="one_fact", tools=("search",), otherwise=_page_with_answer),
     "plan": Capability(suite="plan", view="order", tools=("plan",), epochs=14.0, demonstrations=1200),
+    "compaction": Capability(
+        suite="search",
+        view="pages",
+        tools=(),
+        otherwise=_first_pages,
+        summarises=True,
+        positions=448,
+        completion=48,
+        demonstrations=300,
+        epochs=14.0,
+        layers=3,
+    ),
     "perceive": Capability(suite="perceive", view="bar", tools=("read_file",), epochs=24.0),
 }
 
@@ -113,7 +186,7 @@ class Experiment:
 
     def __init__(self, home: Path, capability: Capability, seed: int) -> None:
         self.home, self.capability, self.seed = home, capability, seed
-        self.sandbox = open_sandbox()
+        self.sandbox, self.summarising = open_sandbox(), False
         drawn = draw_tasks(
             suite=capability.suite, levels=[0], seed=seed, split=Split.TRAIN, views=[capability.view]
         )
@@ -126,13 +199,14 @@ class Experiment:
 
     def run(self) -> None:
         for arm, offered in (("on", self.offered), ("off", self.without)):
+            self.summarising = arm == "on" and self.capability.summarises
             path = self.home / f"arm-{arm}.json"
             if path.exists():
                 continue
             started, warm = time.monotonic(), self._warm()
             trained = self._train(arm, warm, [offered(task) for task in self.tasks])
             held_out = [offered(task) for task in self.held_out]
-            result = {
+            result: dict[str, Any] = {
                 "warm": self._rewards(warm, held_out),
                 "trained": self._rewards(trained, held_out),
                 "seconds": time.monotonic() - started,
@@ -162,24 +236,17 @@ class Experiment:
         if target.exists():
             return target
         size = self.capability.demonstrations
-        shown = [*self.tasks[:size], *map(self.without, self.tasks[size : size + size // 4])]
+        with_tool = self.tasks[:size]
+        shown = [*with_tool, *map(self.without, self.tasks[size : size + size // 4])]
         with LogStore.open(self.home / "log.db") as store:
             runs = oracle_runs(shown, self._runtime(store))
-        texts = [
-            message.content
-            for run in runs
-            for message in first_messages(
-                serving_profile(COMPACT_1, run.task), run.task, sorted(run.task.files)
-            )
-        ]
-        turns = [turn for run in runs for turn in run.turns]
-        texts += [turn.completion.text for turn in turns]
-        texts += [seen.text for turn in turns for seen in turn.observations]
-        tiny = build_tiny(
-            self.home / "tiny", texts, seed=self.seed, max_positions=512, hidden=self.capability.hidden,
-            layers=self.capability.layers,
-        )  # fmt: skip
-        opened = open_weights(str(tiny))
+            tiny = build_tiny(
+                self.home / "tiny", _texts(runs), seed=self.seed, max_positions=self.capability.positions,
+                hidden=self.capability.hidden, layers=self.capability.layers,
+            )  # fmt: skip
+            opened = self._opened(tiny)
+            if self.capability.summarises:
+                runs = [*self._summarised(with_tool, opened, store), *runs[len(with_tool) :]]
         config = SftConfig(
             epochs=self.capability.epochs, batch=self.capability.batch, max_tokens=8192, lora_rank=0,
             seed=self.seed, save_every=1000,
@@ -194,6 +261,17 @@ class Experiment:
         self._save("warm", model, opened, config, steps)
         return target
 
+    def _summarised(self, tasks: Sequence[Task], opened: OpenedWeights, store: LogStore) -> list[Trajectory]:
+        """The runs of oracles that write summaries, of those that are right."""
+        reader = replace(reader_of(opened), profile=SUMMARISING)
+        policies = [SummarisingOracle(task, reader, self.capability.positions) for task in tasks]
+        runs = execute(tasks, policies, replace(self._runtime(store), profile=SUMMARISING))
+        summaries = mean(sum(turn.is_summary for turn in run.turns) for run in runs)
+        print(
+            f"   oracles: {summaries:.1f} summaries a run, {mean(run.reward or 0 for run in runs):.1%} right"
+        )
+        return [run for run in runs if run.reward == 1]
+
     def _train(self, arm: str, warm: Path, tasks: Sequence[Task]) -> Path:
         target = self.home / arm
         if target.exists():
@@ -205,7 +283,7 @@ class Experiment:
             optimizer=OptimizerConfig(learning_rate=self.capability.learning_rate),
             guards=GuardConfig(patience=steps + 1),
         )  # fmt: skip
-        opened = open_weights(str(warm))
+        opened = self._opened(warm)
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
         with LogStore.open(state / "log.db") as store:
             sources = Sources(tasks=tuple(tasks))
@@ -215,7 +293,7 @@ class Experiment:
 
     def _rewards(self, checkpoint: Path, tasks: Sequence[Task]) -> list[float]:
         """Of one run a task, sampled as in training; runs of earlier tasks have no row of their own."""
-        opened = open_weights(str(checkpoint))
+        opened = self._opened(checkpoint)
         policy = local_policy(opened.loaded, opened.profile, version=opened.version)
         with LogStore.open(self.home / "evaluation.db") as store:
             runs = collect(tasks, replace(self._runtime(store), policy=policy), seed=self.seed)
@@ -224,14 +302,33 @@ class Experiment:
 
     def _save(self, name: str, model: Any, opened: Any, config: Config, steps: int) -> None:
         save_checkpoint(
-            self.home / name, model, opened, parent=str(opened.loaded.path), config=config, steps=steps,
-            run_ids=[], tasks=self.tasks, metrics={},
+            self.home / name, model, replace(opened, profile=COMPACT_1),
+            parent=str(opened.loaded.path), config=config, steps=steps, run_ids=[], tasks=self.tasks, metrics={},
         )  # fmt: skip
+
+    def _profile(self) -> InterfaceProfile:
+        return SUMMARISING if self.summarising else COMPACT_1
+
+    def _opened(self, folder: Path) -> OpenedWeights:
+        return replace(open_weights(str(folder)), profile=self._profile())
 
     def _runtime(self, store: LogStore) -> Runtime:
         return Runtime(
-            policy=ScriptedPolicy([]), sandbox=self.sandbox, store=store, sampling=Sampling(max_tokens=64)
-        )
+            policy=ScriptedPolicy([]), sandbox=self.sandbox, store=store, profile=self._profile(),
+            sampling=Sampling(max_tokens=self.capability.completion),
+        )  # fmt: skip
+
+
+def _texts(runs: Sequence[Trajectory]) -> list[str]:
+    """What the tokenizer of a tiny policy is built from."""
+    shown = [
+        first_messages(serving_profile(SUMMARISING, run.task), run.task, sorted(run.task.files))
+        for run in runs
+    ]
+    turns = [turn for run in runs for turn in run.turns]
+    texts = [message.content for messages in shown for message in messages]
+    texts += [turn.completion.text for turn in turns]
+    return texts + [seen.text for turn in turns for seen in turn.observations]
 
 
 def _is_held_out(task: Task) -> bool:

@@ -5,7 +5,8 @@ Install it outside /tmp with a Python below /usr, as examples/agents says, and n
     /usr/bin/python3 -m venv /srv/mini && /srv/mini/bin/pip install mini-swe-agent mcp
     python integration/foreign_agent.py --out FOLDER --agent-folder /srv/mini --seeds 0 1 2
 
-For each seed and arm the policy is trained on 60 tasks and measured on held-out ones of other program
+First the policy imitates the agent with a teacher behind it, on `--demonstrations` tasks of their own: a policy
+that knows the oracle and acts through the agent's own tool. For each seed and arm the policy is trained on 60 tasks and measured on held-out ones of other program
 families, before and after, with the same seeds of sampling: `fresh` is `train --agent`, `log` is `rollout
 --agent` and then `train --from-logs` on what its server captured, without a rollout more. A seed that
 FOLDER/results.json holds is not run again, and a training that was stopped goes on. The last line of each arm
@@ -17,12 +18,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from own_project import nano, told, write
+
+from nano_coder.agent.dialects.dialect import DIALECTS
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.foreign_agent import open_agent
+from nano_rl.commands.session import oracle_runtime
+from nano_rl.gather.rollouts import execute
+from nano_rl.tasks.make import read_tasks
+from nano_shared.types import Task, ToolCall
 
 MINI = (
     "MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors"
@@ -30,6 +42,10 @@ MINI = (
 )
 SUITE = ("--suite", "functions", "--view", "repair")
 ARMS = ("fresh", "log")
+LOOK = "python -m pytest -q | grep FAILED; cat -n *.py"
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+DEMONSTRATED = 1000
+"""seed of the tasks that are imitated"""
 
 
 def main() -> int:
@@ -47,13 +63,21 @@ def main() -> int:
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--max-turns", type=int, default=8, help="of a run")
+    parser.add_argument(
+        "--demonstrations", type=int, default=160, help="tasks of the teacher; 0: no imitation"
+    )
+    parser.add_argument("--rate", type=float, default=5e-4, help="learning rate of the imitation")
+    parser.add_argument("--epochs", type=float, default=2.0, help="of the imitation")
     parser.add_argument("--tiny", action="store_true", help="one step of two small groups")
     parser.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="more for nano-rl train")
     options = parser.parse_args()
     if options.tiny:
         options.tasks, options.held_out, options.repeat = 2, 1, 1
-        options.group_size, options.steps, options.max_turns, options.seeds = 2, 1, 2, options.seeds[:1]
+        options.group_size, options.steps, options.max_turns, options.seeds = 2, 1, 3, options.seeds[:1]
+        options.demonstrations, options.epochs = 4, 1.0
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.demonstrations:
+        options.model = str(warm(options))
     file = options.out / "results.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     for seed in options.seeds:
@@ -70,6 +94,48 @@ def main() -> int:
     return max(ends)
 
 
+def warm(options: argparse.Namespace) -> Path:
+    """The checkpoint of a policy that imitated the agent: each task's oracle, through the agent's own tool."""
+    home, file = options.out / "warm", options.out / "warm" / "tasks.jsonl"
+    checkpoint = home / "checkpoints" / "warm"
+    if checkpoint.exists():
+        return checkpoint
+    make_tasks(options, file, "train", options.demonstrations, DEMONSTRATED)
+    os.environ["NANO_HOME"] = str(home)
+    tasks = list(read_tasks(file))
+    command = options.agent.format(folder=options.agent_folder)
+    agent = open_agent(command, [str(options.agent_folder)])
+    runtime = replace(oracle_runtime(None), policy_name="teacher", agent=agent)
+    runs = execute(tasks, [ScriptedPolicy(solution(task), id="teacher") for task in tasks], runtime)
+    print(f"demonstrations: {sum(run.reward == 1 for run in runs)} of {len(runs)} solved", flush=True)
+    how = ("--learning-rate", options.rate, "--epochs", options.epochs)
+    nano(home, "nano-rl", "sft", "--name", "warm", "--from-logs", "--model", options.model, *how)
+    return checkpoint
+
+
+def solution(task: Task) -> list[str]:
+    """What the policy says: it looks, replaces the wrong line, and submits, each by a command."""
+    (edit,) = [action for action in task.oracle or () if action.name == "edit_file"]
+    path, line, new = (str(edit.arguments[name]) for name in ("path", "line", "new"))
+    mended = shlex.quote(line + "c\\" + new)
+    mend = f"sed -i {mended} {path}"
+    return [said("", LOOK), said(edit.thought, mend), said("", SUBMIT)]
+
+
+def said(thought: str, command: str) -> str:
+    return DIALECTS["compact"].render(thought, (ToolCall(name="bash", arguments={"command": command}),), ())
+
+
+def make_tasks(options: argparse.Namespace, file: Path, split: str, count: int, seed: int) -> None:
+    made = (*SUITE, "--level", options.level, "-n", count, "--seed", seed, "--split", split)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    nano(options.out / "home", "nano-rl", "tasks", "make", *made, "--out", file)
+    own = {"max_turns": options.max_turns}
+    tasks = [json.loads(line) for line in file.read_text().splitlines()]
+    limited = [task | {"limits": task.get("limits", {}) | own} for task in tasks]
+    write(file.parent, {file.name: "".join(json.dumps(task) + "\n" for task in limited)})
+
+
 def one_arm(options: argparse.Namespace, arm: str, seed: str) -> dict[str, Any]:
     """Train on the tasks, and measure on the held-out ones: success before and after, and minutes."""
     folder = options.out / f"seed-{seed}"
@@ -77,13 +143,7 @@ def one_arm(options: argparse.Namespace, arm: str, seed: str) -> dict[str, Any]:
     train, held_out = folder / "train.jsonl", folder / "held_out.jsonl"
     for file, split, count in ((train, "train", options.tasks), (held_out, "test", options.held_out)):
         if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            made = (*SUITE, "--level", options.level, "-n", count, "--seed", seed, "--split", split)
-            nano(home, "nano-rl", "tasks", "make", *made, "--out", file)
-            tasks = [json.loads(line) for line in file.read_text().splitlines()]
-            own = {"max_turns": options.max_turns}
-            limited = [task | {"limits": task.get("limits", {}) | own} for task in tasks]
-            write(folder, {file.name: "".join(json.dumps(task) + "\n" for task in limited)})
+            make_tasks(options, file, split, count, int(seed))
     agent = (
         "--agent", options.agent.format(folder=options.agent_folder),
         "--agent-folders", options.agent_folder,

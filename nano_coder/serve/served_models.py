@@ -20,6 +20,8 @@ from nano_coder.verify.trainable import hashes
 from nano_shared.errors import NanoError
 
 _log = logging.getLogger("nano_coder.serve")
+_SENT_UNASKED = ("claude-", "gpt-")
+"""how names begin that Claude Code and Codex send for small work of their own, whatever model they are given"""
 Promoted = Callable[[], ServedModel | None]
 """the model that was promoted since the last call; None if none was"""
 
@@ -45,13 +47,24 @@ class ServedModels:
         return [self.current, *(self._adapters.opened() if self._adapters else ())]
 
     def find(self, name: object) -> ServedModel:
-        """The model that a request names: an adapter, else the current one. Raises BadRequest."""
+        """The model that a request names: the current one, also without a name, or an adapter. To the agent
+        of a rollout every name is the current one. Raises BadRequest for a name that is not here.
+        """
         current = self.current.name
-        if self._adapters is None or not isinstance(name, str) or current in (name, locate(name)):
+        if name is None or self._conversations.is_rollout:
             return self.current
-        found = self._adapters.find(name)
+        if not isinstance(name, str):
+            raise BadRequest("model must be a text", param="model")
+        own = {current, Path(current).name, current.partition(":")[2], "nano"}
+        if name in own or locate(name) == current or name.startswith(_SENT_UNASKED):
+            return self.current
+        found = self._adapters.find(name) if self._adapters else None
         if found is None:
-            return self.current
+            raise BadRequest(
+                f"no model {name!r:.100} here; this server answers as {current} or nano, and GET /v1/models"
+                " lists its adapters",
+                status=404, param="model", code="model_not_found",
+            )  # fmt: skip
         self.start_engine(found.policy)
         return found
 

@@ -124,6 +124,17 @@ def _draw_one_fact(thing: str, rng: random.Random) -> Made:
     return answered(f"What is the {thing} called?", files, names[thing], act("search", pattern=thing))
 
 
+def _draw_pages(thing: str, rng: random.Random) -> Made:
+    """Four pages with a name each, all of which are asked for: a short context holds two of them."""
+    names, files = rng.sample(FEW, 4), {}
+    for number, name in enumerate(names, 1):
+        others = [filler.format(rng.choice(WORDS)) for filler in rng.sample(FILLERS, len(FILLERS))]
+        files[f"library/{number}.md"] = "\n".join([f"The {thing} is called {name}.", *others]) + "\n"
+    looks = [act("read_file", path=path) for path in files]
+    asked = f"What is the {thing} called on each page of library/, in the order of the pages?"
+    return answered(asked, files, " ".join(names), *looks)
+
+
 def _fresh(kind: str, rng: random.Random, used: set[str]) -> str:
     """A thing that the library does not have yet, nor one whose name is part of it."""
     while True:
@@ -159,5 +170,8 @@ SUITE = TaskSuite(
         view("search", "one_fact", 0, TOOLS, [
             Family(thing, partial(_draw_one_fact, thing)) for thing in THINGS
         ], SHORTEST, extra=True),
+        view("search", "pages", 0, ("read_file", "submit"), [
+            Family(thing, partial(_draw_pages, thing)) for thing in THINGS
+        ], extra=True),
     ),
 )  # fmt: skip

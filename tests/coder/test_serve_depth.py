@@ -561,8 +561,10 @@ def test_messages_name_the_sequence_that_stopped_them_and_give_token_ids(tiny: S
     assert counted == {"input_tokens": len(tokens.context_ids)}
     assert "token_ids" not in post(tiny, "/v1/messages", asked).json()
     assert all("token_ids" not in each for each in deltas_of(tiny, "/v1/messages", asked))
-    legacy = {"prompt": TEXT, "max_tokens": 60, "seed": 3, "stop": [first]}
-    assert post(tiny, "/v1/completions", legacy).json()["choices"][0]["stop_reason"] == first
+    legacy = {"prompt": TEXT, "max_tokens": 60, "seed": 3}
+    said = post(tiny, "/v1/completions", legacy).json()["choices"][0]["text"]
+    stopped = post(tiny, "/v1/completions", legacy | {"stop": [said[8]]}).json()["choices"][0]
+    assert stopped["stop_reason"] == said[8]
 
 
 BAD_PROMPTS = [
