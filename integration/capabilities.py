@@ -303,7 +303,8 @@ class Experiment:
     def _save(self, name: str, model: Any, opened: Any, config: Config, steps: int) -> None:
         save_checkpoint(
             self.home / name, model, replace(opened, profile=COMPACT_1),
-            parent=str(opened.loaded.path), config=config, steps=steps, run_ids=[], tasks=self.tasks, metrics={},
+            parent=str(opened.loaded.path), config=config, steps=steps,
+            run_ids=[], tasks=self.tasks, metrics={},
         )  # fmt: skip
 
     def _profile(self) -> InterfaceProfile:

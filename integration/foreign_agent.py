@@ -5,13 +5,14 @@ Install it outside /tmp with a Python below /usr, as examples/agents says, and n
     /usr/bin/python3 -m venv /srv/mini && /srv/mini/bin/pip install mini-swe-agent mcp
     python integration/foreign_agent.py --out FOLDER --agent-folder /srv/mini --seeds 0 1 2
 
-First the policy imitates the agent with a teacher behind it, on `--demonstrations` tasks of their own: a policy
-that knows the oracle and acts through the agent's own tool. For each seed and arm the policy is trained on 60 tasks and measured on held-out ones of other program
-families, before and after, with the same seeds of sampling: `fresh` is `train --agent`, `log` is `rollout
---agent` and then `train --from-logs` on what its server captured, without a rollout more. A seed that
-FOLDER/results.json holds is not run again, and a training that was stopped goes on. The last line of each arm
-is its gain and interval over seeds; the exit code is 1 where one reaches 0. `--tiny` is one small step, to
-see that everything is there.
+First the policy imitates the agent with a teacher behind it, on `--demonstrations` tasks of their own: the
+teacher knows each task's oracle and acts through the agent's own tool. Then for each seed and arm the
+policy is trained on 60 tasks and measured on held-out ones of other program families, before and after,
+with the same seeds of sampling: `fresh` is `train --agent`, `log` is `rollout --agent` and then `train
+--from-logs` on what its server captured, without a rollout more. A seed that FOLDER/results.json holds is
+not run again, and a training that was stopped goes on. The last line of each arm is its gain and interval
+over seeds; the exit code is 1 where one reaches 0. `--tiny` is one small step, to see that everything is
+there.
 """
 
 from __future__ import annotations
@@ -62,12 +63,13 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=2, help="runs of each held-out task, before and after")
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--prompts", type=int, default=8, help="tasks of a step")
     parser.add_argument("--max-turns", type=int, default=8, help="of a run")
     parser.add_argument(
-        "--demonstrations", type=int, default=160, help="tasks of the teacher; 0: no imitation"
+        "--demonstrations", type=int, default=100, help="tasks of the teacher; 0: no imitation"
     )
-    parser.add_argument("--rate", type=float, default=5e-4, help="learning rate of the imitation")
-    parser.add_argument("--epochs", type=float, default=2.0, help="of the imitation")
+    parser.add_argument("--rate", type=float, default=8e-4, help="learning rate of the imitation")
+    parser.add_argument("--epochs", type=float, default=1.0, help="of the imitation")
     parser.add_argument("--tiny", action="store_true", help="one step of two small groups")
     parser.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="more for nano-rl train")
     options = parser.parse_args()
@@ -95,9 +97,9 @@ def main() -> int:
 
 
 def warm(options: argparse.Namespace) -> Path:
-    """The checkpoint of a policy that imitated the agent: each task's oracle, through the agent's own tool."""
-    home, file = options.out / "warm", options.out / "warm" / "tasks.jsonl"
-    checkpoint = home / "checkpoints" / "warm"
+    """The checkpoint of a policy that imitated the agent, with each task's oracle behind it."""
+    home: Path = options.out / "warm"
+    file, checkpoint = home / "tasks.jsonl", home / "checkpoints" / "warm"
     if checkpoint.exists():
         return checkpoint
     make_tasks(options, file, "train", options.demonstrations, DEMONSTRATED)
@@ -108,7 +110,10 @@ def warm(options: argparse.Namespace) -> Path:
     runtime = replace(oracle_runtime(None), policy_name="teacher", agent=agent)
     runs = execute(tasks, [ScriptedPolicy(solution(task), id="teacher") for task in tasks], runtime)
     print(f"demonstrations: {sum(run.reward == 1 for run in runs)} of {len(runs)} solved", flush=True)
-    how = ("--learning-rate", options.rate, "--epochs", options.epochs)
+    how = (
+        "--learning-rate", options.rate, "--epochs", options.epochs, "--set", "batch=4",
+        "--set", "optimizer.warmup_steps=5", "--set", "dtype=bfloat16",
+    )  # fmt: skip
     nano(home, "nano-rl", "sft", "--name", "warm", "--from-logs", "--model", options.model, *how)
     return checkpoint
 
@@ -148,10 +153,20 @@ def one_arm(options: argparse.Namespace, arm: str, seed: str) -> dict[str, Any]:
         "--agent", options.agent.format(folder=options.agent_folder),
         "--agent-folders", options.agent_folder,
     )  # fmt: skip
+
+    def success(home: Path, model: str, file: Path) -> float:
+        """On the held-out tasks; what was measured is read back."""
+        if not file.exists():
+            sampled = ("--temperature", "1", "--repeat", options.repeat, "--seed", seed, "--json")
+            measured = nano(home, "nano-rl", "eval", "--tasks", held_out, "--model", model, *agent, *sampled)
+            write(folder, {file.name: measured})
+        return float(json.loads(file.read_text())["rows"][0]["rate"])
+
+    before = success(folder / "before", options.model, folder / "before.json")
     began = time.monotonic()
-    steps = ("--steps", options.steps, "--prompts", min(8, options.tasks), "--seed", seed)
+    steps = ("--steps", options.steps, "--prompts", min(options.prompts, options.tasks), "--seed", seed)
     if not (home / "checkpoints" / "mine").exists():
-        how = ("--tasks", train, *agent, "--group-size", options.group_size)
+        how: tuple[object, ...] = ("--tasks", train, *agent, "--group-size", options.group_size)
         if arm == "log":
             if not (home / "rolled_out").exists():
                 rolled = ("--model", options.model, "--temperature", "1", "--seed", seed)
@@ -162,14 +177,12 @@ def one_arm(options: argparse.Namespace, arm: str, seed: str) -> dict[str, Any]:
         mine = ("--name", "mine", "--model", options.model)
         nano(home, "nano-rl", "train", *mine, *how, *steps, *options.train)
     trained = time.monotonic()
-    sampled = ("--temperature", "1", "--repeat", options.repeat, "--seed", seed, "--json")
-    models = ("--model", "mine", "--against", options.model)
-    said = json.loads(nano(home, "nano-rl", "eval", "--tasks", held_out, *models, *agent, *sampled))
-    after, before = said["rows"][0]["rate"], said["against"][0]["rate"]
+
+    after = success(home, "mine", folder / f"{arm}.json")
     return {
-        "before": before, "after": after, "gain": after - before, "paired": said["difference"],
-        "model": options.model, "tasks": options.tasks, "held out": options.held_out, "steps": options.steps,
-        "minutes of training, evaluation": [
+        "before": before, "after": after, "gain": after - before, "model": Path(options.model).name,
+        "tasks": options.tasks, "group": options.group_size, "held out": options.held_out,
+        "steps": options.steps, "minutes of training, evaluation": [
             round((trained - began) / 60, 1), round((time.monotonic() - trained) / 60, 1),
         ],
     }  # fmt: skip

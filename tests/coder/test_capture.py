@@ -360,7 +360,7 @@ def test_text_and_calls_are_passed_on_and_logged(before: Callable[..., Served], 
         server = before(behind.base_url)
         client = server.openai("/sessions/x/v1")
         messages: list[Any] = [{"role": "user", "content": "1 + 2?"}]
-        asked: Any = {"model": "any", "tools": [ADD], "tool_choice": "auto", "verbosity": "low"}
+        asked: Any = {"model": "nano", "tools": [ADD], "tool_choice": "auto", "verbosity": "low"}
         if stream:
             with client.chat.completions.stream(messages=messages, **asked) as events:
                 list(events)
@@ -392,16 +392,16 @@ def test_other_apis_reach_a_server_that_has_chat_alone(before: Callable[..., Ser
         tool: Any = {"name": "add", "input_schema": ADD["function"]["parameters"]}
         messages: list[Any] = [{"role": "user", "content": "go"}]
         client = server.anthropic()
-        said: Any = client.messages.create(model="m", messages=messages, tools=[tool], max_tokens=50)
+        said: Any = client.messages.create(model="nano", messages=messages, tools=[tool], max_tokens=50)
         assert [block.type for block in said.content] == ["text", "tool_use"]
         result = {"type": "tool_result", "tool_use_id": said.content[1].id, "content": "1"}
         messages += [
             {"role": "assistant", "content": [block.model_dump() for block in said.content]},
             {"role": "user", "content": [result]},
         ]
-        again: Any = client.messages.create(model="m", messages=messages, tools=[tool], max_tokens=50)
+        again: Any = client.messages.create(model="nano", messages=messages, tools=[tool], max_tokens=50)
         assert again.content[0].text == "ok"
-        with server.openai().responses.stream(model="m", input="hi") as events:
+        with server.openai().responses.stream(model="nano", input="hi") as events:
             last: Any = list(events)[-1]
         assert last.response.output_text == "hm"
         assert len(script.seen) == 3
@@ -490,7 +490,7 @@ def test_tokens_of_a_server_behind_are_logged_and_told(
         messages: list[Any] = [{"role": "user", "content": "Say hello."}]
         more: Any = {"extra_body": {"return_token_ids": True}, "stream": True, "tools": [ADD]}
         for seed in (1, 2):
-            asked: Any = {"model": "m", "messages": messages, "max_tokens": 9, "seed": seed}
+            asked: Any = {"model": "nano", "messages": messages, "max_tokens": 9, "seed": seed}
             chunks: list[Any] = list(client.chat.completions.create(**asked, **more))
             text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "Again."}]

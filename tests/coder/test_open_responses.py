@@ -70,7 +70,7 @@ def test_a_response_is_of_the_form_that_the_specification_says(
 ) -> None:
     case = CASES[name]
     server = scripted([case.answer])
-    answer = httpx.post(f"{server.root}/v1/responses", json={"model": "m", **case.request})
+    answer = httpx.post(f"{server.root}/v1/responses", json={"model": "nano", **case.request}, timeout=60)
     assert answer.status_code == 200
     spec.ResponseResource.model_validate_json(answer.text, strict=True)
     assert answer.json()["status"] == "completed"
@@ -83,9 +83,9 @@ def test_the_events_of_a_stream_are_of_their_forms_and_in_order(
 ) -> None:
     case = CASES[name]
     server = scripted([case.answer])
-    body = {"model": "m", **case.request, "stream": True}
+    body = {"model": "nano", **case.request, "stream": True}
     events = []
-    for block in httpx.post(f"{server.root}/v1/responses", json=body).text.strip().split("\n\n"):
+    for block in httpx.post(f"{server.root}/v1/responses", json=body, timeout=60).text.strip().split("\n\n"):
         head, _, line = block.partition("\n")
         data = line.removeprefix("data: ")
         EVENTS[head.removeprefix("event: ")].model_validate_json(data, strict=True)

@@ -596,6 +596,22 @@ def test_only_its_client_goes_on_with_a_conversation(tiny: Served) -> None:
             refuse(run)
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+def test_a_model_that_is_not_here_is_refused(tiny: Served, path: str) -> None:
+    asked = {"messages": [ASK], "input": "hi", "prompt": "hi", "max_tokens": 3, "max_output_tokens": 3}
+
+    def answer(name: object) -> httpx.Response:
+        return httpx.post(f"{tiny.root}/v1/{path}", json=asked | {"model": name})
+
+    for name in ("tiny", "nano", "claude-haiku-4-5", "gpt-5-codex", None):
+        assert answer(name).status_code == 200, name
+    refused = answer("tinny")
+    assert (refused.status_code, answer(7).status_code) == (404, 400)
+    error = refused.json()["error"]
+    assert "no model 'tinny' here; this server answers as tiny or nano" in error["message"]
+    assert error.get("code", error["type"]) in ("model_not_found", "not_found_error")
+
+
 def test_a_promoted_model_answers_without_a_restart(
     serve: Callable[..., Served], tiny_folder: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -607,13 +623,13 @@ def test_a_promoted_model_answers_without_a_restart(
         promoted=lambda: waiting.pop() if waiting else None,
     )  # fmt: skip
     client = server.openai()
-    first = client.chat.completions.create(model="m", messages=[ASK], max_tokens=6, seed=1)  # type: ignore[list-item]
+    first = client.chat.completions.create(model="nano", messages=[ASK], max_tokens=6, seed=1)  # type: ignore[list-item]
     newer = local_policy(open_weights(str(tiny_folder)).loaded, opened.profile, version=7, scheduler="free")
     waiting.append(ServedModel(policy=newer, profile=opened.profile, store=server.store, name="newer"))
     while client.models.list().data[0].id != "newer":
         time.sleep(0.02)
     after: Any = [ASK, {"role": "assistant", "content": first.choices[0].message.content}, ASK]
-    client.chat.completions.create(model="m", messages=after, max_tokens=6, seed=1)
+    client.chat.completions.create(model="nano", messages=after, max_tokens=6, seed=1)
     old, new = server.runs()
     versions = [turn.completion.policy_version for turn in new.turns]
     assert (new.parent, new.policy, versions) == (old.id, "newer", [0, 7])
@@ -662,8 +678,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 def test_no_body_breaks_the_server(hostile: TestClient, body: dict[str, Any], path: str) -> None:
     text = json.dumps(body).encode("utf-8", "surrogatepass")
     answer = hostile.post(f"/v1/{path}", content=text)
-    assert answer.status_code in (200, 400), (answer.status_code, answer.text)
-    if answer.status_code == 400:
+    unknown = isinstance(body.get("model"), str)
+    assert answer.status_code in (200, 400, *([404] if unknown else [])), (answer.status_code, answer.text)
+    if answer.status_code != 200:
         assert answer.json()["error"]["message"]
 
 

@@ -97,13 +97,13 @@ def fits_person(text: str) -> bool:
 def test_a_schema_holds_in_every_api_and_the_log_says_why_it_is_not_trained(tiny: Served) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON, "strict": True}}
     chats = tiny.openai().chat.completions.create(
-        model="m", messages=[ASK], response_format=form, seed=1, n=4  # type: ignore[list-item]
+        model="nano", messages=[ASK], response_format=form, seed=1, n=4  # type: ignore[list-item]
     )  # fmt: skip
     answer = tiny.openai().responses.create(
-        model="m", input="Who?", text={"format": {"type": "json_schema", "name": "p", "schema": PERSON}}
+        model="nano", input="Who?", text={"format": {"type": "json_schema", "name": "p", "schema": PERSON}}
     )
     message = tiny.anthropic().messages.create(
-        model="m", messages=[ASK], max_tokens=300,  # type: ignore[list-item]
+        model="nano", messages=[ASK], max_tokens=300,  # type: ignore[list-item]
         output_config={"format": {"type": "json_schema", "schema": PERSON}},
     )  # fmt: skip
     texts = [choice.message.content or "" for choice in chats.choices]
@@ -119,7 +119,7 @@ def test_a_schema_holds_in_every_api_and_the_log_says_why_it_is_not_trained(tiny
 
 def test_a_row_without_a_form_is_sampled_as_if_alone(tiny: Served) -> None:
     """Constrained and free rows share a batch; the free row's tokens and log-probs are those it has alone."""
-    asked: Any = {"model": "m", "messages": [ASK], "max_tokens": 60, "seed": 7, "logprobs": True}
+    asked: Any = {"model": "nano", "messages": [ASK], "max_tokens": 60, "seed": 7, "logprobs": True}
 
     def ask(**more: Any) -> Any:
         return tiny.openai().chat.completions.create(**asked, **more).choices[0]
@@ -140,7 +140,7 @@ def test_a_row_without_a_form_is_sampled_as_if_alone(tiny: Served) -> None:
 def test_a_streamed_answer_of_a_form_and_json_mode(tiny: Served) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}
     chunks = tiny.openai().chat.completions.create(
-        model="m", messages=[ASK], response_format=form, stream=True, seed=2  # type: ignore
+        model="nano", messages=[ASK], response_format=form, stream=True, seed=2  # type: ignore
     )  # fmt: skip
     assert fits_person("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
     body = {
@@ -231,7 +231,7 @@ def test_without_llguidance_a_sentence_says_what_to_install(
 
 def test_a_tool_is_called_where_the_client_says_so(tiny: Served, serve: Callable[..., Served]) -> None:
     client = tiny.openai()
-    asked: Any = {"model": "m", "messages": [ASK], "max_tokens": 200, "seed": 3}
+    asked: Any = {"model": "nano", "messages": [ASK], "max_tokens": 200, "seed": 3}
     schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}},
               "required": ["a"], "additionalProperties": False}  # fmt: skip
     tools = [
@@ -246,12 +246,12 @@ def test_a_tool_is_called_where_the_client_says_so(tiny: Served, serve: Callable
         assert call.function.name in names
         assert 0 <= json.loads(call.function.arguments)["a"] <= 9
     message = tiny.anthropic().messages.create(
-        model="m", messages=[ASK], max_tokens=200, tool_choice={"type": "any"},  # type: ignore[list-item]
+        model="nano", messages=[ASK], max_tokens=200, tool_choice={"type": "any"},  # type: ignore[list-item]
         tools=[{"name": "one", "input_schema": schema}],  # type: ignore[typeddict-item]
     )  # fmt: skip
     assert message.content[0].name == "one"  # type: ignore[union-attr]
     response = client.responses.create(
-        model="m", input="Hi", tool_choice={"type": "function", "name": "two"},
+        model="nano", input="Hi", tool_choice={"type": "function", "name": "two"},
         tools=[{"type": "function", "name": "two", "parameters": schema, "strict": True}],
     )  # fmt: skip
     assert response.output[0].name == "two"  # type: ignore[union-attr]
@@ -305,7 +305,7 @@ def test_the_grammar_of_a_dialect_accepts_what_it_writes_and_nothing_else(name: 
 
 
 def complete(server: Served, **body: Any) -> Any:
-    answer = post(server, "/v1/completions", {"model": "m", **body})
+    answer = post(server, "/v1/completions", {"model": "nano", **body})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -325,7 +325,7 @@ def test_a_prompt_is_a_text_or_ids_or_a_list_of_either(tiny: Served) -> None:
     assert [each["index"] for each in two["choices"]] == [0, 1, 2, 3]
     assert [each["prompt_token_ids"] for each in two["choices"]] == [ids, ids, ids[:3], ids[:3]]
     assert two["usage"]["prompt_tokens"] == 2 * len(ids) + 6
-    sdk = tiny.openai().completions.create(model="m", prompt=TEXT, max_tokens=5, seed=1)
+    sdk = tiny.openai().completions.create(model="nano", prompt=TEXT, max_tokens=5, seed=1)
     assert sdk.choices[0].text == choice["text"]
 
 
@@ -414,7 +414,7 @@ def test_a_long_prompt_is_scored_in_chunks(tiny: Served, monkeypatch: pytest.Mon
 
 
 def test_completions_are_streamed_and_stopped(tiny: Served) -> None:
-    asked: Any = {"model": "m", "prompt": [TEXT, "import "], "max_tokens": 30, "seed": 6, "n": 2}
+    asked: Any = {"model": "nano", "prompt": [TEXT, "import "], "max_tokens": 30, "seed": 6, "n": 2}
     whole = tiny.openai().completions.create(**asked)
     texts = [""] * 4
     reasons: list[str | None] = [None] * 4
@@ -445,7 +445,7 @@ def complete_stream(server: Served, body: Any) -> list[Any]:
 
 
 def test_chat_tells_the_likeliest_tokens_and_streams_choices(tiny: Served) -> None:
-    asked: Any = {"model": "m", "messages": [ASK], "max_tokens": 6, "seed": 8}
+    asked: Any = {"model": "nano", "messages": [ASK], "max_tokens": 6, "seed": 8}
     answer = tiny.openai().chat.completions.create(**asked, logprobs=True, top_logprobs=3, n=2)
     for choice in answer.choices:
         for each in choice.logprobs.content:  # type: ignore[union-attr]
