@@ -21,7 +21,7 @@ from nano_shared.errors import NanoError
 
 _log = logging.getLogger("nano_coder.serve")
 _SENT_UNASKED = ("claude-", "gpt-")
-"""how names begin that Claude Code and Codex send for small work of their own, whatever model they are given"""
+"""how names begin that Claude Code and Codex send for small work of their own"""
 Promoted = Callable[[], ServedModel | None]
 """the model that was promoted since the last call; None if none was"""
 

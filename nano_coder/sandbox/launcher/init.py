@@ -336,7 +336,7 @@ def _wait(one: RunnerProcess, control: socket.socket) -> _End:
         poll.register(source, select.POLLIN)
     began = None
     while True:
-        events = {fd for fd, _ in poll.poll(None if began is None else runner.WATCH_S * 1000)}
+        events = {fd for fd, _ in poll.poll(None if began is None else began.watch.pause_s * 1000)}
         if one.ended in events:
             return _End(began)
         if control.fileno() in events:

@@ -17,6 +17,10 @@ from typing import NamedTuple
 
 from . import cgroup
 
+WATCH_S = 0.05
+"""seconds before the first check of a program's memory, and between two while it changes"""
+_LONGEST_S = 0.25
+"""between two checks of a program whose memory stays as it is: many jails wait for a model or a server"""
 _PAGE = resource.getpagesize()
 _US = frozenset({"self", "1"})
 _UNNAMED = (b"/dev/zero (deleted)", b"/memfd:", b"/SYSV")
@@ -71,6 +75,9 @@ class MemoryWatch:
         self._most = most
         self._folders = folders
         self._before = before(folders) if began is None else began
+        self._used = 0
+        self.pause_s = WATCH_S
+        """seconds until the next check"""
         self.stopped = False
         """whether the agent stopped the program"""
 
@@ -84,8 +91,11 @@ class MemoryWatch:
         beside = max(0, stored(self._folders) - self._before.stored) + locks * _LOCK
         if _sockets is not None:
             beside += _sockets.in_use()
+        used = in_use() + beside
+        self.pause_s = WATCH_S if used != self._used else min(2 * self.pause_s, _LONGEST_S)
+        self._used = used
         # exact but slow, so only when the upper bound exceeds the limit
-        return in_use() + beside > self._most and proportional() + beside > self._most
+        return used > self._most and proportional() + beside > self._most
 
     def killed_by_group(self, status: int) -> bool:
         """Whether the kernel killed the program, of this wait status, or a descendant for memory."""

@@ -28,8 +28,6 @@ WATCHED = ("/work", "/tmp", "/dev/shm")
 _REHEARSED = "/dev/shm"
 _ENOUGH = 10
 """repetitions after which Python has specialised the code that it runs"""
-WATCH_S = 0.05
-"""seconds between two checks of a program's memory, and before the first"""
 
 
 class RunnerPipes(NamedTuple):
@@ -137,7 +135,7 @@ def _begin(kind: int, request: dict[str, Any], pipes: RunnerPipes) -> None:
     if kind != OPERATION:
         memory.programs().begin(before.stored + request["memory_bytes"])
     os.write(pipes.report, BEGAN.pack(kind, request["memory_bytes"], time.process_time(), *before))
-    kernel.set_timer(pipes.timer, WATCH_S)
+    kernel.set_timer(pipes.timer, memory.WATCH_S)
 
 
 def _refuse(report: int, error: OSError, status: int) -> NoReturn:

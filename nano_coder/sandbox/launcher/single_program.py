@@ -16,7 +16,6 @@ from . import cgroup, exec_program, kernel, landlock, memory, seccomp
 from .exec_program import end_everything, kill_all, outcome
 
 WRITABLE = ("/work", "/tmp", "/dev/shm")
-_WATCH_MS = 50
 
 
 def as_init() -> NoReturn:
@@ -89,7 +88,7 @@ def _watch(ended: int, stop: int, memory_bytes: int) -> bool:
     # only in-memory file systems: the workspace is on a disk
     oom, watch = False, memory.MemoryWatch(memory_bytes, WRITABLE[1:])
     while True:
-        events = {fd for fd, _ in poll.poll(_WATCH_MS)}
+        events = {fd for fd, _ in poll.poll(watch.pause_s * 1000)}
         if ended in events:
             return oom
         if events:
