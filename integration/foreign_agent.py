@@ -29,21 +29,21 @@ from typing import Any
 
 from own_project import nano, told, write
 
-from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.foreign_agent import open_agent
 from nano_rl.commands.session import oracle_runtime
 from nano_rl.gather.rollouts import execute
 from nano_rl.tasks.make import read_tasks
-from nano_shared.types import Task, ToolCall
+from nano_shared.types import Task
 
 MINI = (
-    "MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors"
-    " {folder}/bin/mini -m openai/nano -t {{prompt}} -y --exit-immediately"
+    "MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors LITELLM_LOCAL_MODEL_COST_MAP=True"
+    " {folder}/bin/mini -c mini_textbased.yaml --model-class litellm_textbased -m openai/nano"
+    " -t {{prompt}} -y --exit-immediately"
 )
 SUITE = ("--suite", "functions", "--view", "repair")
 ARMS = ("fresh", "log")
-LOOK = "python -m pytest -q | grep FAILED; cat -n *.py"
+LOOK = """python -m pytest -q; awk '{print NR"|"$0}' $(ls *.py | grep -v test_)"""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 DEMONSTRATED = 1000
 """seed of the tasks that are imitated"""
@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=8, help="tasks of a step")
     parser.add_argument("--max-turns", type=int, default=8, help="of a run")
     parser.add_argument(
-        "--demonstrations", type=int, default=100, help="tasks of the teacher; 0: no imitation"
+        "--demonstrations", type=int, default=80, help="tasks of the teacher; 0: no imitation"
     )
     parser.add_argument("--rate", type=float, default=8e-4, help="learning rate of the imitation")
     parser.add_argument("--epochs", type=float, default=1.0, help="of the imitation")
@@ -128,14 +128,15 @@ def solution(task: Task) -> list[str]:
 
 
 def said(thought: str, command: str) -> str:
-    return DIALECTS["compact"].render(thought, (ToolCall(name="bash", arguments={"command": command}),), ())
+    """An answer of the form that mini_textbased.yaml of the agent asks for."""
+    return f"{thought}\n\n```mswea_bash_command\n{command}\n```".strip()
 
 
 def make_tasks(options: argparse.Namespace, file: Path, split: str, count: int, seed: int) -> None:
     made = (*SUITE, "--level", options.level, "-n", count, "--seed", seed, "--split", split)
     file.parent.mkdir(parents=True, exist_ok=True)
     nano(options.out / "home", "nano-rl", "tasks", "make", *made, "--out", file)
-    own = {"max_turns": options.max_turns}
+    own = {"max_turns": options.max_turns, "max_seconds": 3600}
     tasks = [json.loads(line) for line in file.read_text().splitlines()]
     limited = [task | {"limits": task.get("limits", {}) | own} for task in tasks]
     write(file.parent, {file.name: "".join(json.dumps(task) + "\n" for task in limited)})

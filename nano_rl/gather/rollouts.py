@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -32,6 +33,8 @@ class RollOut(Protocol):
 
 CONCURRENCY = 64
 """number of agents at a time, one thread each; with a local policy also the decoding batch size"""
+_AGENTS_PER_CPU = 8
+"""of agents of others, each a process of its own of up to hundreds of megabytes"""
 _NOTHING_JUDGED = "nothing_judged"
 """failure kind of a composed reward if none of its parts gave a score"""
 _GRADERS = 8
@@ -66,6 +69,8 @@ def collect(
     if not jobs:
         return []
     at_once = min(concurrency, len(jobs), runtime.environments.sessions or concurrency)
+    if runtime.agent is not None:
+        at_once = min(at_once, _AGENTS_PER_CPU * len(os.sched_getaffinity(0)))
     slots = slots_for(runtime.policy, len(jobs), at_once)
     done: list[Trajectory] = []
     # grading has its own threads, so that it does not keep an agent's thread from the next agent
