@@ -177,7 +177,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Experiment(home, CAPABILITIES[name], seed).run()
     rows = report(options.out)
     if options.write:
-        RESULTS.write_text(json.dumps({"command": COMMAND, "rows": rows}, indent=1) + "\n")
+        written = {row["capability"]: row for row in json.loads(RESULTS.read_text())["rows"]}
+        written |= {row["capability"]: row for row in rows}
+        kept = [written[name] for name in CAPABILITIES if name in written]
+        RESULTS.write_text(json.dumps({"command": COMMAND, "rows": kept}, indent=1) + "\n")
     return 0
 
 
@@ -380,7 +383,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="keep logs, checkpoints and results here")
     parser.add_argument("--only", nargs="+", choices=CAPABILITIES, default=list(CAPABILITIES))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--write", action="store_true", help="write docs/results/capabilities.json")
+    parser.add_argument("--write", action="store_true", help="into docs/results/capabilities.json")
     return parser.parse_args(arguments)
 
 

@@ -112,7 +112,7 @@ def warm(options: argparse.Namespace) -> Path:
     print(f"demonstrations: {sum(run.reward == 1 for run in runs)} of {len(runs)} solved", flush=True)
     how = (
         "--learning-rate", options.rate, "--epochs", options.epochs, "--set", "batch=4",
-        "--set", "optimizer.warmup_steps=5", "--set", "dtype=bfloat16",
+        "--set", "optimizer.warmup_steps=5",
     )  # fmt: skip
     nano(home, "nano-rl", "sft", "--name", "warm", "--from-logs", "--model", options.model, *how)
     return checkpoint
