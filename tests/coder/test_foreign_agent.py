@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,20 @@ def test_an_agent_that_fails_once_leaves_the_other_runs_alone(
     broken = task(files={"broken": ""}).model_copy(update={"key": "broken"})
     first, second = collect([broken, task()], made, seed=0, concurrency=1)
     assert (first.reward, failed(first), second.reward) == (None, True, 1.0)
+
+
+def test_no_more_agents_of_others_run_at_a_time_than_the_cores_bear(
+    runtime: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr("nano_rl.gather.rollouts._AGENTS_PER_CPU", 1)
+    made = runtime(ScriptedPolicy([calls("echo hi > hello.txt"), "Done."] * 3))
+    runs = collect([task()], made, group_size=3, seed=0)
+    assert [run.reward for run in runs] == [1.0] * 3
+    times = [
+        time for run in sorted(runs, key=lambda run: run.started) for time in (run.started, run.ended or 0)
+    ]
+    assert times == sorted(times)
 
 
 def test_a_folder_that_is_not_there_is_one_sentence() -> None:

@@ -143,3 +143,19 @@ def test_the_watch_counts_what_is_added_to_a_file_system(monkeypatch: pytest.Mon
     assert watch.exceeded()
     held[0] = 0
     assert not watch.exceeded()
+
+
+def test_a_program_whose_memory_stays_is_looked_at_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = [MB]
+    monkeypatch.setattr(memory, "in_use", lambda: used[0])
+    watch = memory.MemoryWatch(10 * MB, ())
+    pauses = []
+    for _ in range(6):
+        assert not watch.exceeded()
+        pauses.append(watch.pause_s)
+    assert pauses == [0.05, 0.1, 0.2, 0.25, 0.25, 0.25]
+    used[0] += 1
+    assert not watch.exceeded()
+    assert watch.pause_s == memory.WATCH_S
