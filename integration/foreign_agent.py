@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 import time
 from dataclasses import replace
@@ -66,7 +65,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=8, help="tasks of a step")
     parser.add_argument("--max-turns", type=int, default=8, help="of a run")
     parser.add_argument(
-        "--demonstrations", type=int, default=80, help="tasks of the teacher; 0: no imitation"
+        "--demonstrations", type=int, default=200, help="tasks of the teacher; 0: no imitation"
     )
     parser.add_argument("--rate", type=float, default=8e-4, help="learning rate of the imitation")
     parser.add_argument("--epochs", type=float, default=1.0, help="of the imitation")
@@ -122,8 +121,8 @@ def solution(task: Task) -> list[str]:
     """What the policy says: it looks, replaces the wrong line, and submits, each by a command."""
     (edit,) = [action for action in task.oracle or () if action.name == "edit_file"]
     path, line, new = (str(edit.arguments[name]) for name in ("path", "line", "new"))
-    mended = shlex.quote(line + "c\\" + new)
-    mend = f"sed -i {mended} {path}"
+    # a here-document, since code with quotation marks would have to be quoted
+    mend = f"sed -i -e '{line}{{r /dev/stdin' -e 'd}}' {path} <<'EOF'\n{new}\nEOF"
     return [said("", LOOK), said(edit.thought, mend), said("", SUBMIT)]
 
 
