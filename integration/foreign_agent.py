@@ -7,12 +7,16 @@ Install it outside /tmp with a Python below /usr, as examples/agents says, and n
 
 First the policy imitates the agent with a teacher behind it, on `--demonstrations` tasks of their own: the
 teacher knows each task's oracle and acts through the agent's own tool. Then for each seed and arm the
-policy is trained on 60 tasks and measured on held-out ones of other program families, before and after,
-with the same seeds of sampling: `fresh` is `train --agent`, `log` is `rollout --agent` and then `train
---from-logs` on what its server captured, without a rollout more. A seed that FOLDER/results.json holds is
-not run again, and a training that was stopped goes on. The last line of each arm is its gain and interval
-over seeds; the exit code is 1 where one reaches 0. `--tiny` is one small step, to see that everything is
-there.
+policy is trained on 60 tasks and measured on held-out ones, before and after, with the same seeds of
+sampling: `fresh` is `train --agent`, `log` is `rollout --agent` and then `train --from-logs` on what its
+server captured, without a rollout more. A seed that FOLDER/results.json holds is not run again, and a
+training that was stopped goes on. The last line of each arm is its gain and interval over seeds; the exit
+code is 1 where one reaches 0.
+
+`--model tiny` is a policy of some million weights that has seen nothing but the demonstrations. Its tasks are
+the shortest repairs, one wrong operator that a docstring contradicts, and the held-out ones are other
+programs; those of any other model are of other program families. `--small` is one short step, to see that
+everything is there.
 """
 
 from __future__ import annotations
@@ -28,22 +32,25 @@ from typing import Any
 
 from own_project import nano, told, write
 
+from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.foreign_agent import open_agent
 from nano_rl.commands.session import oracle_runtime
 from nano_rl.gather.rollouts import execute
+from nano_rl.imitation.rows import run_messages
 from nano_rl.tasks.make import read_tasks
-from nano_shared.types import Task
+from nano_rl.tiny_model import build_tiny
+from nano_shared.types import Task, Trajectory
 
 MINI = (
     "MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors LITELLM_LOCAL_MODEL_COST_MAP=True"
     " {folder}/bin/mini -c mini_textbased.yaml --model-class litellm_textbased -m openai/nano"
     " -t {{prompt}} -y --exit-immediately"
 )
-SUITE = ("--suite", "functions", "--view", "repair")
 ARMS = ("fresh", "log")
 LOOK = """python -m pytest -q; awk '{print NR"|"$0}' $(ls *.py | grep -v test_)"""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+TINY_POSITIONS = 2048
 DEMONSTRATED = 1000
 """seed of the tasks that are imitated"""
 
@@ -53,12 +60,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="for homes, tasks and results.json")
     parser.add_argument("--agent-folder", type=Path, required=True, help="the virtual environment of mini")
     parser.add_argument("--agent", default=MINI, help="command; {folder} stands for --agent-folder")
-    parser.add_argument("--model", default="shipped", help="policy that is trained")
+    parser.add_argument("--model", default="tiny", help="policy that is trained: tiny, shipped, a folder")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--tasks", type=int, default=60)
     parser.add_argument("--held-out", type=int, default=40)
-    parser.add_argument("--level", default="2", help="of the tasks")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each held-out task, before and after")
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--steps", type=int, default=30)
@@ -69,15 +75,17 @@ def main() -> int:
     )
     parser.add_argument("--rate", type=float, default=8e-4, help="learning rate of the imitation")
     parser.add_argument("--epochs", type=float, default=1.0, help="of the imitation")
-    parser.add_argument("--tiny", action="store_true", help="one step of two small groups")
+    parser.add_argument("--layers", type=int, default=4, help="of the tiny policy")
+    parser.add_argument("--small", action="store_true", help="one step of two small groups")
     parser.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="more for nano-rl train")
     options = parser.parse_args()
-    if options.tiny:
+    if options.small:
         options.tasks, options.held_out, options.repeat = 2, 1, 1
         options.group_size, options.steps, options.max_turns, options.seeds = 2, 1, 3, options.seeds[:1]
         options.demonstrations, options.epochs = 4, 1.0
+    options.is_tiny = options.model == "tiny"
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.demonstrations:
+    if options.is_tiny or options.demonstrations:
         options.model = str(warm(options))
     file = options.out / "results.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
@@ -101,7 +109,7 @@ def warm(options: argparse.Namespace) -> Path:
     file, checkpoint = home / "tasks.jsonl", home / "checkpoints" / "warm"
     if checkpoint.exists():
         return checkpoint
-    make_tasks(options, file, "train", options.demonstrations, DEMONSTRATED)
+    make_tasks(options, file, options.demonstrations, DEMONSTRATED)
     os.environ["NANO_HOME"] = str(home)
     tasks = list(read_tasks(file))
     command = options.agent.format(folder=options.agent_folder)
@@ -109,6 +117,10 @@ def warm(options: argparse.Namespace) -> Path:
     runtime = replace(oracle_runtime(None), policy_name="teacher", agent=agent)
     runs = execute(tasks, [ScriptedPolicy(solution(task), id="teacher") for task in tasks], runtime)
     print(f"demonstrations: {sum(run.reward == 1 for run in runs)} of {len(runs)} solved", flush=True)
+    if options.is_tiny:
+        options.model = build_tiny(
+            home / "tiny", texts_of(runs), layers=options.layers, max_positions=TINY_POSITIONS
+        )
     how = (
         "--learning-rate", options.rate, "--epochs", options.epochs, "--set", "batch=4",
         "--set", "optimizer.warmup_steps=5",
@@ -117,11 +129,20 @@ def warm(options: argparse.Namespace) -> Path:
     return checkpoint
 
 
+def texts_of(runs: list[Trajectory]) -> list[str]:
+    """What the tokenizer of the tiny policy is built from."""
+    return [message.content for run in runs for message in run_messages(run, COMPACT_1)]
+
+
 def solution(task: Task) -> list[str]:
-    """What the policy says: it looks, replaces the wrong line, and submits, each by a command."""
+    """What the policy says: it looks, corrects the wrong line, and submits, each by a command."""
     (edit,) = [action for action in task.oracle or () if action.name == "edit_file"]
-    path, line, new = (str(edit.arguments[name]) for name in ("path", "line", "new"))
+    path, new = str(edit.arguments["path"]), str(edit.arguments["new"])
+    if "old" in edit.arguments:
+        wrong = str(edit.arguments["old"]).replace("*", r"\*")
+        return [said("", f"cat {path}"), said("", f"sed -i 's| {wrong} | {new} |' {path}"), said("", SUBMIT)]
     # a here-document, since code with quotation marks would have to be quoted
+    line = edit.arguments["line"]
     mend = f"sed -i -e '{line}{{r /dev/stdin' -e 'd}}' {path} <<'EOF'\n{new}\nEOF"
     return [said("", LOOK), said(edit.thought, mend), said("", SUBMIT)]
 
@@ -131,12 +152,22 @@ def said(thought: str, command: str) -> str:
     return f"{thought}\n\n```mswea_bash_command\n{command}\n```".strip()
 
 
-def make_tasks(options: argparse.Namespace, file: Path, split: str, count: int, seed: int) -> None:
-    made = (*SUITE, "--level", options.level, "-n", count, "--seed", seed, "--split", split)
+def make_tasks(
+    options: argparse.Namespace, file: Path, count: int, seed: int, *, held_out: bool = False
+) -> None:
+    """Write tasks whose limits are those of the options. None held out has the program of another."""
+    split = "test" if held_out and not options.is_tiny else "train"
+    drawn = count * 12 if options.is_tiny else count  # one in five is held out, and some are drawn twice
+    view = ("--view", "replace" if options.is_tiny else "repair", "--level", "2")
+    made = ("--suite", "functions", *view, "-n", drawn, "--seed", seed, "--split", split)
     file.parent.mkdir(parents=True, exist_ok=True)
     nano(options.out / "home", "nano-rl", "tasks", "make", *made, "--out", file)
     own = {"max_turns": options.max_turns, "max_seconds": 3600}
+    if options.is_tiny:  # one that has lost its way rambles
+        own |= {"max_tokens": 512, "completion_tokens": 128}
     tasks = [json.loads(line) for line in file.read_text().splitlines()]
+    if options.is_tiny:
+        tasks = [task for task in tasks if held_out == (int(task["program_hash"][-8:], 16) % 5 == 0)][:count]
     limited = [task | {"limits": task.get("limits", {}) | own} for task in tasks]
     write(file.parent, {file.name: "".join(json.dumps(task) + "\n" for task in limited)})
 
@@ -146,9 +177,9 @@ def one_arm(options: argparse.Namespace, arm: str, seed: str) -> dict[str, Any]:
     folder = options.out / f"seed-{seed}"
     home = folder / arm
     train, held_out = folder / "train.jsonl", folder / "held_out.jsonl"
-    for file, split, count in ((train, "train", options.tasks), (held_out, "test", options.held_out)):
-        if not file.exists():
-            make_tasks(options, file, split, count, int(seed))
+    if not train.exists():
+        make_tasks(options, train, options.tasks, int(seed))
+        make_tasks(options, held_out, options.held_out, int(seed), held_out=True)
     agent = (
         "--agent", options.agent.format(folder=options.agent_folder),
         "--agent-folders", options.agent_folder,

@@ -54,6 +54,9 @@ _IMPORTED = (
     "nano_coder.agent.profiles", "nano_coder.grading.grade", "nano_coder.models.endpoint.policy",
     "nano_coder.models.opening", "nano_coder.run.execution", "nano_coder.run.redacting_log",
     "nano_coder.sandbox.namespaces", "nano_rl.commands.rollout",
+    # what these import where it is used
+    "alembic.command", "anyio", "certifi", "httpcore", "nano_coder.cli", "nano_rl.cli", "pydantic_settings",
+    "rich.markdown",
 )  # fmt: skip
 
 

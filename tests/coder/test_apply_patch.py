@@ -333,7 +333,7 @@ def _first(lines: list[str], wanted: list[str], start: int) -> int | None:
     return next((at for at in spots if lines[at : at + len(wanted)] == wanted), None)
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(_edits())
 def test_random_patches_do_what_their_edits_did(case: tuple[str, str, str]) -> None:
     text, patch, wanted = case

@@ -416,8 +416,13 @@ HONEST = {
     ),
 }
 
+LONG = ("pytest-module-in-a-package-like-a-library", "pytest-docs", "pytest-data-of-the-product")
+"""of `HONEST`; each takes several runs of pytest"""
 
-@pytest.mark.parametrize("work", HONEST)
+
+@pytest.mark.parametrize(
+    "work", [pytest.param(work, marks=pytest.mark.slow) if work in LONG else work for work in HONEST]
+)
 def test_honest_work_earns_one_and_nothing_is_said_of_it(work: str, sandbox: Sandbox, tmp_path: Path) -> None:
     _needs(HONEST[work])
     verdict = _grade(HONEST[work], sandbox, tmp_path)

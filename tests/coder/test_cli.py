@@ -255,7 +255,9 @@ def test_a_run_that_names_no_directory_is_applied_to_a_named_one_alone(
     assert (project / "a.py").read_text() == "one\n"
 
 
-@pytest.mark.parametrize("json_flag", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize(
+    "json_flag", [(), pytest.param(("--json",), marks=pytest.mark.slow)], ids=["text", "json"]
+)
 @pytest.mark.parametrize(
     ("after", "words"),
     [

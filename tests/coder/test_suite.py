@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nano_coder.grading import two_jail_suite
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
@@ -127,7 +128,8 @@ def test_an_error_when_it_is_imported_is_no_forgery(error: str) -> None:
     assert (verdict.reward, verdict.tampering) == (0.0, ())
 
 
-def test_a_hang_is_a_time_out() -> None:
+def test_a_hang_is_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two_jail_suite, "CPU_SECONDS", 1)
     verdict = _grade(SCRIPT, "def add(xs):\n    while True: pass\n")
     assert (verdict.reward, verdict.failure_kind) == (0.0, "agent_timeout")
     assert set(verdict.checks.values()) == {"timeout"}

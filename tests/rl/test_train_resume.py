@@ -73,7 +73,7 @@ def test_ac_38_a_training_killed_in_any_step_ends_as_if_it_had_not_been(tiny: Pa
 
 
 def test_ac_38_sigkill_at_random_moments_and_in_the_middle_of_a_save() -> None:
-    kills(4, 3)
+    kills(2, 3)
 
 
 @pytest.mark.slow
