@@ -167,7 +167,8 @@ def train_sft(
         values = learner.update(batches, imitation_loss, usual_guards)
         return {**values, "seen": float(sum(len(sample.ids) for sample in chosen))}
 
-    return train_rows(model, len(samples), config, folder, on_step, do_step, stop_after=config.stop_after)
+    rows = [(sample,) for sample in samples]
+    return train_rows(model, rows, config, folder, on_step, do_step, stop_after=config.stop_after)
 
 
 def undamaged(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from torch import nn
 
@@ -14,6 +15,9 @@ from nano_rl.learn.config import GuardConfig, OfflineConfig
 from nano_rl.learn.guards import check_step
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.model.learner import Learner
+from nano_rl.learn.rows.sample import TrainSample
+from nano_shared.errors import UsageError
+from nano_shared.hashing import content_hash
 
 
 def step_indices(step: int, *, size: int, batch: int, seed: int) -> list[int]:
@@ -35,6 +39,8 @@ OnStep = Callable[[int, int, dict[str, float]], None]
 DoStep = Callable[[Learner, list[int]], dict[str, float]]
 """updates for the rows of a step, by index; returns metrics, with the number of tokens read as `seen`"""
 STATE = "state.pt"
+FREE = ("save_every", "max_tokens", "stop_after", "gradient_checkpointing")
+"""settings that may differ when a training goes on"""
 
 
 def usual_guards(metrics: dict[str, float]) -> None:
@@ -44,7 +50,7 @@ def usual_guards(metrics: dict[str, float]) -> None:
 
 def train_rows(
     model: nn.Module,
-    size: int,
+    rows: Sequence[Sequence[TrainSample]],
     config: OfflineConfig,
     folder: Path,
     on_step: OnStep,
@@ -52,17 +58,20 @@ def train_rows(
     *,
     stop_after: int | None = None,
 ) -> int:
-    """Train on `size` rows, continuing from a state saved in `folder`. Returns the total of steps done.
+    """Train on rows, each of one sample or of a pair's, continuing from a state saved in `folder`.
 
-    Adds `seconds` and `tokens_per_second` to the metrics of each step. `stop_after` ends a training short of
-    the schedule of its learning rate.
+    Returns the total of steps done. Adds `seconds` and `tokens_per_second` to the metrics of each step.
+    `stop_after` ends a training short of the schedule of its learning rate. Raises UsageError for a state of
+    other settings, rows or weights.
     """
+    size = len(rows)
     total = math.ceil(size * config.epochs / config.batch)
     end = min(total, stop_after or total)
+    identity = _identity(model, rows, config)
     learner = Learner(model, config.optimizer, steps=total)
     state = folder / STATE
     if state.exists():
-        learner.load(state)
+        _check_same(learner.load(state), identity, folder)
     with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
         while learner.step < end:
             started = time.monotonic()
@@ -74,5 +83,44 @@ def train_rows(
             metrics.write(learner.step - 1, values)
             on_step(learner.step, end, values)
             if learner.step % config.save_every == 0 or learner.step == end:
-                learner.save(state, {})
+                learner.save(state, identity)
     return learner.step
+
+
+def _identity(
+    model: nn.Module, rows: Sequence[Sequence[TrainSample]], config: OfflineConfig
+) -> dict[str, Any]:
+    """What a saved state must have in common with a training that goes on from it."""
+    beginning = {
+        name: [list(p.shape), p.detach().flatten()[:64].tolist()] for name, p in model.named_parameters()
+    }
+    return {
+        "rows": content_hash([[[row.ids, row.mask] for row in samples] for samples in rows]),
+        "weights": content_hash(beginning),
+        "settings": flat_settings(config.model_dump(mode="json", exclude=set(FREE))),
+    }
+
+
+def _check_same(saved: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Raises UsageError. A state of an older version, which does not say what it is of, is taken as it is."""
+    anew = "give the same, or start anew under another --name"
+    if saved.get("weights", now["weights"]) != now["weights"]:
+        raise UsageError(f"the training in {folder} began from another model; {anew}")
+    if saved.get("rows", now["rows"]) != now["rows"]:
+        raise UsageError(f"the training in {folder} began with other rows, or in another order; {anew}")
+    old, new = saved.get("settings", now["settings"]), now["settings"]
+    changed = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
+    if changed:
+        listed = ", ".join(f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in changed)
+        raise UsageError(f"the training in {folder} was saved with other settings: {listed}; {anew}")
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

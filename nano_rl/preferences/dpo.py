@@ -59,7 +59,8 @@ def train_dpo(
         seen = sum(len(row.ids) for i in indices for row in (*pairs[i].chosen, *pairs[i].rejected))
         return {**values, **objective.metrics(), "seen": float(seen)}
 
-    return train_rows(model, len(pairs), config, folder, on_step, do_step)
+    rows = [(*pair.chosen, *pair.rejected) for pair in pairs]
+    return train_rows(model, rows, config, folder, on_step, do_step)
 
 
 def preference_loss(margin_P: Tensor, config: DpoConfig) -> Tensor:

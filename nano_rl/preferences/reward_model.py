@@ -92,7 +92,8 @@ def train_reward_model(
             "seen": float(seen),
         }
 
-    return train_rows(model, len(pairs), config, folder, on_step, do_step)
+    rows = [(*pair.chosen, *pair.rejected) for pair in pairs]
+    return train_rows(model, rows, config, folder, on_step, do_step)
 
 
 def bradley_terry(margin_P: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from pydantic import Field, JsonValue, ValidationError
 from torch import Tensor
 
 from nano_rl.config.training import TrainConfig
+from nano_rl.learn.offline import flat_settings
 from nano_shared.durable import durable_folder, file_hash, sweep, write_text
 from nano_shared.errors import CheckpointError
 from nano_shared.types import Value
@@ -94,7 +95,7 @@ def _whole(config: Mapping[str, JsonValue]) -> Mapping[str, Any]:
 def _changes(
     saved: Mapping[str, Any], now: Mapping[str, Any], resume: bool
 ) -> Iterator[tuple[str, Any, Any]]:
-    old, new = dict(_flat(saved)), dict(_flat(now))
+    old, new = flat_settings(saved), flat_settings(now)
     for name in dict.fromkeys((*old, *new)):
         if name in _NEVER or (resume and _is_free(name, saved)):
             continue
@@ -107,14 +108,6 @@ def _is_free(name: str, saved: Mapping[str, Any]) -> bool:
         optimizer = saved.get("optimizer")
         return isinstance(optimizer, Mapping) and optimizer.get("schedule") == "constant"
     return name in FREE or name.startswith("guards.")
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 _TENSOR, _DICT = "tensor", "dict"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from nano_rl.preferences.dpo import (
     train_dpo,
 )
 from nano_rl.preferences.pairs import PairRows
-from nano_shared.errors import ConfigError
+from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings import parse_config
 
 
@@ -189,6 +190,31 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None
     train_dpo(resumed, PAIRS, config, tmp_path / "halved", lambda *_: None)
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_training_goes_on_with_what_it_began_with(tmp_path: Path) -> None:
+    config = DpoConfig(epochs=1, batch=2, optimizer=OptimizerConfig(learning_rate=1e-3))
+
+    def go(config: DpoConfig, pairs: Sequence[PairRows] = PAIRS, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        model = tiny_llama(torch.float32)
+        if seed:
+            next(model.parameters()).data.normal_()
+        train_dpo(model, pairs, config, tmp_path, lambda *_: None)
+
+    go(config)
+    go(config.model_copy(update={"max_tokens": 100, "save_every": 3}))
+    faster = OptimizerConfig(learning_rate=1e-2)
+    for changed, sentence in (
+        ({"epochs": 2.0}, r"epochs was 1.0 and is 2.0; give the same, or start anew under another --name"),
+        ({"optimizer": faster}, r"optimizer.learning_rate was 0.001 and is 0.01"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            go(config.model_copy(update=changed))
+    with pytest.raises(UsageError, match="other rows"):
+        go(config, PAIRS[::-1])
+    with pytest.raises(UsageError, match="another model"):
+        go(config, seed=1)
 
 
 def test_smoothing_does_not_go_with_ipo() -> None:
