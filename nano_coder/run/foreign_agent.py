@@ -33,9 +33,14 @@ from nano_shared.types import StopReason, Task, Trajectory
 
 if TYPE_CHECKING:
     from nano_coder.run.execution import Runtime
+    from nano_coder.serve.conversations import AgentEpisode
 
 _GRACE_S = 10.0
 """seconds after the run's limit in which the agent may save its work; its requests are refused"""
+_LOOK_S = 0.05
+"""seconds between two looks at a run whose time is nearly up"""
+_WITHOUT_LIMIT_S = 7 * 86400.0
+"""its time is held by `_ended_after`, which knows how long it waited for others"""
 URL = f"http://127.0.0.1:{PORT}"
 _KEY = "nano"
 
@@ -104,10 +109,9 @@ def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtim
         snapshot.materialise(start, runtime.store.blobs, folder / "work")
         jail, listener = _sandbox(runtime.sandbox, agent).open_listening(folder / "work", task.limits)
     try:
-        with _answering(listener, episode_app(conversations)), _ended_after(episode.limited, jail):
-            ended = jail.run(
-                ["/bin/sh", "-c", agent.line(task)], env=agent.variables(), timeout=task.limits.max_seconds
-            )
+        with _answering(listener, episode_app(conversations)), _ended_after(episode, jail):
+            command = ["/bin/sh", "-c", agent.line(task)]
+            ended = jail.run(command, env=agent.variables(), timeout=_WITHOUT_LIMIT_S)
         full = StopReason.CONTEXT_FULL if episode.overflowed else None
         stop, detail = _why(ended, episode.reached or full)
         workspace = Workspace(jail, runtime.store.blobs, start=start, snapshot=start)
@@ -146,8 +150,6 @@ def _sandbox(sandbox: Sandbox, agent: ForeignAgent) -> SupportsListening:
 def _why(ended: ExecResult, reached: StopReason | None) -> tuple[StopReason, str | None]:
     if reached is not None:
         return reached, None
-    if ended.timed_out:
-        return StopReason.MAX_SECONDS, None
     if ended.exit_code == 0:
         return StopReason.FINISHED, None
     code = f"exit code {ended.exit_code}" if ended.signal is None else f"signal {ended.signal}"
@@ -155,15 +157,23 @@ def _why(ended: ExecResult, reached: StopReason | None) -> tuple[StopReason, str
 
 
 @contextmanager
-def _ended_after(limited: threading.Event, jail: InterruptibleJail) -> Iterator[None]:
-    """Interrupt the jail's program some seconds after `limited` is set, if the block has not ended by then.
+def _ended_after(episode: AgentEpisode, jail: InterruptibleJail) -> Iterator[None]:
+    """Interrupt the jail's program when its time is up, or some seconds after it reached another limit.
 
     A client may retry a refused request for minutes; its run is over at the first refusal.
     """
-    ended = threading.Event()
+    ended, longest = threading.Event(), episode.run.task.limits.max_seconds
+    episode.began = time.monotonic()
 
     def watch() -> None:
-        limited.wait()
+        while (left := longest - episode.seconds) > 0:
+            if episode.limited.wait(max(left, _LOOK_S)):
+                break
+        else:
+            if not ended.is_set():
+                episode.reach(StopReason.MAX_SECONDS)
+                jail.interrupt()
+            return
         if not ended.wait(_GRACE_S):
             jail.interrupt()
 
@@ -173,7 +183,7 @@ def _ended_after(limited: threading.Event, jail: InterruptibleJail) -> Iterator[
         yield
     finally:
         ended.set()
-        limited.set()
+        episode.limited.set()
         watcher.join()
 
 

@@ -11,8 +11,8 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -107,6 +107,42 @@ class AgentEpisode:
     """whether the last request did not fit the context"""
     limited: threading.Event = field(default_factory=threading.Event)
     """set when the agent gets no answers any more"""
+    began: float = field(default_factory=time.monotonic)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _asking: int = 0
+    """requests that are being answered"""
+    _asked: float = 0.0
+    """when the first of them came"""
+    _queued: float = 0.0
+    """seconds that those of them which are answered waited for other agents of the batch"""
+    _waited: float = 0.0
+    """the same of all before"""
+
+    @contextmanager
+    def asking(self, conversation: Conversation) -> Iterator[None]:
+        """While a request is answered, whose seconds of waiting `conversation` then says."""
+        with self._lock:
+            if not self._asking:
+                self._asked = time.monotonic()
+            self._asking += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asking -= 1
+                self._queued += conversation.waited
+                if not self._asking:
+                    self._waited += min(self._queued, time.monotonic() - self._asked)
+                    self._queued = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of the run so far, without waiting for other agents of the batch; a batch's answer counts when it
+        is there."""
+        with self._lock:
+            now = time.monotonic()
+            pending = now - self._asked if self._asking and self.slot is not None else 0.0
+            return now - self.began - self._waited - pending
 
     def reach(self, stop: StopReason) -> None:
         """The run is over for that reason, if it was not before."""
@@ -362,7 +398,8 @@ class Conversations:
         started, run, model = time.time(), held.run, held.model
         conversation, messages = _conversation(held, new, request)
         before = tuple(conversation.tokens)
-        completion, top = self._complete(held, conversation, request, on_text)
+        with self._episode.asking(conversation) if self._episode else nullcontext():
+            completion, top = self._complete(held, conversation, request, on_text)
         if model.upstream:
             parsed, calls = upstream.parsed(completion, request.tools), upstream.calls(completion)
         else:

@@ -195,6 +195,23 @@ def test_what_was_being_sampled_when_the_time_was_up_is_logged(runtime: Callable
     assert (run.stop, len(run.turns), made.store.get(run.id)) == (StopReason.MAX_SECONDS, 1, run)
 
 
+class Queued(ScriptedPolicy):
+    """One of a batch, whose others it waits for."""
+
+    slot = 0
+
+    def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
+        time.sleep(4)
+        conversation.waited += 3.9
+        return super().complete(conversation, sampling)
+
+
+def test_what_the_batch_takes_is_not_on_the_agents_clock(runtime: Callable[..., Runtime]) -> None:
+    made = runtime(Queued([calls("echo hi > hello.txt"), "Done."]), limits={"max_seconds": 3.0})
+    run = grade_run(run_task(task(), made, seed=0), made)
+    assert (run.stop, run.reward) == (StopReason.FINISHED, 1.0)
+
+
 def test_a_policy_that_fails_is_no_zero(runtime: Callable[..., Runtime]) -> None:
     made = runtime(ScriptedPolicy([calls("echo hi > hello.txt")]))
     run = grade_run(run_task(task(), made, seed=0), made)
