@@ -69,6 +69,7 @@ def main() -> int:
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--prompts", type=int, default=8, help="tasks of a step")
+    parser.add_argument("--temperature", default="1", help="of all runs, measured and trained")
     parser.add_argument("--max-turns", type=int, default=8, help="of a run")
     parser.add_argument(
         "--demonstrations", type=int, default=200, help="tasks of the teacher; 0: no imitation"
@@ -189,7 +190,15 @@ def one_arm(options: argparse.Namespace, arm: str, seed: str) -> dict[str, Any]:
     def success(home: Path, model: str, file: Path) -> float:
         """On the held-out tasks; what was measured is read back."""
         if not file.exists():
-            sampled = ("--temperature", "1", "--repeat", options.repeat, "--seed", seed, "--json")
+            sampled = (
+                "--temperature",
+                options.temperature,
+                "--repeat",
+                options.repeat,
+                "--seed",
+                seed,
+                "--json",
+            )
             measured = nano(home, "nano-rl", "eval", "--tasks", held_out, "--model", model, *agent, *sampled)
             write(folder, {file.name: measured})
         return float(json.loads(file.read_text())["rows"][0]["rate"])
@@ -201,12 +210,12 @@ def one_arm(options: argparse.Namespace, arm: str, seed: str) -> dict[str, Any]:
         how: tuple[object, ...] = ("--tasks", train, *agent, "--group-size", options.group_size)
         if arm == "log":
             if not (home / "rolled_out").exists():
-                rolled = ("--model", options.model, "--temperature", "1", "--seed", seed)
+                rolled = ("--model", options.model, "--temperature", options.temperature, "--seed", seed)
                 nano(home, "nano-rl", "rollout", *rolled, *how)
                 (home / "rolled_out").touch()
             nano(home, "nano-rl", "admit", "--model", options.model)
             how = ("--from-logs", "--fresh", "0")
-        mine = ("--name", "mine", "--model", options.model)
+        mine = ("--name", "mine", "--model", options.model, "--set", f"temperature={options.temperature}")
         nano(home, "nano-rl", "train", *mine, *how, *steps, *options.train)
     trained = time.monotonic()
 
