@@ -190,16 +190,9 @@ def one_arm(options: argparse.Namespace, arm: str, seed: str) -> dict[str, Any]:
     def success(home: Path, model: str, file: Path) -> float:
         """On the held-out tasks; what was measured is read back."""
         if not file.exists():
-            sampled = (
-                "--temperature",
-                options.temperature,
-                "--repeat",
-                options.repeat,
-                "--seed",
-                seed,
-                "--json",
-            )
-            measured = nano(home, "nano-rl", "eval", "--tasks", held_out, "--model", model, *agent, *sampled)
+            sampled = ("--temperature", options.temperature, "--repeat", options.repeat, "--seed", seed)
+            asked = ("--tasks", held_out, "--model", model, *agent, *sampled, "--json")
+            measured = nano(home, "nano-rl", "eval", *asked)
             write(folder, {file.name: measured})
         return float(json.loads(file.read_text())["rows"][0]["rate"])
 
