@@ -55,6 +55,8 @@ class Display:
         self._steps = 0
         self._summarised = False
         """whether the step before summarised the context"""
+        self._opening: tuple[Message, ...] = ()
+        """the first message of a client"""
 
     @contextmanager
     def naming_the_run(self) -> Iterator[None]:
@@ -106,7 +108,14 @@ class Display:
             kept = sum(message.role is Role.ASSISTANT for message in turn.messages)
             self._progress.print(f"a new row: task, summary and {kept} of the last steps", style="dim")
         elif turn.delegated_by is None:
-            for message in turn.messages:
+            shown = turn.messages
+            if turn.index == 0:
+                self._opening = shown[:1]
+            elif shown and shown[:1] == self._opening:
+                told = f"a new row: the agent wrote its history anew, {len(shown)} messages; the last:"
+                self._progress.print(told, style="dim")
+                shown = shown[-1:]
+            for message in shown:
                 self._client(message)
         self._summarised = turn.is_summary
         if not self._streamed:

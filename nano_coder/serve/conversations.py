@@ -312,8 +312,32 @@ class Conversations:
                     if len(_samples(found)) > 1:
                         names = tuple(sorted(held.run.id for held, _ in found))
                         return self._begin(request, session, model, parents=names), request.messages
-                    return self._continued(*found[0], model), request.messages[length:]
-            return self._begin(request, session, model), request.messages
+                    held, turns = found[0]
+                    if not held.busy and turns == len(held.run.turns):
+                        return self._continued(held, turns, model), request.messages[length:]
+                    if rewritten := self._rewritten(request, model):
+                        return rewritten, request.messages
+                    return self._continued(held, turns, model), request.messages[length:]
+            begun = self._rewritten(request, model) or self._begin(request, session, model)
+            return begun, request.messages
+
+    def _rewritten(self, request: ModelRequest, model: ServedModel) -> _Held | None:
+        """The agent's conversation whose history the request wrote anew, marked as busy, or None.
+
+        An agent that leaves out a refused answer, or shortens what it read, still makes one run: the request
+        begins a token row of it. Without tokens there are no rows.
+        """
+        if self._episode is None or request.prompt_ids:
+            return None
+        opening = _rendered(request.messages[:2], request.tools, model.profile, opening=True)[:1]
+        for held in sorted(self._held.values(), key=lambda held: held.touched, reverse=True):
+            turns = held.run.turns
+            if not turns or held.busy or held.ended or held.model is not model:
+                continue
+            if turns[-1].completion.tokens and turns[0].messages[:1] == opening:
+                held.busy = True
+                return held
+        return None
 
     def _continued(self, held: _Held, turns: int, model: ServedModel) -> _Held:
         """The conversation itself, or a fork of it where it has gone on or has ended."""
@@ -623,18 +647,25 @@ def _conversation(
 ) -> tuple[Conversation, tuple[Message, ...]]:
     """The run's conversation with its new messages, and these."""
     run, model = held.run, held.model
+    anew = bool(run.turns) and len(new) == len(request.messages)
     if model.upstream:
         messages = upstream.messages(new, run.turns[-1].completion.api if run.turns else None)
     else:
-        messages = _rendered(new, request.tools, model.profile, opening=not run.turns)
+        messages = _rendered(new, request.tools, model.profile, opening=anew or not run.turns)
     conversation = Conversation(tools=request.tools if model.upstream else (), started=run.started)
     for turn in run.turns:
-        for message in turn.messages:
-            conversation.append(message)
+        _read_on(conversation, turn.messages, anew=run.restates(turn))
         conversation.record(turn.completion)
-    for message in messages:
-        conversation.append(message)
+    _read_on(conversation, messages, anew=anew)
     return conversation, messages
+
+
+def _read_on(conversation: Conversation, messages: Sequence[Message], *, anew: bool) -> None:
+    """Append the messages, or begin a row with them."""
+    if anew:
+        conversation.begin_row(messages)
+    for message in () if anew else messages:
+        conversation.append(message)
 
 
 def _rendered(

@@ -149,7 +149,9 @@ class TokenCheck:
             conversation = conversations.get(turn.delegated_by) or _of_sub_agent(conversations[None], new_row)
             conversations[turn.delegated_by] = conversation
             conversation.last_row = max(new_row - 1, 0)
-            if turn.messages:
+            if run.restates(turn):
+                conversation.begin_row(turn.messages)
+            elif turn.messages:
                 conversation.replace_new(turn.messages)
             tokens = tokens_of(turn)
             new_row = max(new_row, tokens.row + 1)

@@ -131,12 +131,14 @@ def run_conversation(
     """The conversation of a run as its policy saw it under the profile that serves its task, without tokens.
 
     The task message lists the files of the directory in which the run began if `blobs` has it, else those of
-    the task. A history that was summarised is shown whole, without the summaries. Raises LogError if that
-    directory belongs to the task and is damaged or missing.
+    the task. A history that was summarised is shown whole, without the summaries, and one that a client wrote
+    anew as it was last. Raises LogError if that directory belongs to the task and is damaged or missing.
     """
     shown = _opened(trajectory, profile, blobs)
     sent = not any(turn.is_aside for turn in trajectory.turns)  # by a client
     for turn in trajectory.turns:
+        if trajectory.restates(turn):
+            shown = Conversation(started=shown.started)
         for message in turn.messages if sent else ():
             shown.append(message)
         if not turn.is_aside:
@@ -152,6 +154,8 @@ def row_conversations(
     the profile summarises nothing.
     """
     form = serving_profile(profile, trajectory.task).compaction
+    if any(map(trajectory.restates, trajectory.turns)):
+        return _client_rows(trajectory, profile)
     if form is None or not trajectory.has_summary:
         turns: list[Turn | None] = [turn for turn in trajectory.turns if not turn.is_aside]
         return [(run_conversation(trajectory, profile, blobs), turns)]
@@ -170,6 +174,23 @@ def row_conversations(
             rows[-1][0].append(Message(role=Role.USER, content=form.request))
         _append(rows[-1][0], turn, profile)
         rows[-1][1].append(turn)
+    return rows
+
+
+def _client_rows(
+    trajectory: Trajectory, profile: InterfaceProfile
+) -> list[tuple[Conversation, list[Turn | None]]]:
+    """`row_conversations` of a run whose client wrote its history anew."""
+    rows: list[tuple[Conversation, list[Turn | None]]] = []
+    for turn in trajectory.turns:
+        if turn.index == 0 or trajectory.restates(turn):
+            rows.append((Conversation(started=first_started(trajectory)), []))
+        shown, turns = rows[-1]
+        for message in turn.messages:
+            shown.append(message)
+            turns += [None] * (message.role is Role.ASSISTANT)
+        _append(shown, turn, profile)
+        turns.append(turn)
     return rows
 
 

@@ -573,6 +573,14 @@ class Trajectory(Value):
         """Whether a client of the server gave its messages and tools."""
         return self.tools_hash.startswith(CLIENT_TOOLS)
 
+    def restates(self, turn: Turn) -> bool:
+        """Whether a client wrote its history anew before that turn of the run: its messages are all that the
+        model read, and begin a token row."""
+        if turn.index == 0 or not self.is_served or turn.messages[:1] != self.turns[0].messages[:1]:
+            return False
+        now, before = turn.completion.tokens, self.turns[turn.index - 1].completion.tokens
+        return now is not None and before is not None and now.row > before.row
+
     @property
     def is_raw(self) -> bool:
         """Whether its prompt is a client's own, which no template rendered."""

@@ -21,7 +21,9 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_rl.gather.rollouts import collect, failed, none_graded
+from nano_rl.imitation.rows import row_conversations
 from nano_rl.learn.rows.group import form_groups
+from nano_rl.learn.rows.sample import to_samples
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.policy import Conversation
@@ -248,6 +250,53 @@ def test_the_policy_samples_as_the_rollout_says(
     again = collect([task()], made, group_size=3, seed=4)
     texts = [[turn.completion.text for turn in run.turns] for run in runs]
     assert [[turn.completion.text for turn in run.turns] for run in again] == texts
+
+
+FORGETFUL = """
+import json, os, sys, urllib.request
+
+def ask(messages):
+    body = {"model": "m", "messages": messages}
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+
+messages = [{"role": "system", "content": "Answer in a fence."}, {"role": "user", "content": sys.argv[1]}]
+ask(messages)  # which it refuses, and leaves out
+messages.append({"role": "user", "content": "That was no fence."})
+messages.append(ask(messages))
+messages.append({"role": "user", "content": "Exit code 0."})
+messages.append(ask(messages))
+ask([*messages, {"role": "user", "content": "Again."}])
+"""
+"""an agent that leaves refused answers out of its history, as mini-swe-agent does"""
+
+
+def test_a_history_that_the_agent_writes_anew_is_a_row_of_the_same_run(
+    runtime: Callable[..., Runtime], tiny_folder: Path, tmp_path: Path, one_thread: None
+) -> None:
+    opened = open_weights(str(tiny_folder))
+    policy = local_policy(opened.loaded, opened.profile)
+    (tmp_path / "agent" / "forgetful.py").write_text(FORGETFUL)
+    folder = tmp_path / "agent"
+    agent = ForeignAgent(command=f"python {folder}/forgetful.py {{prompt}}", mounts=(folder,))
+    made = runtime(policy, COMPACT_1, agent=agent, sampling=Sampling(temperature=1.0, max_tokens=12))
+    (run,) = collect([task()], made, seed=4)
+    assert [turn.completion.tokens and turn.completion.tokens.row for turn in run.turns] == [0, 1, 1, 1]
+    assert [len(turn.messages) for turn in run.turns] == [2, 3, 1, 1]
+    assert len(list(made.store.trajectories())) == 1
+    check = TokenCheck(template=policy.template, eos_ids=policy.engine.eos_ids, blobs=made.store.blobs)
+    assert check.findings(run) == []
+    assert [finding.kind for finding in verify(run) if finding.blocks] == []
+    samples = to_samples(run, 1.0)
+    said = [turn.completion.tokens for turn in run.turns]
+    assert [sum(sample.mask) for sample in samples] == [
+        len(said[0].sampled_ids), sum(len(tokens.sampled_ids) for tokens in said[1:])
+    ]  # fmt: skip
+    shown = row_conversations(run, COMPACT_1)
+    assert [len(conversation.messages) for conversation, _ in shown] == [3, 8]
+    assert [turns for _, turns in shown] == [[run.turns[0]], list(run.turns[1:])]
 
 
 def test_an_agent_that_does_not_start_is_a_failure_of_ours(runtime: Callable[..., Runtime]) -> None:
