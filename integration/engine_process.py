@@ -82,6 +82,17 @@ class EngineProcess:
         self._process.wait()
         self._process = None
 
+    def freeze(self) -> None:
+        """SIGSTOP: its connections stay open, and nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, number)
+
     def _wait(self) -> None:
         until = time.monotonic() + START_SECONDS
         assert self._process is not None

@@ -77,8 +77,8 @@ class TrainConfig(UpdateConfig):
     importance weights correct; without `engine` one step, in a second process with a copy of the weights"""
     heartbeat_seconds: float = Field(60.0, ge=2)
     """with `asynchronous`: silence after which the rollout process is taken for dead and replaced; with
-    `engine`: how long a rollout waits while no server answers; with `ray`: silence after which a worker is
-    taken for dead and replaced"""
+    `engine`: how long a rollout waits while no server answers, and silence after which one is left out; with
+    `ray`: silence after which a worker is taken for dead and replaced"""
     peak_tflops: float | None = Field(None, gt=0)
     """of the device in the dtype of the weights, for the metric `perf/mfu/actor`; None: those of a large
     matrix product, which is timed once"""

@@ -70,6 +70,9 @@ class Liar:
         self.mode = "honest"
         self.hook: Callable[[dict[str, Any]], None] = lambda body: None
         """called with each request before it is passed on"""
+        self.thawed = threading.Event()
+        """while it is clear, nothing is answered, and no connection closed"""
+        self.thawed.set()
         liar = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -83,6 +86,7 @@ class Liar:
             def _pass(self, method: str, body: Any = None) -> None:
                 headers = {"Authorization": self.headers.get("Authorization", "")}
                 url = upstream + self.path.removeprefix("/v1")
+                liar.thawed.wait()
                 # without an answer the connection is closed
                 with suppress(httpx.HTTPError):
                     answer = httpx.request(method, url, json=body, headers=headers, timeout=60)
@@ -128,6 +132,7 @@ class Liar:
         return answer
 
     def close(self) -> None:
+        self.thawed.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

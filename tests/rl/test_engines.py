@@ -144,6 +144,27 @@ def test_a_server_that_does_not_answer_holds_nobody_up(
     assert f"left out: {liar.url}" in events(loop)
 
 
+def test_a_server_that_freezes_is_left_out_and_taken_back(
+    tiny: Path, server: EngineServer, liar: Liar, tmp_path: Path
+) -> None:
+    """Its connections stay open, so nothing but its silence tells that no answer will come."""
+    loop = Loop(tiny, tmp_path / "loop")
+
+    def freeze(body: dict[str, Any]) -> None:
+        if "seed" in body and len(rows(loop)) == 1:  # of a rollout; a probe has none
+            liar.thawed.clear()
+
+    def thaw(done: int, *_: object) -> None:
+        if done == 2:
+            liar.thawed.set()
+
+    liar.hook = freeze
+    loop.go(on(liar.url, server.url), steps=3, on_step=thaw)
+    assert [row["engines_out"] for row in rows(loop)] == [0, 1, 0]
+    assert f"{liar.url} answers nothing any more" in events(loop)
+    assert f"{liar.url} is ready with" in events(loop)
+
+
 def test_a_probe_of_vllm_runs_alone() -> None:
     """It waits for the requests in flight, and those that come meanwhile wait for it."""
     probe: Any = None

@@ -78,6 +78,14 @@ class TokenServer:
             f"{self.url}/completions", api_key, stall_seconds=answer_seconds, answer_seconds=answer_seconds
         )
 
+    def is_alive(self, seconds: float) -> bool:
+        """Whether it answers a small request, with anything, within so many seconds."""
+        try:
+            httpx.get(f"{self.url}/models", timeout=seconds)
+        except (httpx.HTTPError, httpx.InvalidURL):
+            return False
+        return True
+
     def cards(self) -> dict[str, ModelCard]:
         """Its models by name."""
         cards = {card.id: card for card in read_cards(self.url, self._key)}

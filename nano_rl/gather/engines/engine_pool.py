@@ -30,6 +30,8 @@ _ATTEMPTS = 4
 """engines that one request may lose before it is given up"""
 _PAUSE = 0.5
 """seconds between two looks at engines that are left out"""
+_BEAT = 5.0
+"""seconds between two looks at an engine that is answering, and of each look, at most"""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +49,10 @@ class PooledEngine:
     """adapter -> requests in flight"""
     held: bool = False
     """whether requests wait for a probe to end"""
+    probed: bool = False
+    """whether a probe is under way"""
+    silent: bool = False
+    """whether it stopped answering anything; what waits for it is abandoned"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +73,8 @@ AnnounceAdapter = Callable[[PublishedAdapter, tuple[EngineState, ...]], Collecti
 class EnginePool:
     """Servers that hold the same adapter. Thread-safe.
 
-    A server that fails, or is found wrong by a probe or an answer, is left out with its reason; `publish`
-    probes it anew, and so does a request when no server is left.
+    A server that fails, answers nothing for a while, or is found wrong by a probe or an answer, is left out
+    with its reason; `publish` probes it anew, and so does a request when no server is left.
     """
 
     def __init__(
@@ -81,19 +87,13 @@ class EnginePool:
         on_change: Callable[[str], None] = lambda _: None,
         announce: AnnounceAdapter = lambda *_: (),
     ) -> None:
-        """`patience`: seconds that a request waits while no server is ready. `on_change` gets a sentence when
-        one is left out or comes back. What `announce` returns is not unloaded yet."""
+        """`patience`: seconds that a request waits while no server is ready, and that a server which works
+        on requests may answer nothing else. `on_change` gets a sentence when one is left out or comes back.
+        What `announce` returns is not unloaded yet."""
         self._closed = threading.Event()
-        self._engines = [
-            PooledEngine(
-                TokenServer(
-                    url, api_key, answer_seconds=ANSWER_SECONDS, sync_seconds=SYNC_SECONDS,
-                    wanted=lambda: not self._closed.is_set(),
-                )
-            )
-            for url in urls
-        ]  # fmt: skip
         self._probe, self._patience = probe, patience
+        self._engines = [self._engine(url, api_key) for url in urls]
+        self._watched = False
         self._on_change, self._announce = on_change, announce
         self._adapter: PublishedAdapter | None = None
         self._sticky: WeakKeyDictionary[Conversation, PooledEngine] = WeakKeyDictionary()
@@ -103,6 +103,15 @@ class EnginePool:
         self.retries = 0
         """requests that were sent again to another server"""
 
+    def _engine(self, url: str, api_key: str | None) -> PooledEngine:
+        def wanted() -> bool:
+            return not (self._closed.is_set() or engine.silent)
+
+        sync = min(SYNC_SECONDS, self._patience)
+        server = TokenServer(url, api_key, answer_seconds=ANSWER_SECONDS, sync_seconds=sync, wanted=wanted)
+        engine = PooledEngine(server)
+        return engine
+
     def publish(self, adapter: PublishedAdapter) -> None:
         """Load an adapter on every server, probe each, and send requests to it from now on.
 
@@ -111,6 +120,7 @@ class EnginePool:
         with self._mending:
             # a server that was never there is a slip of the pen, and not waited for
             until = time.monotonic() + (self._patience if self._adapter else 0)
+            self._watch_all()
             self._admit_all(self._engines, adapter)
             with self._lock:
                 self._adapter = adapter
@@ -121,6 +131,7 @@ class EnginePool:
     def adopt(self, adapter: PublishedAdapter, states: Sequence[EngineState]) -> set[str]:
         """Send requests to what the pool of another process has published on the same servers, as it found
         them. Returns the names of older adapters that requests in flight use."""
+        self._watch_all()
         with self._lock:
             self._adapter = adapter
             for engine, state in zip(self._engines, states, strict=True):
@@ -227,6 +238,7 @@ class EnginePool:
     def _admit(self, engine: PooledEngine, adapter: PublishedAdapter) -> None:
         """Load and probe; the server is ready afterwards, or left out with the reason."""
         engine.fingerprints.setdefault(adapter.name, "")
+        engine.probed, engine.silent = True, False
         try:
             card = self._probe.check_card(engine.server, adapter)
             engine.seeded, engine.context_limit = card.ours, card.context_limit
@@ -239,14 +251,35 @@ class EnginePool:
             return self._leave_out(engine, str(problem))
         except BudgetExhausted:
             return self._leave_out(engine, f"{engine.server.url} was not probed in time")
+        finally:
+            engine.probed = False
         if engine.problem is not None:
             engine.problem = None
             self._on_change(f"{engine.server.url} is ready with {adapter.name}")
 
+    def _watch_all(self) -> None:
+        if not self._watched:
+            self._watched = True
+            for engine in self._engines:
+                threading.Thread(target=self._watch, args=(engine,), daemon=True).start()
+
+    def _watch(self, engine: PooledEngine) -> None:
+        """Leave the server out when it is silent while requests wait for it: one that is frozen, or behind a
+        network that drops packets, closes no connection."""
+        beat, heard = min(_BEAT, self._patience / 2), time.monotonic()
+        while not self._closed.wait(beat):
+            waited_for = engine.probed or engine.running.total()
+            if not waited_for or engine.silent or engine.server.is_alive(beat):
+                heard = time.monotonic()
+            elif time.monotonic() - heard > self._patience:
+                why = f"{engine.server.url} answers nothing any more: is it stopped, or out of reach?"
+                self._leave_out(engine, why)
+                engine.silent = True
+
     def _leave_out(self, engine: PooledEngine, why: str, adapter: PublishedAdapter | None = None) -> None:
         """`adapter`: that of a request, which says nothing of a server that was given another since."""
         with self._lock:
-            if adapter is not None and adapter is not self._adapter:
+            if engine.silent or (adapter is not None and adapter is not self._adapter):
                 return
             known, engine.problem = engine.problem, why
         if known != why:

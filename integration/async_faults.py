@@ -1,0 +1,257 @@
+"""Trains ahead of its rollouts (`--async --engine`) under random faults for an hour, and without any beside it.
+
+A tiny policy that has imitated some oracles learns on two servers of `nano-coder serve`. Faults come one
+after the other: a server killed and started again, started again with other weights first, or frozen
+(SIGSTOP); the trainer killed, and started by the same command, or frozen; the log locked by another process.
+Afterwards each step must be trained once, each run at most once, no token may be older than the bound, no
+two steps further apart than `--patience` seconds; and held-out success is compared with that of undisturbed
+trainings of the same seeds.
+
+    python integration/async_faults.py --out FOLDER --faults 200 --seconds 3600
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from statistics import mean
+
+from engine_process import KEY, EngineProcess
+from flywheel import Flywheel, Scale, TaskSets
+from log_arms import over_seeds
+from remote_engine import count_events, steps_done
+
+from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.logs.used_runs import USED, read_used
+from nano_rl.tasks.make import write_tasks
+from nano_rl.tiny_model import build_tiny
+from nano_shared.store import LogStore
+
+STEPS, BOUND = 40, 4
+SEEDS = (0, 1, 2)
+SCALE = Scale(tasks=300, oracles=300, held_out=200, max_tokens=32)
+
+
+class Training:
+    """One training by the command line, whose process may be killed and started again."""
+
+    def __init__(self, home: Path, name: str, urls: Sequence[str], seed: int) -> None:
+        self.home, self.name, self.folder = home, name, home / "trainings" / name
+        self._command = [
+            sys.executable, "-m", "nano_rl", "train", "--name", name, "--model",
+            str(home / "checkpoints" / "warm"), "--tasks", str(home / "tasks.jsonl"), "--engine",
+            ",".join(urls), "--async", "--max-off-policy-steps", str(BOUND), "--lora-rank", "16",
+            "--learning-rate", "1e-3", "--steps", str(STEPS), "--prompts", "8", "--group-size", "8",
+            "--seed", str(seed), "--limit", f"max_completion_tokens={SCALE.max_tokens}",
+            "--set", "guards.patience=1000", "--set", "heartbeat_seconds=20", "--set", "save_every=2",
+        ]  # fmt: skip
+        self.start()
+
+    def start(self) -> None:
+        variables = {**os.environ, "NANO_HOME": str(self.home), "NANO_ENGINE_KEY": KEY}
+        with (self.home / "training.log").open("ab") as log:
+            self._process = subprocess.Popen(self._command, env=variables, stdout=log, stderr=log)
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    @property
+    def goes_on(self) -> bool:
+        return self._process.poll() is None
+
+    def finish(self) -> None:
+        if self._process.wait() != 0:
+            log = (self.home / "training.log").read_text()
+            raise SystemExit(f"{self.name} ended with {self._process.returncode}:\n{log[-3000:]}")
+
+    def check(self) -> list[dict[str, float]]:
+        """The metrics, after: each step once, each run once, no token older than the bound."""
+        used = read_used(self.folder / USED)
+        assert [line["step"] for line in used] == list(range(STEPS)), "each step once"
+        runs = [[run for group in line["groups"] for run in group["runs"]] for line in used]
+        trained = [run for of_step in runs for run in of_step]
+        assert len(trained) == len(set(trained)), "each run once"
+        with LogStore.open(self.home / "log.db") as store:
+            for step, of_step in enumerate(runs):
+                for run in map(store.get, of_step):
+                    answers = [turn.completion for turn in run.turns]
+                    assert all(0 <= step - answer.policy_version <= BOUND for answer in answers), run.id
+                    assert all(answer.tokens for answer in answers), "without tokens"
+        rows = read_metrics(self.folder / METRICS)
+        assert not any(row["stale_dropped"] for row in rows if not row["skipped"])
+        return rows
+
+
+class Faults:
+    """Draws faults, and does them."""
+
+    def __init__(self, home: Path, engines: Sequence[EngineProcess], seed: int) -> None:
+        self.home, self.engines, self.random = home, engines, random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self.found = 0
+        """servers with other weights that were found"""
+
+    def strike(self, training: Training) -> None:
+        kinds = {
+            "server killed": self._kill, "server with other weights": self._other_weights,
+            "server frozen": self._freeze, "trainer killed": self._kill_trainer,
+            "trainer frozen": self._freeze_trainer, "log locked": self._lock_log,
+        }  # fmt: skip
+        kind = self.random.choice(list(kinds))
+        kinds[kind](training)
+        self.done[kind] += 1
+
+    def _kill(self, training: Training) -> None:
+        engine = self.random.choice(self.engines)
+        engine.kill()
+        self._pause(4)
+        engine.start(self.home / "checkpoints" / "warm")
+
+    def _other_weights(self, training: Training) -> None:
+        engine, words = self.random.choice(self.engines), "this server holds"
+        known = count_events(training.folder, words)
+        engine.kill()
+        engine.start(self.home / "other")
+        until = time.monotonic() + 20
+        while time.monotonic() < until and training.goes_on:
+            if count_events(training.folder, words) > known:
+                self.found += 1
+                break
+            time.sleep(0.1)
+        engine.kill()
+        engine.start(self.home / "checkpoints" / "warm")
+
+    def _freeze(self, training: Training) -> None:
+        engine = self.random.choice(self.engines)
+        engine.freeze()
+        self._pause(10, most=40)
+        engine.thaw()
+
+    def _kill_trainer(self, training: Training) -> None:
+        if training.goes_on:
+            training.signal(signal.SIGKILL)
+            training._process.wait()
+            training.start()
+
+    def _freeze_trainer(self, training: Training) -> None:
+        training.signal(signal.SIGSTOP)
+        self._pause(4)
+        training.signal(signal.SIGCONT)
+
+    def _lock_log(self, training: Training) -> None:
+        with closing(sqlite3.connect(self.home / "log.db", timeout=30, isolation_level=None)) as log:
+            log.execute("BEGIN IMMEDIATE")
+            self._pause(3)
+            log.execute("ROLLBACK")
+
+    def _pause(self, seconds: float, most: float = 15.0) -> None:
+        time.sleep(min(most, self.random.expovariate(1 / seconds)))
+
+
+@contextmanager
+def longest_gap(training: Training, gaps: list[float]) -> Iterator[None]:
+    """Add the longest time between two steps that ended, the first one's from the start."""
+    ended, longest = threading.Event(), [0.0]
+
+    def look() -> None:
+        steps, since = 0, time.monotonic()
+        while not ended.wait(0.2):
+            longest[0] = max(longest[0], time.monotonic() - since)
+            if (now := steps_done(training.folder)) != steps:
+                steps, since = now, time.monotonic()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        gaps.append(longest[0])
+
+
+def success(circle: Flywheel, name: str, tasks: TaskSets) -> float:
+    runs = circle.evaluate(circle.home / "checkpoints" / name, tasks.held_out)
+    return mean(run.reward or 0.0 for run in runs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="keep log, checkpoints and result.json here")
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--patience", type=float, default=60.0, help="longest time between two steps")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True)
+    home = given.out.resolve()
+    circle = Flywheel(home, SCALE, seed=0, shuffle=False)
+    tasks = circle.make_tasks()
+    write_tasks(home / "tasks.jsonl", tasks.train)
+    circle.warm_start(tasks)
+    build_tiny(home / "other", [task.prompt for task in tasks.train], seed=1, max_positions=512)
+    before = success(circle, "warm", tasks)
+    print(f"held-out success before: {before:.1%}", flush=True)
+    calm: list[float] = []
+    disturbed: list[float] = []
+    gaps: dict[str, list[float]] = {"calm": [], "disturbed": []}
+    with ExitStack() as stack:
+        engines = [stack.enter_context(EngineProcess(home, number)) for number in range(2)]
+        for engine in engines:
+            engine.start(home / "checkpoints" / "warm")
+        urls = [engine.url for engine in engines]
+        for seed in SEEDS:
+            training = Training(home, f"calm-{seed}", urls, seed)
+            with longest_gap(training, gaps["calm"]):
+                training.finish()
+            training.check()
+            calm.append(success(circle, training.name, tasks))
+            print(f"{training.name}: {calm[-1]:.1%}, a step at most {gaps['calm'][-1]:.0f} s", flush=True)
+        faults, began = Faults(home, engines, seed=0), time.monotonic()
+        while faults.done.total() < given.faults or time.monotonic() - began < given.seconds:
+            number = len(disturbed)
+            training = Training(home, f"disturbed-{number}", urls, SEEDS[number % len(SEEDS)])
+            with longest_gap(training, gaps["disturbed"]):
+                while training.goes_on:
+                    faults.strike(training)
+                    time.sleep(faults.random.uniform(0, max(0.0, 2 * given.seconds / given.faults - 12)))
+                training.finish()
+            retries = max(row["engine_retries"] for row in training.check())
+            disturbed.append(success(circle, training.name, tasks))
+            print(
+                f"{training.name}: {disturbed[-1]:.1%}, {retries:.0f} requests sent again, a step at most"
+                f" {gaps['disturbed'][-1]:.0f} s; {faults.done.total()} faults in"
+                f" {time.monotonic() - began:.0f} s",
+                flush=True,
+            )
+        seconds = time.monotonic() - began
+    result = {
+        "faults": dict(faults.done), "other_weights_found": faults.found, "seconds": round(seconds),
+        "before": before, "calm": calm, "disturbed": disturbed, "longest_gap": gaps,
+    }  # fmt: skip
+    (home / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+    for name, of in (("undisturbed", calm), ("disturbed", disturbed)):
+        if len(of) > 1:
+            print("{}: {:.1%} ({:.1%} to {:.1%} over trainings)".format(name, *over_seeds(of)))
+    if (worst := max(gaps["disturbed"])) > given.patience:
+        raise SystemExit(f"a step took {worst:.0f} s, more than {given.patience:.0f}")
+    print("all held")
+
+
+if __name__ == "__main__":
+    main()
