@@ -1,4 +1,4 @@
-"""Trains ahead of its rollouts (`--async --engine`) under random faults for an hour, and without any beside it.
+"""Trains ahead of its rollouts (`--async --engine`) under random faults for an hour, and without any.
 
 A tiny policy that has imitated some oracles learns on two servers of `nano-coder serve`. Faults come one
 after the other: a server killed and started again, started again with other weights first, or frozen
@@ -37,9 +37,10 @@ from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.logs.used_runs import USED, read_used
 from nano_rl.tasks.make import write_tasks
 from nano_rl.tiny_model import build_tiny
+from nano_shared.checkpoint import read_checkpoint
 from nano_shared.store import LogStore
 
-STEPS, BOUND = 40, 4
+BOUND = 4
 SEEDS = (0, 1, 2)
 SCALE = Scale(tasks=300, oracles=300, held_out=200, max_tokens=32)
 
@@ -47,13 +48,14 @@ SCALE = Scale(tasks=300, oracles=300, held_out=200, max_tokens=32)
 class Training:
     """One training by the command line, whose process may be killed and started again."""
 
-    def __init__(self, home: Path, name: str, urls: Sequence[str], seed: int) -> None:
+    def __init__(self, home: Path, name: str, urls: Sequence[str], seed: int, steps: int) -> None:
         self.home, self.name, self.folder = home, name, home / "trainings" / name
+        self.steps = steps
         self._command = [
             sys.executable, "-m", "nano_rl", "train", "--name", name, "--model",
             str(home / "checkpoints" / "warm"), "--tasks", str(home / "tasks.jsonl"), "--engine",
             ",".join(urls), "--async", "--max-off-policy-steps", str(BOUND), "--lora-rank", "16",
-            "--learning-rate", "1e-3", "--steps", str(STEPS), "--prompts", "8", "--group-size", "8",
+            "--learning-rate", "1e-3", "--steps", str(steps), "--prompts", "8", "--group-size", "8",
             "--seed", str(seed), "--limit", f"max_completion_tokens={SCALE.max_tokens}",
             "--set", "guards.patience=1000", "--set", "heartbeat_seconds=20", "--set", "save_every=2",
         ]  # fmt: skip
@@ -80,17 +82,19 @@ class Training:
     def check(self) -> list[dict[str, float]]:
         """The metrics, after: each step once, each run once, no token older than the bound."""
         used = read_used(self.folder / USED)
-        assert [line["step"] for line in used] == list(range(STEPS)), "each step once"
+        assert [line["step"] for line in used] == list(range(self.steps)), "each step once"
         runs = [[run for group in line["groups"] for run in group["runs"]] for line in used]
         trained = [run for of_step in runs for run in of_step]
         assert len(trained) == len(set(trained)), "each run once"
+        first = read_checkpoint(self.home / "checkpoints" / "warm").policy_version
         with LogStore.open(self.home / "log.db") as store:
-            for step, of_step in enumerate(runs):
+            for version, of_step in enumerate(runs, first):
                 for run in map(store.get, of_step):
                     answers = [turn.completion for turn in run.turns]
-                    assert all(0 <= step - answer.policy_version <= BOUND for answer in answers), run.id
+                    assert all(0 <= version - answer.policy_version <= BOUND for answer in answers), run.id
                     assert all(answer.tokens for answer in answers), "without tokens"
         rows = read_metrics(self.folder / METRICS)
+        assert len(rows) == self.steps
         assert not any(row["stale_dropped"] for row in rows if not row["skipped"])
         return rows
 
@@ -196,6 +200,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--patience", type=float, default=60.0, help="longest time between two steps")
+    parser.add_argument("--steps", type=int, default=40, help="of each training")
     given = parser.parse_args()
     given.out.mkdir(parents=True)
     home = given.out.resolve()
@@ -215,7 +220,7 @@ def main() -> None:
             engine.start(home / "checkpoints" / "warm")
         urls = [engine.url for engine in engines]
         for seed in SEEDS:
-            training = Training(home, f"calm-{seed}", urls, seed)
+            training = Training(home, f"calm-{seed}", urls, seed, given.steps)
             with longest_gap(training, gaps["calm"]):
                 training.finish()
             training.check()
@@ -224,7 +229,7 @@ def main() -> None:
         faults, began = Faults(home, engines, seed=0), time.monotonic()
         while faults.done.total() < given.faults or time.monotonic() - began < given.seconds:
             number = len(disturbed)
-            training = Training(home, f"disturbed-{number}", urls, SEEDS[number % len(SEEDS)])
+            training = Training(home, f"disturbed-{number}", urls, SEEDS[number % len(SEEDS)], given.steps)
             with longest_gap(training, gaps["disturbed"]):
                 while training.goes_on:
                     faults.strike(training)
