@@ -98,6 +98,7 @@ def add(
     path = user_config_path()
     if name in load_config({}, Path())[0].mcp.servers:
         raise UsageError(f"there is a server {name!r} already; edit {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     # put at the end, so that comments and order of the file stay
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     write_text(path, f"{before.rstrip()}\n\n{tomli_w.dumps(table)}".lstrip(), ConfigError)

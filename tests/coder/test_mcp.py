@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from executions import SUBMIT, a_runtime, a_task, limits
 from typer.testing import CliRunner
@@ -374,6 +376,22 @@ def test_tools_lists_those_of_servers(tmp_path: Path, monkeypatch: pytest.Monkey
     listed = json.loads(done.stdout)["tools"]
     sources = {tool["source"] for tool in listed if tool["name"].startswith("mcp__probe__")}
     assert sources == {"MCP server probe"}
+
+
+def test_servers_by_the_command_line(tmp_path: Path) -> None:
+    """In a home where nothing is yet, not even a folder for configurations."""
+    env = {name: value for name, value in os.environ.items() if name != "XDG_CONFIG_HOME"}
+
+    def mcp(*words: str) -> str:
+        done = forked.run("nano-coder", "mcp", *words, env={**env, "HOME": str(tmp_path)}, cwd=tmp_path)
+        return f"{done.returncode}: {done.stdout}{done.stderr}"
+
+    assert "added probe" in mcp("add", "probe", "--", open_sandbox().python, "-c", PROBE)
+    assert "2: error: there is a server 'probe' already" in mcp(
+        "add", "probe", "--url", "http://127.0.0.1:9/mcp"
+    )
+    assert mcp("list").startswith("0: probe")
+    assert mcp("test", "probe", "add", '{"a": 2, "b": 3}').startswith("0: 5\n")
 
 
 def test_a_projects_file(tmp_path: Path) -> None:
