@@ -8,6 +8,8 @@ import re
 from contextlib import suppress
 from typing import Any
 
+from nano_shared.syntax import parse_expression
+
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 """a number as JSON writes it; no other spelling is accepted"""
 _LONGEST = 100_000
@@ -69,7 +71,7 @@ def _readings(text: str) -> list[Any]:
     with suppress(ValueError, RecursionError):
         readings.append(json.loads(text))
     with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        readings.append(_lists(ast.literal_eval(text)))
+        readings.append(_lists(ast.literal_eval(parse_expression(text.lstrip(" \t")))))
     return readings
 
 

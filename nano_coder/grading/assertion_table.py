@@ -20,6 +20,7 @@ from nano_coder.grading.two_jail_suite import CPU_SECONDS, PATIENCE, WALL_SECOND
 from nano_coder.grading.used_names import module_names
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.hidden_checks import Suite
+from nano_shared.syntax import parse
 from nano_shared.types import Limits
 
 ValueComparison = Callable[[Any, Any], bool]
@@ -83,7 +84,7 @@ def read_table(suite: Suite, target: str) -> Table | None:
 @functools.lru_cache(maxsize=512)
 def _read(file: str, text: str, target: str) -> Table | None:
     try:
-        return _Script(file, ast.parse(text), module_names(target)).table()
+        return _Script(file, parse(text), module_names(target)).table()
     except (NoTable, NotPlain, SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 
@@ -238,7 +239,7 @@ def _constant(node: ast.stmt, name: str) -> Any:
 @functools.cache
 def _plainly(text: str) -> str:
     """Source as `ast.unparse` writes it, so that layout and comments do not matter."""
-    return ast.unparse(ast.parse(text))
+    return ast.unparse(parse(text))
 
 
 # --------------------------------------------------------------------------------- comparisons

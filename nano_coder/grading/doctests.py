@@ -6,6 +6,8 @@ import ast
 import doctest
 from collections.abc import Iterator
 
+from nano_shared.syntax import parse
+
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _Edit = tuple[int, int, bytes]
 """start byte, end byte, replacement"""
@@ -19,7 +21,7 @@ def with_original_examples(original: bytes, changed: bytes, *, code: bool) -> by
     if not code:
         return None if _kept(_text(original), _text(changed)) else original
     try:
-        old, new = _documented(ast.parse(original)), _documented(ast.parse(changed))
+        old, new = _documented(parse(original)), _documented(parse(changed))
     except (SyntaxError, ValueError, RecursionError):
         return None  # the file cannot be run
     lost = {

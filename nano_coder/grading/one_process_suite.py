@@ -26,6 +26,7 @@ from nano_coder.grading.two_jail_suite import (
 )
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
+from nano_shared.syntax import parse
 from nano_shared.types import Limits, Tampering
 
 
@@ -108,7 +109,7 @@ def defined_tests(files: Mapping[str, str]) -> list[str]:
 def _functions(text: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Functions of the module and methods of its classes."""
     try:
-        tree = ast.parse(text)
+        tree = parse(text)
     except SyntaxError:
         return []
     bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]

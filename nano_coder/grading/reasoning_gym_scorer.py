@@ -20,6 +20,7 @@ from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.hidden_checks import Scorer
 from nano_shared.printable import printable
+from nano_shared.syntax import parse_expression
 from nano_shared.types import Limits, Tampering
 
 _EVALUATING = """
@@ -67,7 +68,7 @@ def plain(answer: str) -> bool:
     if re.fullmatch(r"[\w\s]*", answer):
         return True  # words and numbers: nothing is called
     try:
-        tree = ast.parse(answer.strip().replace("!", ""), mode="eval")
+        tree = parse_expression(answer.strip().replace("!", ""))
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return "(" not in answer or not any(c.isalpha() or c == "_" for c in answer)
     for node in ast.walk(tree):

@@ -7,6 +7,8 @@ import builtins
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from nano_shared.syntax import parse
+
 _BUILTIN = frozenset(dir(builtins))
 
 
@@ -43,7 +45,7 @@ def _stars(tree: ast.AST) -> set[str]:
 
 def _parsed(text: str) -> ast.Module:
     try:
-        return ast.parse(text)
+        return parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module(body=[], type_ignores=[])
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
+from nano_shared.syntax import parse_expression
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -38,7 +39,7 @@ def calculate(context: ToolContext, expression: str) -> ToolResult:
     if len(expression) > _MAX_LENGTH:
         raise ToolFailure(f"the expression is longer than {_MAX_LENGTH} characters")
     try:
-        value = _value(ast.parse(expression.strip(), mode="eval").body)
+        value = _value(parse_expression(expression.strip()).body)
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as problem:
         raise ToolFailure(f"cannot calculate {expression.strip()!r}: {problem}") from None
     return ToolResult(text=str(value))

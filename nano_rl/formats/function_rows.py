@@ -12,6 +12,7 @@ from nano_rl.tasks.benchmark_rows import OpenRow, read_row
 from nano_shared.hidden_checks import AnswerChecks, CaseChecks, SuiteChecks
 from nano_shared.refusal import Refused
 from nano_shared.strict_json import Row, text_field, to_json, validated
+from nano_shared.syntax import parse
 from nano_shared.types import Task
 
 NAME = "rows"
@@ -209,8 +210,8 @@ def _inputs(row: Row, field: str) -> list[list[object]]:
 def _called(test: str, code: str) -> str:
     """The function of `code` that a test calls. Raises Refused where there is none."""
     try:
-        defined = {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
-        used = [node.id for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)]
+        defined = {node.name for node in parse(code).body if isinstance(node, ast.FunctionDef)}
+        used = [node.id for node in ast.walk(parse(test)) if isinstance(node, ast.Name)]
     except SyntaxError as problem:
         raise Refused("code", f"or test_list is no Python: {problem}") from None
     found = [name for name in used if name in defined]

@@ -24,6 +24,7 @@ from nano_rl.rewards import Reward, open_reward
 from nano_rl.rewards.reward import IMPOSSIBLE
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import HiddenChecks, StateCheck, Suite
+from nano_shared.syntax import parse
 from nano_shared.types import CONTROL_GENERATOR, Task, Trajectory
 
 _DIGITS = 10**15
@@ -103,7 +104,7 @@ def _suite(task: Task, suite: Suite, rng: Random) -> Suite:
 def _expected(text: str) -> list[ast.Constant]:
     """Constants on one line that an assertion compares for equality."""
     try:
-        tree = ast.parse(text)
+        tree = parse(text)
     except SyntaxError:
         return []
     constants: list[ast.expr] = []

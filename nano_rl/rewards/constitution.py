@@ -37,6 +37,7 @@ from nano_rl.rewards.part import SILENT, Score
 from nano_rl.rewards.size import FileChange, changed_lines, changes
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings import parse_config
+from nano_shared.syntax import parse
 from nano_shared.types import Denials, Task, Trajectory
 
 _MANIFESTS = ("requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "Pipfile", "environment.y*ml")
@@ -64,7 +65,7 @@ def new_dependencies(task: Task, changed: Mapping[str, FileChange]) -> set[str]:
 def imported(text: str) -> set[str]:
     """Top-level modules that a Python text imports; empty if it cannot be parsed."""
     try:
-        tree = ast.parse(text)
+        tree = parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
     names: set[str] = set()

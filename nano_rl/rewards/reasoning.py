@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards.part import SILENT, Part, Score
 from nano_shared import snapshot
+from nano_shared.syntax import parse_expression
 from nano_shared.types import ToolCall, Trajectory, Turn
 
 Claim = tuple[str, bool]
@@ -101,7 +102,7 @@ def _answer(thought: str, calls: tuple[ToolCall, ...], answer: str | None) -> It
 def _plain(text: str) -> object:
     """The value of a Python literal, or else the stripped text."""
     try:
-        return ast.literal_eval(text.strip())
+        return ast.literal_eval(parse_expression(text.strip()))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text.strip()
 

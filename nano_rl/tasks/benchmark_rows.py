@@ -27,6 +27,7 @@ from nano_coder.grading.used_names import used_names
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, Suite, SuiteChecks
 from nano_shared.refusal import Refused
 from nano_shared.strict_json import json_object, refusing_invalid
+from nano_shared.syntax import parse
 from nano_shared.types import OracleAction, Provenance, Task, stays_inside
 
 _LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."
@@ -207,7 +208,7 @@ def _is_finite(value: JsonValue) -> bool:
 def _tree(text: str) -> ast.Module:
     try:
         with warnings.catch_warnings(action="ignore"):  # syntax warnings of the text, such as invalid escapes
-            return ast.parse(text)
+            return parse(text)
     except SyntaxError:
         return ast.Module(body=[], type_ignores=[])
 

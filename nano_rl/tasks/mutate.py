@@ -9,6 +9,8 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from nano_shared.syntax import parse
+
 OPERATORS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {
     ast.Add: ("+", ("-", "*")),
     ast.Sub: ("-", ("+", "*")),
@@ -150,7 +152,7 @@ def _signs(node: ast.AST) -> Iterator[Splice]:
 
 def mutants(source: str, name: str | None = None) -> list[Mutant]:
     """All mutants of the first, or the named, function in `source`, in source order."""
-    tree = ast.parse(source)
+    tree = parse(source)
     function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and name in (None, n.name))
     every = (mutant_of(source, splice) for splice in _splices(function, source.split("\n")))
     return list({mutant.source: mutant for mutant in every if mutant is not None}.values())
@@ -159,7 +161,7 @@ def mutants(source: str, name: str | None = None) -> list[Mutant]:
 def splices_by_function(source: str) -> list[list[Splice]]:
     """The changes to each function and method that allows any; none for a text that is no Python."""
     try:
-        functions = list(_functions(ast.parse(source).body))
+        functions = list(_functions(parse(source).body))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     lines = source.split("\n")
@@ -205,7 +207,7 @@ def _splices(function: _Function, lines: list[str]) -> list[Splice]:
 
 def _parses(source: str) -> bool:
     try:
-        ast.parse(source)
+        parse(source)
     except SyntaxError:
         return False
     return True

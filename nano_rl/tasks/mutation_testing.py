@@ -21,6 +21,7 @@ from nano_rl.tasks.mutate import mutants
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import canonical_json
 from nano_shared.hidden_checks import Case, CaseChecks
+from nano_shared.syntax import parse
 from nano_shared.types import Limits, Task
 
 
@@ -204,7 +205,7 @@ def _changes(solution: Mapping[str, str], entry: str, hidden: CaseChecks) -> lis
 def _functions(source: str) -> dict[str, ast.FunctionDef]:
     """Top-level functions of a module by name; empty if the text is no Python."""
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        return {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
+        return {n.name: n for n in parse(source).body if isinstance(n, ast.FunctionDef)}
     return {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from nano_shared.hashing import content_hash
+from nano_shared.syntax import parse
 
 
 class Anonymous(ast.NodeTransformer):
@@ -36,4 +37,4 @@ class Anonymous(ast.NodeTransformer):
 
 def program_hash(source: str) -> str:
     """Content hash of the source's AST with names, annotations and docstrings normalised away."""
-    return content_hash(ast.dump(Anonymous().visit(ast.parse(source))))
+    return content_hash(ast.dump(Anonymous().visit(parse(source))))

@@ -33,6 +33,7 @@ from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.snapshot import EntryKind, Snapshot
 from nano_shared.snapshot.tree import save
+from nano_shared.syntax import parse
 from nano_shared.types import OracleAction, Provenance, Task, Trajectory, Verdict
 
 GENERATOR = "nano-rl mutants 1"
@@ -269,7 +270,7 @@ def _head(source: str, line: int) -> list[int]:
     """The line number of the head of the innermost function around a line; none outside functions."""
     around = [
         node.lineno
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parse(source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.lineno < line <= (node.end_lineno or node.lineno)
     ]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nano_coder.agent.dialects.dialect import find_tool
+from nano_shared.syntax import parse_expression
 from nano_shared.types import ToolCall, ToolSpec
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -27,7 +28,7 @@ def read_json(text: str, start: int, repairs: list[str]) -> tuple[Any, int]:
         except (json.JSONDecodeError, RecursionError):
             try:  # single quotes, commas before a bracket
                 end = _closing(text, start)
-                value = _literal(ast.parse(text[start:end], mode="eval").body)
+                value = _literal(parse_expression(text[start:end]).body)
             except (ValueError, SyntaxError, RecursionError, MemoryError):
                 raise ValueError(f"the tool call is not JSON ({problem})") from None
             repairs.append("python_literal")
@@ -95,7 +96,7 @@ def read_python_calls(
         raise ValueError("the tool call is no Python call")
     end = _closing(text, opening)
     try:
-        expression = ast.parse(text[start:end].strip(), mode="eval").body
+        expression = parse_expression(text[start:end].strip()).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
         raise ValueError(f"the tool call is no Python call ({problem})") from None
     nodes = expression.elts if isinstance(expression, ast.List | ast.Tuple) else [expression]

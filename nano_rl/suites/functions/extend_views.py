@@ -24,6 +24,7 @@ from nano_rl.suites.functions.program import Param, Program, ValueKind
 from nano_rl.suites.functions.prompt_phrases import EXTEND
 from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import Case, CaseChecks
+from nano_shared.syntax import parse
 from nano_shared.types import OracleAction, Split
 
 NAMES = ("step", "limit", "factor", "bound", "offset", "size")
@@ -64,7 +65,7 @@ def _knob(program: Program, rng: random.Random) -> Extension | None:
     source = program.source(doc=False)
     numbers = [
         n
-        for n in ast.walk(ast.parse(source))
+        for n in ast.walk(parse(source))
         if isinstance(n, ast.Constant) and type(n.value) is int and n.value >= 2
     ]
     once = [n for n in numbers if [m.value for m in numbers].count(n.value) == 1]

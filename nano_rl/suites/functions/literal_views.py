@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import random
 import re
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from nano_rl.suites.functions.prompt_phrases import CHOOSE, COMPLETE, COPY, EMIT
 from nano_rl.tasks.program_hash import program_hash
 from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks
+from nano_shared.syntax import parse_expression
 from nano_shared.types import Split
 
 _NAMES = """
@@ -149,7 +149,7 @@ def draw_sum(rng: random.Random) -> LiteralQuestion:
     if shape.count("(") == 1 and rng.random() < 0.4:
         for op, word in _SAID.items():
             said = said.replace(f" {_OPS[op]} ", f" {word} ")
-    value = eval(compile(ast.parse(code, mode="eval"), "<sum>", "eval"), {"__builtins__": {}})
+    value = eval(compile(parse_expression(code), "<sum>", "eval"), {"__builtins__": {}})
     return LiteralQuestion(code, said, str(value), f"calculate.{shape}", f"def f():\n    return {code}\n")
 
 

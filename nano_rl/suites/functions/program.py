@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from nano_rl.tasks.program_hash import Anonymous, program_hash
+from nano_shared.syntax import parse
 
 MAX_STEPS = 500
 """turns of all `while` loops of one call"""
@@ -106,7 +107,7 @@ def compile_function(source: str, name: str) -> Callable[..., Any]:
 
     Raises SyntaxError where the source does not parse.
     """
-    tree = ast.fix_missing_locations(_Bounded().visit(ast.parse(source)))
+    tree = ast.fix_missing_locations(_Bounded().visit(parse(source)))
     steps = [0]
 
     def tick(variables: dict[str, Any]) -> None:
@@ -174,7 +175,7 @@ class _Blank(ast.NodeTransformer):
 
 def skeleton(source: str) -> str:
     """The source's AST as text, with names, annotations, docstrings and constants normalised away."""
-    return ast.dump(_Blank().visit(Anonymous().visit(ast.parse(source))))
+    return ast.dump(_Blank().visit(Anonymous().visit(parse(source))))
 
 
 # ------------------------------------------------------------------------------------------ sampling

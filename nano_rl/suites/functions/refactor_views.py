@@ -26,6 +26,7 @@ from nano_rl.suites.functions.program import Program
 from nano_rl.suites.functions.prompt_phrases import REFACTOR
 from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import Metric
+from nano_shared.syntax import parse
 from nano_shared.types import Split
 
 SourceLines = list[str]
@@ -35,7 +36,7 @@ def verbose_body(program: Program) -> tuple[str, ...] | None:
     """A verbose body for a one-line program; None if there is no rule for it."""
     if len(program.body) != 1:
         return None
-    statement = ast.parse(program.body[0]).body[0]
+    statement = parse(program.body[0]).body[0]
     if not isinstance(statement, ast.Return) or statement.value is None:
         return None
     value = statement.value

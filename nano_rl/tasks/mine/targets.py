@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nano_rl.tasks.program_hash import program_hash
+from nano_shared.syntax import parse
 
 LONGEST = 120
 """lines of a function or class that is asked for"""
@@ -62,7 +63,7 @@ class Breakage:
 def targets_of(path: str, text: str) -> list[Target]:
     """The functions, methods and classes of a module; none for a text that is no Python."""
     try:
-        tree = ast.parse(text)
+        tree = parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     lines = text.split("\n")
@@ -149,7 +150,7 @@ def without_definition(text: str, target: Target) -> Breakage | None:
 
 def _parsing(breakage: Breakage) -> Breakage | None:
     try:
-        ast.parse(breakage.source)
+        parse(breakage.source)
     except SyntaxError:
         return None
     return breakage
@@ -177,7 +178,7 @@ def outline(text: str, target: Target) -> str:
 def without_tests(text: str, drop: Callable[[str], bool]) -> str:
     """A test file without the tests whose names `drop` holds true, nor classes that then hold nothing."""
     lines = text.split("\n")
-    for node in reversed(ast.parse(text).body):
+    for node in reversed(parse(text).body):
         if isinstance(node, _Def) and _is_test(node.name) and drop(node.name):
             del lines[first_line(node) - 1 : node.end_lineno]
         elif isinstance(node, ast.ClassDef):

@@ -19,6 +19,7 @@ from nano_shared import snapshot
 from nano_shared.blobs import MemoryBlobs
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import MutantChecks
+from nano_shared.syntax import parse
 from nano_shared.types import Limits, OracleAction, Task, Verdict
 
 MODULE, TESTS = "subject.py", "test_subject.py"
@@ -81,7 +82,7 @@ def cut_out(text: str, name: str) -> str | None:
 
     None for a method, for one that needs another module of its package, and for what is too long.
     """
-    body = ast.parse(text).body
+    body = parse(text).body
     binding = [(node, _bound(node)) for node in body]
     needed = {
         n for n, node in enumerate(body) if isinstance(node, ast.ImportFrom) and node.module == "__future__"

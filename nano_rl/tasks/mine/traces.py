@@ -12,6 +12,7 @@ from pathlib import Path
 from nano_coder.grading.command_run import workspace_jail
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.mine.packages import MinedPackage
+from nano_shared.syntax import parse_expression
 from nano_shared.types import Limits
 
 LIMITS = Limits(max_turns=24, max_tokens=8192)
@@ -122,7 +123,7 @@ def _returns(rows: object) -> Iterator[tuple[str, int, str, str]]:
 def _is_plain(call: str, result: str) -> bool:
     """Whether what a jail calls a call's arguments and its result is nothing but literals."""
     try:
-        tree = ast.parse(f"f({call}) == ({result})", mode="eval").body
+        tree = parse_expression(f"f({call}) == ({result})").body
         match tree:
             case ast.Compare(left=ast.Call(args=args, keywords=keywords), comparators=[value]):
                 for node in (*args, *(keyword.value for keyword in keywords), value):
