@@ -223,7 +223,8 @@ def in_image(sandbox: Sandbox, image: str | None) -> Sandbox:
         return sandbox.with_image(image)
     if image is not None:
         raise UsageError(
-            f"the sandbox {sandbox.name!r} runs no image, and {image!r} is named; use --sandbox podman"
+            f"the sandbox {sandbox.name!r} runs no image, and {image!r} is named; use --sandbox podman, or"
+            " NANO_SANDBOX=podman where there is no such option"
         )
     return sandbox
 

@@ -14,8 +14,8 @@ from nano_coder.commands.options import open_log
 from nano_coder.grading.graders import GRADERS, by_grader, find_grader
 from nano_coder.grading.submission import grade_folder
 from nano_coder.run.execution import regrade_run
-from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.commands.options import Log
+from nano_rl.commands.session import sandbox_opener
 from nano_rl.tasks.make import read_tasks
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
@@ -51,7 +51,7 @@ def command(
         raise UsageError("name runs of the log, or a folder: --task FILE.jsonl#ID --workspace DIR")
     if not workspace.is_dir():
         raise UsageError(f"no such folder: {workspace}")
-    verdict = by_grader(name, grade_folder(find_task(task_name), workspace, answer, open_sandbox()))
+    verdict = by_grader(name, grade_folder(find_task(task_name), workspace, answer, sandbox_opener()()))
     if as_json:
         print(json.dumps(verdict.model_dump(mode="json")))
     else:
@@ -63,7 +63,7 @@ def grade_runs(names: Sequence[str], grader: str, log: str | None, *, as_json: b
     """Grade logged runs and print every verdict that they have, the new one last."""
     with open_log(log) as store:
         ids = list(dict.fromkeys(store.resolve(name) for name in names))
-        sandbox = open_sandbox()
+        sandbox = sandbox_opener()()
         columns = ("task", "verdict", "reward", "checks passed", "tampering", "failure")
         # an id is there to be copied
         table = Table(

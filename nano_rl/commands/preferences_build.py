@@ -13,9 +13,9 @@ from typer import Option
 from nano_coder.commands.options import open_log
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.commands.options import Log, Seed
 from nano_rl.commands.preferences import no_pair, say
+from nano_rl.commands.session import sandbox_opener
 from nano_rl.preferences.log_pairs import ALONE, SOURCES, Groups, PairSource, RunScorer, log_pairs
 from nano_rl.rewards.part import Part, checked
 from nano_rl.rewards.registry import open_part
@@ -124,7 +124,7 @@ def _settings(
 def _judge(name: str, settings: dict[str, str | None], store: LogStore) -> RunScorer:
     part = open_judge(name, settings)
     # runs are read and none is made
-    runtime = Runtime(policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=store)
+    runtime = Runtime(policy=ScriptedPolicy([]), sandbox=sandbox_opener()(), store=store)
 
     def ask(groups: Groups, refused: Counter[str]) -> Mapping[str, float]:
         return judged(name, part, groups, runtime, refused)

@@ -135,7 +135,7 @@ def command(
         if oracle:
             from nano_rl.commands.session import oracle_runtime
 
-            runtime = replace(oracle_runtime(config.log), policy_name=ORACLE)
+            runtime = replace(oracle_runtime(config.log, config), policy_name=ORACLE)
             policies = [oracle_policy(t, runtime.profile) for t in work]
             runs = execute(work, policies, runtime, on_run=done, reward=composed)
         else:

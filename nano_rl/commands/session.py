@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from nano_coder.run.execution import Runtime
 from nano_coder.run.foreign_agent import open_agent
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.sandbox.proxy import allowed_hosts
 from nano_coder.tools.registry import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
@@ -47,10 +49,16 @@ def all_tasks(
     return environments, [*own, *environments.tasks(split, seed)]
 
 
-def oracle_runtime(log: str | None) -> Runtime:
+def sandbox_opener(config: AgentConfig | None = None) -> Callable[[], Sandbox]:
+    """Opens the sandbox of `config`, else of the environment and the files, in any process."""
+    config = config or load_config({}, Path())[0]
+    return partial(open_sandbox, config.sandbox, python=config.python, image=config.image)
+
+
+def oracle_runtime(log: str | None, config: AgentConfig | None = None) -> Runtime:
     return Runtime(
         policy=ScriptedPolicy([]),
-        sandbox=open_sandbox(),
+        sandbox=sandbox_opener(config)(),
         store=redacting_store(open_log(log, create=True)),
         profile=COMPACT_1,
         policy_name=ORACLE,
@@ -76,7 +84,7 @@ def policy_runtime(
     """
     if sources["temperature"] == "flag" and config.temperature is not None:
         temperature = config.temperature
-    sandbox = open_sandbox(config.sandbox, python=config.python, image=config.image)
+    sandbox = sandbox_opener(config)()
     store = LogStore.open(config.log)
     tools = [TOOLS.give(tool).spec.name for tool in config.tools]
     opened = open_policy(
@@ -142,7 +150,7 @@ def training_runtime(
     given |= limit or {}
     config, sources = load_config(given, Path())
     names = [TOOLS.give(tool).spec.name for tool in config.tools]
-    sandbox = open_sandbox(config.sandbox, python=config.python, image=config.image)
+    sandbox = sandbox_opener(config)()
     store = LogStore.open(config.log)
     name = name_to_train(config.model)
     opened = open_weights(

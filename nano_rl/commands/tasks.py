@@ -111,6 +111,7 @@ def check(
     """Run every task's oracle, starter and mutants. Exit code 1 where a task is refused and no --out takes
     the others, or where none is admitted."""
     from nano_rl.commands.progress import bar
+    from nano_rl.commands.session import sandbox_opener
     from nano_rl.tasks.admission import check_tasks, programs_of, without_repeats
 
     tasks = read_tasks(file)
@@ -123,7 +124,7 @@ def check(
     blobs = open_log(log).blobs.address if borrowed else None
     findings, admitted = [], []
     with bar("checked", len(tasks)) as progress:
-        found = check_tasks(tasks, jobs=min(jobs, len(tasks)), blobs=blobs)
+        found = check_tasks(tasks, jobs=min(jobs, len(tasks)), blobs=blobs, opener=sandbox_opener())
         for task, finding in without_repeats(found, others=others):
             findings.append(finding)
             if finding.admitted:
@@ -280,10 +281,10 @@ def serve(
     except ModuleNotFoundError as problem:
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[gym]'") from None
     from nano_coder.run.redacting_log import redacting_store
-    from nano_coder.sandbox.backend import open_sandbox
+    from nano_rl.commands.session import sandbox_opener
     from nano_rl.formats.episode import Episode
 
-    sandbox, store = open_sandbox(), redacting_store(open_log(log, create=True))
+    sandbox, store = sandbox_opener()(), redacting_store(open_log(log, create=True))
     held = Sessions(lambda task: Episode(task, sandbox, store), most=sessions, idle_seconds=idle)
     print(f"{len(tasks)} tasks on http://{host}:{port}", file=sys.stderr)
     uvicorn.run(gym_app(tasks, held), host=host, port=port, log_level="warning")

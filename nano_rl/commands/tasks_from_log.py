@@ -41,7 +41,7 @@ def command(
     what an agent changed, with tests and configuration as they were. A run that passes gives the oracle; of a
     mutant, on which the check must fail, the oracle is the line put back.
     """
-    from nano_coder.sandbox.backend import open_sandbox
+    from nano_rl.commands.session import sandbox_opener
     from nano_rl.tasks.from_log import distinct, task_from_run
     from nano_rl.tasks.project_mutants import mutant_tasks
 
@@ -51,7 +51,7 @@ def command(
         raise UsageError("--json prints what was made, so the rows need a file: name one with -o")
     store = open_log(log)
     chosen = [store.get(run) for run in runs]
-    sandbox = open_sandbox()
+    sandbox = sandbox_opener()()
     if out is not None:
         refuse_unwritable(out)
     every = [task_from_run(run, store.blobs, sandbox, check) for run in chosen]

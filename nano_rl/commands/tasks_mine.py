@@ -45,8 +45,8 @@ def command(
     as it stands and pass on its oracle's work; the package's code runs in jails alone. Ctrl-C writes what is
     there; the same command goes on after that, and after a kill.
     """
-    from nano_coder.sandbox.backend import open_sandbox
     from nano_rl.commands.progress import bar
+    from nano_rl.commands.session import sandbox_opener
     from nano_rl.tasks.mine.candidates import KINDS
     from nano_rl.tasks.mine.mining import Miner, MiningJournal
     from nano_rl.tasks.mine.packages import read_package
@@ -61,7 +61,7 @@ def command(
     journal = MiningJournal(out.with_name(f"{out.name}.journal"))
     with closing(journal), bar("mining", 1) as progress:
         miner = Miner(
-            store=open_log(log, create=True).blobs, sandbox=open_sandbox(), journal=journal, kinds=kinds,
+            store=open_log(log, create=True).blobs, sandbox=sandbox_opener()(), journal=journal, kinds=kinds,
             bugs=bugs, seed=seed, workers=workers or os.cpu_count() or 1, on_progress=progress.reach,
         )  # fmt: skip
         tasks, yields = miner.mine(packages)

@@ -13,12 +13,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nano_coder.config import load_config
 from nano_coder.models.opening import OpenedWeights
 from nano_coder.models.weights import BASE
 from nano_coder.run.execution import Runtime
@@ -204,7 +206,7 @@ def _row(probe: Probe | None) -> ProbeRow | None:
 
 
 def _worker_config(opened: OpenedWeights, runtime: Runtime, config: TrainConfig) -> WorkerConfig:
-    loaded = opened.loaded
+    loaded, ours = opened.loaded, load_config({}, Path())[0]
     folder = BASE if loaded.kind == "base" else loaded.path
     return WorkerConfig(
         trainer=os.getpid(),
@@ -225,4 +227,7 @@ def _worker_config(opened: OpenedWeights, runtime: Runtime, config: TrainConfig)
         policy_name=runtime.policy_name,
         limits=dict(runtime.limits),
         hosts=runtime.hosts,
+        sandbox=ours.sandbox,
+        python=ours.python,
+        image=ours.image,
     )

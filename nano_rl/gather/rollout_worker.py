@@ -58,6 +58,10 @@ class WorkerConfig(Value):
     """limits that replace those of the tasks"""
     hosts: frozenset[str] = Field(frozenset())
     """hosts that runs may reach"""
+    sandbox: str
+    python: str | None
+    image: str | None
+    """of the sandbox, as `open_sandbox` takes it"""
 
 
 class ProbeRow(Value):
@@ -137,7 +141,7 @@ class Worker:
         self._model = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
         self._runtime = Runtime(
             policy=ScriptedPolicy([]),
-            sandbox=open_sandbox(),
+            sandbox=open_sandbox(config.sandbox, python=config.python, image=config.image),
             store=redacting_store(
                 LogStore.open(config.log, blobs=config.blobs),
                 local_policy(opened.loaded, opened.profile).template.encoder.decode,

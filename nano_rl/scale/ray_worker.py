@@ -223,7 +223,7 @@ class RolloutExecutor:
         self._policy = policy = setup.open_policy(self._tell)
         self._runtime = Runtime(
             policy=policy,
-            sandbox=open_sandbox(config.sandbox, python=config.python),
+            sandbox=open_sandbox(config.sandbox, python=config.python, image=config.image),
             store=redacting_store(store, getattr(policy, "decode", None), config),
             profile=setup.profile,
             policy_name=setup.policy_name,

@@ -20,6 +20,7 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.attempts import ORACLE, PluginsOff
 from nano_rl.tasks.check import TaskFinding, check_task
 from nano_shared.blobs import BlobStore, open_blobs
@@ -35,16 +36,18 @@ def log_folder() -> AbstractContextManager[Path]:
     return scratch_folder("check", in_memory())
 
 
-def scratch_runtime(folder: Path, blobs: str | Path | None = None) -> Runtime:
+def scratch_runtime(
+    folder: Path, blobs: str | Path | None = None, opener: Callable[[], Sandbox] = open_sandbox
+) -> Runtime:
     """A runtime with its own log in `folder`; `blobs` are those of the log whose snapshots tasks start
-    from."""
+    from, and `opener` opens its sandbox."""
     log = tempfile.mkdtemp(prefix=f"check-{os.getpid()}-", dir=folder)
     store = LogStore.open(Path(log) / "log.db")
     if blobs is not None:
         store.blobs = _SharedBlobs(store.blobs.root, open_blobs(blobs))
     return Runtime(
         policy=ScriptedPolicy([]),
-        sandbox=PluginsOff(open_sandbox()),
+        sandbox=PluginsOff(opener()),
         store=store,
         profile=COMPACT_1,
         policy_name=ORACLE,
@@ -74,9 +77,9 @@ _runtime: Runtime | None = None
 """runtime of this worker process"""
 
 
-def _start(folder: Path, blobs: str | Path | None) -> None:
+def _start(folder: Path, blobs: str | Path | None, opener: Callable[[], Sandbox]) -> None:
     global _runtime
-    _runtime = scratch_runtime(folder, blobs)
+    _runtime = scratch_runtime(folder, blobs, opener)
 
 
 def _work(task: Task) -> TaskFinding:
@@ -85,22 +88,27 @@ def _work(task: Task) -> TaskFinding:
 
 
 def check_tasks(
-    tasks: Iterable[Task], *, jobs: int = 2, blobs: str | Path | None = None
+    tasks: Iterable[Task],
+    *,
+    jobs: int = 2,
+    blobs: str | Path | None = None,
+    opener: Callable[[], Sandbox] = open_sandbox,
 ) -> Iterator[tuple[Task, TaskFinding]]:
     """Each task with its finding, in order. `tasks` may be infinite; it is read a few tasks ahead.
 
-    `blobs` are those of the log whose snapshots tasks start from. One job runs in this process, several
-    in worker processes.
+    `blobs` are those of the log whose snapshots tasks start from, `opener` opens the sandbox. One job
+    runs in this process, several in worker processes.
     """
     with log_folder() as folder:
         if jobs == 1:
-            runtime = scratch_runtime(folder, blobs)
+            runtime = scratch_runtime(folder, blobs, opener)
             with runtime.store:
                 for task in tasks:
                     yield task, check_task(task, runtime)
             return
         context = multiprocessing.get_context("spawn")  # a fork would share launchers and connections
-        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(folder, blobs))
+        begin = (folder, blobs, opener)
+        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=begin)
         waiting: deque[tuple[Task, Future[TaskFinding]]] = deque()
         source = iter(tasks)
         try:

@@ -16,7 +16,7 @@ from nano_coder.agent.profiles import serving_profile
 from nano_coder.agent.prompt import offered_tools
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, run_task
-from nano_coder.sandbox.protocol import Sandbox, SupportsListening, SupportsMounts, connected
+from nano_coder.sandbox.protocol import Sandbox, SupportsListening, SupportsMounts, connected, in_image
 from nano_shared.errors import UsageError
 from nano_shared.notes import attempt_notes
 from nano_shared.policy import Policy
@@ -96,6 +96,9 @@ class PluginsOff:
 
     def with_hosts(self, hosts: frozenset[str]) -> PluginsOff:
         return PluginsOff(connected(self._inner, hosts))
+
+    def with_image(self, name: str | None) -> PluginsOff:
+        return PluginsOff(in_image(self._inner, name))
 
     def open(self, workspace: Path | None, limits: Limits) -> Any:
         return _Jail(self._inner.open(workspace, limits))

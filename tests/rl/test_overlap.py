@@ -162,6 +162,21 @@ def test_each_step_learns_from_what_the_version_before_it_sampled(whole: Loop) -
     assert all(tokens > 0 for tokens in stale)
 
 
+def test_the_worker_opens_the_configured_sandbox(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "boxes.py").write_text(
+        "from pathlib import Path\n"
+        "from nano_coder.sandbox.backend import open_sandbox\n"
+        "def told(python):\n"
+        "    Path(__file__).with_name('opened').touch()\n"
+        "    return open_sandbox(python=python)\n"
+    )
+    monkeypatch.setenv("NANO_SANDBOX", f"{tmp_path}/boxes.py:told")
+    Loop(tiny, tmp_path / "loop").go(AHEAD, steps=2)
+    assert (tmp_path / "opened").exists()
+
+
 def test_stale_tokens_are_weighted_by_what_sampled_them_and_trip_no_guard(whole: Loop) -> None:
     """Log-probs of the first step are the trainer's own; later ones differ from them by what was learned."""
     assert column(whole, "skipped") == [0, 0, 0]
