@@ -5,7 +5,7 @@ after the other: a server killed and started again, started again with other wei
 (SIGSTOP); the trainer killed, and started by the same command, or frozen; the log locked by another process.
 Afterwards each step must be trained once, each run at most once, no token may be older than the bound, no
 two steps further apart than `--patience` seconds; and held-out success is compared with that of undisturbed
-trainings of the same seeds.
+trainings of the same seeds. A run that was stopped goes on by the same command, after its last whole training.
 
     python integration/async_faults.py --out FOLDER --faults 200 --seconds 3600
 """
@@ -23,8 +23,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean
 
@@ -43,6 +44,22 @@ from nano_shared.store import LogStore
 BOUND = 4
 SEEDS = (0, 1, 2)
 SCALE = Scale(tasks=300, oracles=300, held_out=200, max_tokens=32)
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    before: float = 0.0
+    """held-out success"""
+    calm: list[float] = field(default_factory=list)
+    """of undisturbed trainings, a seed each"""
+    calm_gaps: list[float] = field(default_factory=list)
+    """longest time between two steps, seconds"""
+    disturbed: list[float] = field(default_factory=list)
+    disturbed_gaps: list[float] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=dict)
+    other_weights_found: int = 0
+    seconds: float = 0.0
+    """of the disturbed trainings"""
 
 
 class Training:
@@ -74,8 +91,12 @@ class Training:
     def goes_on(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def has_checkpoint(self) -> bool:
+        return (self.home / "checkpoints" / self.name).exists()
+
     def finish(self) -> None:
-        if self._process.wait() != 0:
+        if self._process.wait() != 0 and not self.has_checkpoint:
             log = (self.home / "training.log").read_text()
             raise SystemExit(f"{self.name} ended with {self._process.returncode}:\n{log[-3000:]}")
 
@@ -148,7 +169,8 @@ class Faults:
         if training.goes_on:
             training.signal(signal.SIGKILL)
             training._process.wait()
-            training.start()
+            if not training.has_checkpoint:
+                training.start()
 
     def _freeze_trainer(self, training: Training) -> None:
         training.signal(signal.SIGSTOP)
@@ -202,58 +224,62 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=60.0, help="longest time between two steps")
     parser.add_argument("--steps", type=int, default=40, help="of each training")
     given = parser.parse_args()
-    given.out.mkdir(parents=True)
     home = given.out.resolve()
+    home.mkdir(parents=True, exist_ok=True)
     circle = Flywheel(home, SCALE, seed=0, shuffle=False)
     tasks = circle.make_tasks()
-    write_tasks(home / "tasks.jsonl", tasks.train)
-    circle.warm_start(tasks)
-    build_tiny(home / "other", [task.prompt for task in tasks.train], seed=1, max_positions=512)
-    before = success(circle, "warm", tasks)
-    print(f"held-out success before: {before:.1%}", flush=True)
-    calm: list[float] = []
-    disturbed: list[float] = []
-    gaps: dict[str, list[float]] = {"calm": [], "disturbed": []}
+    if not (home / "checkpoints" / "warm").exists():
+        write_tasks(home / "tasks.jsonl", tasks.train)
+        circle.warm_start(tasks)
+        build_tiny(home / "other", [task.prompt for task in tasks.train], seed=1, max_positions=512)
+    path, result = home / "result.json", Result()
+    if path.exists():
+        result = Result(**json.loads(path.read_text()))
+    result.before = result.before or success(circle, "warm", tasks)
+    print(f"held-out success before: {result.before:.1%}", flush=True)
     with ExitStack() as stack:
         engines = [stack.enter_context(EngineProcess(home, number)) for number in range(2)]
         for engine in engines:
             engine.start(home / "checkpoints" / "warm")
         urls = [engine.url for engine in engines]
-        for seed in SEEDS:
-            training = Training(home, f"calm-{seed}", urls, seed, given.steps)
-            with longest_gap(training, gaps["calm"]):
-                training.finish()
-            training.check()
-            calm.append(success(circle, training.name, tasks))
-            print(f"{training.name}: {calm[-1]:.1%}, a step at most {gaps['calm'][-1]:.0f} s", flush=True)
-        faults, began = Faults(home, engines, seed=0), time.monotonic()
-        while faults.done.total() < given.faults or time.monotonic() - began < given.seconds:
-            number = len(disturbed)
-            training = Training(home, f"disturbed-{number}", urls, SEEDS[number % len(SEEDS)], given.steps)
-            with longest_gap(training, gaps["disturbed"]):
-                while training.goes_on:
-                    faults.strike(training)
-                    time.sleep(faults.random.uniform(0, max(0.0, 2 * given.seconds / given.faults - 12)))
+
+        def train(name: str, seed: int, gaps: list[float], disturb: Callable[[Training], None]) -> float:
+            training = Training(home, name, urls, seed, given.steps)
+            with longest_gap(training, gaps):
+                disturb(training)
                 training.finish()
             retries = max(row["engine_retries"] for row in training.check())
-            disturbed.append(success(circle, training.name, tasks))
-            print(
-                f"{training.name}: {disturbed[-1]:.1%}, {retries:.0f} requests sent again, a step at most"
-                f" {gaps['disturbed'][-1]:.0f} s; {faults.done.total()} faults in"
-                f" {time.monotonic() - began:.0f} s",
-                flush=True,
-            )
-        seconds = time.monotonic() - began
-    result = {
-        "faults": dict(faults.done), "other_weights_found": faults.found, "seconds": round(seconds),
-        "before": before, "calm": calm, "disturbed": disturbed, "longest_gap": gaps,
-    }  # fmt: skip
-    (home / "result.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+            done = success(circle, name, tasks)
+            said = f"{retries:.0f} requests sent again, a step at most {gaps[-1]:.0f} s"
+            print(f"{name}: {done:.1%}, {said}", flush=True)
+            return done
+
+        for seed in SEEDS[len(result.calm) :]:
+            result.calm.append(train(f"calm-{seed}", seed, result.calm_gaps, lambda _: None))
+            path.write_text(json.dumps(asdict(result), indent=1) + "\n")
+        pause = max(0.0, 2 * given.seconds / given.faults - 12)
+        while sum(result.faults.values()) < given.faults or result.seconds < given.seconds:
+            number, began = len(result.disturbed), time.monotonic()
+            faults = Faults(home, engines, number)
+
+            def disturb(training: Training, faults: Faults = faults) -> None:
+                while training.goes_on:
+                    faults.strike(training)
+                    time.sleep(faults.random.uniform(0, pause))
+
+            seed = SEEDS[number % len(SEEDS)]
+            result.disturbed.append(train(f"disturbed-{number}", seed, result.disturbed_gaps, disturb))
+            result.faults = dict(Counter(result.faults) + faults.done)
+            result.other_weights_found += faults.found
+            result.seconds += time.monotonic() - began
+            path.write_text(json.dumps(asdict(result), indent=1) + "\n")
+            print(f"{sum(result.faults.values())} faults in {result.seconds:.0f} s", flush=True)
+    print(json.dumps(asdict(result)))
+    calm, disturbed = result.calm, result.disturbed
     for name, of in (("undisturbed", calm), ("disturbed", disturbed)):
         if len(of) > 1:
             print("{}: {:.1%} ({:.1%} to {:.1%} over trainings)".format(name, *over_seeds(of)))
-    if (worst := max(gaps["disturbed"])) > given.patience:
+    if (worst := max(result.disturbed_gaps)) > given.patience:
         raise SystemExit(f"a step took {worst:.0f} s, more than {given.patience:.0f}")
     print("all held")
 
