@@ -5,7 +5,7 @@ after the other: a server killed and started again, started again with other wei
 (SIGSTOP); the trainer killed, and started by the same command, or frozen; the log locked by another process.
 Afterwards each step must be trained once, each run at most once, no token may be older than the bound, no
 two steps further apart than `--patience` seconds; and held-out success is compared with that of undisturbed
-trainings of the same seeds. A run that was stopped goes on by the same command, after its last whole training.
+trainings, two a seed. A run that was stopped goes on by the same command, after its last whole training.
 
     python integration/async_faults.py --out FOLDER --faults 200 --seconds 3600
 """
@@ -254,8 +254,9 @@ def main() -> None:
             print(f"{name}: {done:.1%}, {said}", flush=True)
             return done
 
-        for seed in SEEDS[len(result.calm) :]:
-            result.calm.append(train(f"calm-{seed}", seed, result.calm_gaps, lambda _: None))
+        for number in range(len(result.calm), 2 * len(SEEDS)):
+            seed = SEEDS[number % len(SEEDS)]
+            result.calm.append(train(f"calm-{number}", seed, result.calm_gaps, lambda _: None))
             path.write_text(json.dumps(asdict(result), indent=1) + "\n")
         pause = max(0.0, 2 * given.seconds / given.faults - 12)
         while sum(result.faults.values()) < given.faults or result.seconds < given.seconds:
