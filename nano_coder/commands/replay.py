@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -173,10 +174,12 @@ def _view(runs: Iterable[Trajectory], step: int | None, as_json: bool) -> int:
 
 
 def _execute(runs: Iterable[Trajectory], store: LogStore, sandbox: str | None, as_json: bool) -> int:
+    from nano_coder.config import load_config
     from nano_coder.run.replay import execute
     from nano_coder.sandbox.backend import open_sandbox
 
-    jail = open_sandbox(sandbox or "ns")
+    config = load_config({"sandbox": sandbox}, Path())[0]
+    jail = open_sandbox(config.sandbox, python=config.python, image=config.image)
     results = []
     for run in runs:
         results.append(execute(run, jail, store.blobs))

@@ -15,12 +15,12 @@ from nano_rl.tasks.make import make_tasks, write_tasks
 from nano_shared.store import LogStore
 from nano_shared.types import Split
 
-REFUSING = '''
+REFUSING = """
 from nano_shared.errors import SandboxError
 
 def refusing(python):
     raise SandboxError("this one was asked")
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tasks serve tasks.jsonl --port 1",
         "grade last",
         "grade --task tasks.jsonl --workspace .",
+        "replay last --execute",
     ],
 )
 def test_it_is_asked_by(words: str, home: Path) -> None:
     env = {**os.environ, "NANO_HOME": str(home), "NANO_SANDBOX": f"{home}/boxes.py:refusing"}
-    done = forked.run("nano-rl", *words.split(), env=env, cwd=home)
+    program = "nano-coder" if words.startswith("replay") else "nano-rl"
+    done = forked.run(program, *words.split(), env=env, cwd=home)
     assert "this one was asked" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == 6
