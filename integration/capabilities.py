@@ -159,7 +159,7 @@ CAPABILITIES = {
         summarises=True,
         positions=448,
         completion=48,
-        demonstrations=600,
+        demonstrations=300,
         epochs=14.0,
         layers=3,
     ),
