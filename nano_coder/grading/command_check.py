@@ -76,6 +76,8 @@ def grade_command(
     if result.ok and (by_pytest(command) or by_unittest(command)):
         skipped = judged.ran.counts is not None and judged.ran.counts.skipped
         doubt = _doubts(judged.ran.counts, check.original(before).counts if skipped else None)
+        if doubt is not None and doubt.kind == "skip":  # it may have stopped before them
+            doubt = _doubts(judged.ran.counts, check.to_the_end().original(before).counts)
         found += [doubt] if doubt else []
     right = result.ok and doubt is None
     ran = _how_it_ended(result).model_copy(update={"changed": judged.changed(before)})

@@ -31,6 +31,10 @@ _locks: dict[str, threading.Lock] = {}
 _originals: dict[str, Ran] = {}
 
 
+_STOPS = re.compile(r"(?<=\s)(?:--exitfirst|--maxfail[= ]\d+|-([a-zA-Z]*)x([a-zA-Z]*))(?=\s|$)")
+"""options of pytest that end it at a failure"""
+
+
 @dataclass(frozen=True, slots=True)
 class TestCounts:
     """Totals of a test runner's report."""
@@ -70,6 +74,14 @@ class CommandRun:
             report, env = self._report()
             result = jail.run(["/bin/sh", "-c", self.command], env=env, timeout=self.seconds)
             return Ran(result, self._counted(jail, report, result), None)
+
+    def to_the_end(self) -> CommandRun:
+        """This check, whose pytest runs all tests however many fail."""
+        text = _STOPS.sub(
+            lambda found: f"-{found[1]}{found[2]}" if found[1] or found[2] else "", self.command
+        )
+        # options of the environment override those of a configuration
+        return replace(self, command=f'export PYTEST_ADDOPTS="$PYTEST_ADDOPTS --maxfail=0"\n{text}')
 
     def original(self, before: Snapshot) -> Ran:
         """The check on the original files, traced; executed once in this process."""

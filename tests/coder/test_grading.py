@@ -367,6 +367,23 @@ def test_tests_that_the_original_skips_may_be_skipped(project: Path, sandbox: Sa
     assert _check(project, sandbox, {"calc.py": FIXED}).reward == 1.0
 
 
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [("-x", ""), ("-xq", ""), ("--maxfail=1 -q", ""), ("-q", "[pytest]\naddopts = -x\n")],
+)
+def test_skipped_tests_behind_the_first_failure_are_the_originals_too(
+    options: str, settings: str, project: Path, sandbox: Sandbox
+) -> None:
+    (project / "test_more.py").write_text(
+        "import pytest\n@pytest.mark.skip\ndef test_later():\n    assert False\n"
+    )
+    (project / "pytest.ini").write_text(settings)
+    command = f"python -m pytest {options}"
+    assert _check(project, sandbox, {"calc.py": FIXED}, command).reward == 1.0
+    skipping = b"import pytest\ndef add(a, b):\n    pytest.skip('later')\n"
+    assert _check(project, sandbox, {"calc.py": skipping}, command).reward == 0.0
+
+
 def test_a_new_test_is_no_tampering_and_decides_nothing(project: Path, sandbox: Sandbox) -> None:
     verdict = _check(
         project, sandbox, {"calc.py": FIXED, "test_new.py": b"def test_x():\n    assert False\n"}

@@ -245,6 +245,13 @@ def test_versions_of_a_module_are_tried_in_one_jail(project: Path) -> None:
         ("the tests do not fail plainly on it", ""),
     ]  # fmt: skip
     assert try_versions(package, [job], open_sandbox()) == [trials], "nothing is left behind"
+    skip = "\n\nimport pytest\n\n\n@pytest.mark.skip\ndef test_later():\n    pass\n"
+    skipping = replace(job, files={"tests/test_sums.py": TESTS + skip}, versions=[versions[0], versions[3]])
+    (trials,) = try_versions(package, [skipping], open_sandbox())
+    assert trials is not None
+    assert [trial and trial.refusal for trial in trials] == [
+        None, "no test runs on it, and tests are skipped on the right code"
+    ]  # fmt: skip
 
 
 def test_what_a_docstring_leaves_open_is_not_asked_for() -> None:

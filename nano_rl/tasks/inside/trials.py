@@ -5,8 +5,8 @@ Standard library and pytest only. stdin: a list of {"arguments": of pytest, "fil
 "versions": [[group, path, text], ...], "most": {group: failing versions wanted}, "first": s, "times": t,
 "more": m}: the right code has s seconds, a version t times as long as that took and m seconds more. stdout:
 of each a JSON list of the right code, of each version, and of the right code again: {"exit": exit code, or
-null after a signal or too long a time, "failed": id of the first failed test, "passed": number}; null for a
-version that was not wanted any more.
+null after a signal or too long a time, "failed": id of the first failed test, "passed" and "skipped":
+numbers}; null for a version that was not wanted any more.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class TrialCounts:
     """A plugin of pytest that counts."""
 
     def __init__(self) -> None:
-        self.passed = 0
+        self.passed = self.skipped = 0
         self.failed = ""
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.passed += report.when == "call" and report.passed
+        self.skipped += report.skipped
         if report.failed and not self.failed:
             self.failed = report.nodeid
 
@@ -54,7 +55,13 @@ def child(arguments: list[str], channel: int) -> None:
         counts = TrialCounts()
         code = int(pytest.main(arguments, plugins=[counts]))
         files = {n: getattr(m, "__file__", None) or "" for n, m in list(sys.modules.items())}
-        row = {"exit": code, "failed": counts.failed, "passed": counts.passed, "modules": files}
+        row = {
+            "exit": code,
+            "failed": counts.failed,
+            "passed": counts.passed,
+            "skipped": counts.skipped,
+            "modules": files,
+        }
         data = json.dumps(row).encode() + b"\n"
         while data:
             data = data[os.write(channel, data) :]
@@ -85,7 +92,7 @@ def run(arguments: list[str], seconds: float) -> dict[str, Any]:
     try:
         return dict(json.loads(data))
     except ValueError:
-        return {"exit": None, "failed": "", "passed": 0, "modules": {}}
+        return {"exit": None, "failed": "", "passed": 0, "skipped": 0, "modules": {}}
 
 
 def prepare(modules: dict[str, str]) -> None:
@@ -141,7 +148,8 @@ def main() -> None:
         rows = rows_of(job)
         for path, text in originals.items():
             write(path, text)
-        print(json.dumps([row and {key: row[key] for key in ("exit", "failed", "passed")} for row in rows]))
+        kept = ("exit", "failed", "passed", "skipped")
+        print(json.dumps([row and {key: row[key] for key in kept} for row in rows]))
 
 
 main()

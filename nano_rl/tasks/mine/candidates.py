@@ -39,7 +39,7 @@ from nano_shared.snapshot import Snapshot
 from nano_shared.snapshot.tree import save
 from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
 
-GENERATOR = "nano-rl tasks mine 3"
+GENERATOR = "nano-rl tasks mine 4"
 KINDS = ("bug", "body", "code", "test")
 _SHORTEST = 2
 """lines of a body that is asked for"""

@@ -84,7 +84,7 @@ def _trials(line: bytes, count: int) -> list[Trial | None] | None:
     try:
         first, *rows, last = json.loads(line)
         good = len(rows) == count and _passed(first) and _passed(last)
-        return [_trial(row) for row in rows] if good else None
+        return [_trial(row, bool(first["skipped"])) for row in rows] if good else None
     except (ValueError, TypeError, KeyError):  # the rows come from a jail
         return None
 
@@ -93,11 +93,15 @@ def _passed(row: Mapping[str, object]) -> bool:
     return row["exit"] == 0 and row["passed"] != 0
 
 
-def _trial(row: Mapping[str, object] | None) -> Trial | None:
+def _trial(row: Mapping[str, object] | None, skips: bool) -> Trial | None:
+    """`skips`: whether tests are skipped on the right code; a grader that cannot see them on the broken one
+    takes them for tampering."""
     if row is None:
         return None
     if row["exit"] == 0:
         return Trial(refusal="the tests pass on it")
     if row["exit"] not in _FAILED:
         return Trial(refusal="the tests do not fail plainly on it")
+    if skips and not row["failed"]:
+        return Trial(refusal="no test runs on it, and tests are skipped on the right code")
     return Trial(refusal=None, failed=str(row["failed"]))
