@@ -144,16 +144,28 @@ def run_task(
     return _run(task, runtime, None, **how)
 
 
+def log_unexecuted(
+    task: Task, runtime: Runtime, run_id: str, stop: StopReason, why: str, *, seed: int | None = None
+) -> Trajectory:
+    """Log a run that ended before its first turn; nobody can begin one of its id any more. Raises LogError if
+    the log holds it."""
+    task = as_served(task.listed, runtime)
+    start = _starting_snapshot(task, runtime.store.blobs)
+    trajectory = _new_trajectory(task, runtime, start, seed, run_id=run_id)
+    runtime.store.begin(trajectory)
+    return _finish(trajectory, runtime, stop, why)
+
+
 def _run_in_environment(task: Task, runtime: Runtime, **how: Any) -> Trajectory:
     """Run a task of an external environment; if the environment fails, the run ends without a verdict."""
     try:
         session = runtime.environments.start(task)
     except EnvironmentFailed as problem:
-        start = _starting_snapshot(task, runtime.store.blobs)
-        failed = _new_trajectory(task, runtime, start, how["seed"], run_id=how["run_id"])
-        with runtime.store.claim(failed.id):
-            runtime.store.begin(failed)
-            return _finish(failed, runtime, StopReason.ENVIRONMENT_ERROR, str(problem))
+        failed = how["run_id"] or new_run_id()
+        with runtime.store.claim(failed):
+            return log_unexecuted(
+                task, runtime, failed, StopReason.ENVIRONMENT_ERROR, str(problem), seed=how["seed"]
+            )
     with ExitStack() as failing:
         failing.callback(session.close)
         profile = with_specs(runtime.profile, session.tools)

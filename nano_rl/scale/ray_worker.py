@@ -22,7 +22,7 @@ from nano_coder.config import AgentConfig
 from nano_coder.environment import Environments
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.opening import bound_template, open_policy
-from nano_coder.run.execution import Runtime, grade_run, resume_run, run_task
+from nano_coder.run.execution import Runtime, grade_run, log_unexecuted, resume_run, run_task
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.registry import TOOLS
@@ -188,11 +188,9 @@ class RolloutExecutor:
         assert self._runtime is not None
         runtime = runtime_for(job.task, replace(self._runtime, sampling=job.sampling))
         try:
-            run = gone_on_with(job, runtime) if job.begun else None
+            run = gone_on_with(job, runtime) if job.begun else _run(job, runtime)
             if isinstance(run, Redo):
                 return run
-            if run is None:
-                run = run_task(job.task, runtime, seed=job.seed, run_id=job.run)
             if run.verdict is None:
                 grade_run(run, runtime)
         except NanoError as problem:
@@ -238,36 +236,47 @@ class RolloutExecutor:
             self._told.append(what)
 
 
-def gone_on_with(job: RolloutJob, runtime: Runtime) -> Trajectory | Redo | None:
-    """What a lost worker has begun, ended; None if it has not begun. Raises as `resume_run`."""
-    store = runtime.store
+def gone_on_with(job: RolloutJob, runtime: Runtime) -> Trajectory | Redo:
+    """What a lost worker may have begun, ended. Raises as `run_task` and `resume_run`."""
     until = time.monotonic() + CLAIM_SECONDS
     while True:
-        try:
-            logged = store.get(job.run)
-        except LogError:  # not in the log; if it is the log that fails, so will the run
-            return None
-        if logged.stop not in (None, StopReason.INTERRUPTED):
+        logged = _logged(job, runtime)
+        if logged and logged.stop not in (None, StopReason.INTERRUPTED):
             return logged
-        if isinstance(job.task.hidden, EnvironmentChecks):
-            return _ended(logged, "its environment's session went with its worker", runtime)
+        if logged and isinstance(job.task.hidden, EnvironmentChecks):
+            return _ended(job, "its environment's session went with its worker", runtime)
         try:
-            return resume_run(job.run, runtime)
-        except LogError as problem:  # the lost worker is still at it
+            return resume_run(job.run, runtime) if logged else _run(job, runtime)
+        except LogError as problem:  # the lost worker is still at it, maybe before its first write
             if time.monotonic() > until:
-                return _ended(logged, str(problem), runtime)
+                return _ended(job, str(problem), runtime)
             time.sleep(0.5)
         except UsageError as problem:
-            return _ended(logged, str(problem), runtime)
+            if not logged:
+                raise
+            return _ended(job, str(problem), runtime)
 
 
-def _ended(run: Trajectory, why: str, runtime: Runtime) -> Trajectory | Redo:
+def _run(job: RolloutJob, runtime: Runtime) -> Trajectory:
+    return run_task(job.task, runtime, seed=job.seed, run_id=job.run)
+
+
+def _logged(job: RolloutJob, runtime: Runtime) -> Trajectory | None:
+    try:
+        return runtime.store.get(job.run)
+    except LogError:  # not in the log; if it is the log that fails, so will the run
+        return None
+
+
+def _ended(job: RolloutJob, why: str, runtime: Runtime) -> Trajectory | Redo:
     """End a run in the log, so that whoever still executes it can add nothing; the run, if that one was
-    faster."""
-    told = f"rolled out again: {why}"
+    faster. Raises LogError if the log fails."""
+    stop, told = StopReason.INTERRUPTED, f"rolled out again: {why}"
+    with suppress(LogError):  # the other worker began it just now
+        log_unexecuted(job.task, runtime, job.run, stop, told, seed=job.seed)
     with suppress(LogError):  # it has ended
-        runtime.store.finish(run.id, stop=StopReason.INTERRUPTED, stop_detail=told, ended=time.time())
-    run = runtime.store.get(run.id)
+        runtime.store.finish(job.run, stop=stop, stop_detail=told, ended=time.time())
+    run = runtime.store.get(job.run)
     return Redo(why=why) if run.stop is StopReason.INTERRUPTED else run
 
 

@@ -152,6 +152,21 @@ def test_a_run_that_a_hanging_worker_holds_is_ended_in_the_log_and_rolled_out_ag
         runtime.store.append_turn(lost.run, turn.model_copy(update={"index": 2}))
 
 
+def test_a_run_that_a_hanging_worker_holds_before_its_first_write_is_rolled_out_again(
+    runtime: Runtime, worker: RolloutExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_worker, "CLAIM_SECONDS", 0.0)
+    lost = job(begun=True)
+    with runtime.store.claim(lost.run):
+        answer = worker.run(lost)
+    assert isinstance(answer, Redo)
+    assert "is being executed by another process" in answer.why
+    assert runtime.store.get(lost.run).stop is StopReason.INTERRUPTED
+    with pytest.raises(LogError):  # the hanging worker goes on
+        run_task(TASK, runtime, seed=lost.seed, run_id=lost.run)
+    assert len(runtime.store.runs()) == 1
+
+
 def test_a_worker_that_cannot_write_the_trainers_log_says_so(runtime: Runtime, tmp_path: Path) -> None:
     setup = setup_of(runtime, partial(open_by_turn, texts(), None), AgentConfig())
     other = LogStore.open(tmp_path / "other" / "log.db")
