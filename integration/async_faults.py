@@ -5,9 +5,9 @@ after the other: a server killed and started again, started again with other wei
 (SIGSTOP); the trainer killed, and started by the same command, or frozen; the log locked by another process.
 Afterwards each step must be trained once, each run at most once, no token may be older than the bound, no
 two steps further apart than `--patience` seconds; and held-out success is compared with that of undisturbed
-trainings, two a seed. A run that was stopped goes on by the same command, after its last whole training.
+trainings. A run that was stopped goes on by the same command, after its last whole training.
 
-    python integration/async_faults.py --out FOLDER --faults 200 --seconds 3600
+    python integration/async_faults.py --out FOLDER --faults 200 --seconds 3600 --calm 28
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Result:
     before: float = 0.0
     """held-out success"""
     calm: list[float] = field(default_factory=list)
-    """of undisturbed trainings, a seed each"""
+    """of undisturbed trainings"""
     calm_gaps: list[float] = field(default_factory=list)
     """longest time between two steps, seconds"""
     disturbed: list[float] = field(default_factory=list)
@@ -65,16 +65,15 @@ class Result:
 class Training:
     """One training by the command line, whose process may be killed and started again."""
 
-    def __init__(self, home: Path, name: str, urls: Sequence[str], seed: int, steps: int) -> None:
+    def __init__(self, home: Path, name: str, seed: int, steps: int, *more: str, bound: int = BOUND) -> None:
         self.home, self.name, self.folder = home, name, home / "trainings" / name
-        self.steps = steps
+        self.steps, self.bound = steps, bound
         self._command = [
             sys.executable, "-m", "nano_rl", "train", "--name", name, "--model",
-            str(home / "checkpoints" / "warm"), "--tasks", str(home / "tasks.jsonl"), "--engine",
-            ",".join(urls), "--async", "--max-off-policy-steps", str(BOUND), "--lora-rank", "16",
+            str(home / "checkpoints" / "warm"), "--tasks", str(home / "tasks.jsonl"), "--lora-rank", "16",
             "--learning-rate", "1e-3", "--steps", str(steps), "--prompts", "8", "--group-size", "8",
             "--seed", str(seed), "--limit", f"max_completion_tokens={SCALE.max_tokens}",
-            "--set", "guards.patience=1000", "--set", "heartbeat_seconds=20", "--set", "save_every=2",
+            "--set", "guards.patience=1000", "--set", "save_every=2", *more,
         ]  # fmt: skip
         self.start()
 
@@ -112,7 +111,8 @@ class Training:
             for version, of_step in enumerate(runs, first):
                 for run in map(store.get, of_step):
                     answers = [turn.completion for turn in run.turns]
-                    assert all(0 <= version - answer.policy_version <= BOUND for answer in answers), run.id
+                    ages = [version - answer.policy_version for answer in answers]
+                    assert all(0 <= age <= self.bound for age in ages), run.id
                     assert all(answer.tokens for answer in answers), "without tokens"
         rows = read_metrics(self.folder / METRICS)
         assert len(rows) == self.steps
@@ -214,6 +214,18 @@ def success(circle: Flywheel, name: str, tasks: TaskSets) -> float:
     return mean(run.reward or 0.0 for run in runs)
 
 
+def prepared(home: Path) -> tuple[Flywheel, TaskSets]:
+    """Checkpoint `warm`, other weights `other` and the tasks; tasks.jsonl holds those of training."""
+    home.mkdir(parents=True, exist_ok=True)
+    circle = Flywheel(home, SCALE, seed=0, shuffle=False)
+    tasks = circle.make_tasks()
+    if not (home / "checkpoints" / "warm").exists():
+        write_tasks(home / "tasks.jsonl", tasks.train)
+        circle.warm_start(tasks)
+        build_tiny(home / "other", [task.prompt for task in tasks.train], seed=1, max_positions=512)
+    return circle, tasks
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -223,15 +235,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--patience", type=float, default=60.0, help="longest time between two steps")
     parser.add_argument("--steps", type=int, default=40, help="of each training")
+    parser.add_argument("--calm", type=int, default=6, help="undisturbed trainings")
     given = parser.parse_args()
     home = given.out.resolve()
-    home.mkdir(parents=True, exist_ok=True)
-    circle = Flywheel(home, SCALE, seed=0, shuffle=False)
-    tasks = circle.make_tasks()
-    if not (home / "checkpoints" / "warm").exists():
-        write_tasks(home / "tasks.jsonl", tasks.train)
-        circle.warm_start(tasks)
-        build_tiny(home / "other", [task.prompt for task in tasks.train], seed=1, max_positions=512)
+    circle, tasks = prepared(home)
     path, result = home / "result.json", Result()
     if path.exists():
         result = Result(**json.loads(path.read_text()))
@@ -241,10 +248,12 @@ def main() -> None:
         engines = [stack.enter_context(EngineProcess(home, number)) for number in range(2)]
         for engine in engines:
             engine.start(home / "checkpoints" / "warm")
-        urls = [engine.url for engine in engines]
+        urls = ",".join(engine.url for engine in engines)
+        ahead = ["--engine", urls, "--async", "--max-off-policy-steps", str(BOUND)]
+        ahead += ["--set", "heartbeat_seconds=20"]
 
         def train(name: str, seed: int, gaps: list[float], disturb: Callable[[Training], None]) -> float:
-            training = Training(home, name, urls, seed, given.steps)
+            training = Training(home, name, seed, given.steps, *ahead)
             with longest_gap(training, gaps):
                 disturb(training)
                 training.finish()
@@ -254,7 +263,7 @@ def main() -> None:
             print(f"{name}: {done:.1%}, {said}", flush=True)
             return done
 
-        for number in range(len(result.calm), 2 * len(SEEDS)):
+        for number in range(len(result.calm), given.calm):
             seed = SEEDS[number % len(SEEDS)]
             result.calm.append(train(f"calm-{number}", seed, result.calm_gaps, lambda _: None))
             path.write_text(json.dumps(asdict(result), indent=1) + "\n")

@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import time
 from dataclasses import replace
@@ -43,10 +44,11 @@ from nano_rl.tiny_model import build_tiny
 from nano_shared.types import Task, Trajectory
 
 MINI = (
-    "MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors LITELLM_LOCAL_MODEL_COST_MAP=True"
-    " {folder}/bin/mini -c mini_textbased.yaml --model-class litellm_textbased -m openai/nano"
-    " -t {{prompt}} -y --exit-immediately"
+    "PYTHONPATH={folder} MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors {folder}/bin/mini"
+    " -c mini_textbased.yaml --model-class mini_model.NanoModel -m nano -t {{prompt}} -y --exit-immediately"
 )
+MODEL_CLASS = Path(__file__).parents[1] / "examples" / "agents" / "mini_model.py"
+"""without litellm: most of the time of so short a run is the start of the agent"""
 ARMS = ("fresh", "log")
 LOOK = """python -m pytest -q; awk '{print NR"|"$0}' $(ls *.py | grep -v test_)"""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -86,6 +88,7 @@ def main() -> int:
         options.demonstrations, options.epochs = 4, 1.0
     options.is_tiny = options.model == "tiny"
     options.out.mkdir(parents=True, exist_ok=True)
+    shutil.copy(MODEL_CLASS, options.agent_folder)
     if options.is_tiny or options.demonstrations:
         options.model = str(warm(options))
     file = options.out / "results.json"
