@@ -44,7 +44,8 @@ from nano_rl.tiny_model import build_tiny
 from nano_shared.types import Task, Trajectory
 
 MINI = (
-    "PYTHONPATH={folder} MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors {folder}/bin/mini"
+    "PYTHONPATH={folder} MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors"
+    " MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1 {folder}/bin/mini"
     " -c mini_textbased.yaml --model-class mini_model.NanoModel -m nano -t {{prompt}} -y --exit-immediately"
 )
 MODEL_CLASS = Path(__file__).parents[1] / "examples" / "agents" / "mini_model.py"
