@@ -78,7 +78,7 @@ def main() -> int:
         "--demonstrations", type=int, default=200, help="tasks of the teacher; 0: no imitation"
     )
     parser.add_argument("--rate", type=float, default=8e-4, help="learning rate of imitation; not of tiny")
-    parser.add_argument("--epochs", type=float, default=1.0, help="of imitation; not of tiny")
+    parser.add_argument("--epochs", type=float, default=1.0, help="of imitation")
     parser.add_argument("--layers", type=int, default=4, help="of the tiny policy")
     parser.add_argument("--small", action="store_true", help="one step of two small groups")
     parser.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="more for nano-rl train")
@@ -126,9 +126,9 @@ def warm(options: argparse.Namespace) -> Path:
         options.model = build_tiny(
             home / "tiny", texts_of(runs), layers=options.layers, max_positions=TINY_POSITIONS
         )
-    rate, epochs, batch = (2e-3, 20, 16) if options.is_tiny else (options.rate, options.epochs, 4)
+    rate, batch = (2e-3, 16) if options.is_tiny else (options.rate, 4)
     how = (
-        "--learning-rate", rate, "--epochs", epochs, "--set", f"batch={batch}",
+        "--learning-rate", rate, "--epochs", options.epochs, "--set", f"batch={batch}",
         "--set", "optimizer.schedule=linear", "--set", "optimizer.warmup_steps=5",
     )  # fmt: skip
     nano(home, "nano-rl", "sft", "--name", "warm", "--from-logs", "--model", options.model, *how)
