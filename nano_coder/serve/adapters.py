@@ -82,19 +82,22 @@ class Adapters:
             self._refuse(folder, str(path))
             content = self._content(folder)
             self._at(folder, content)
+            _, replaced = self._loaded.get(name, (folder, content))
             self._loaded[name] = (folder, content)
+            self._close(replaced)
             self._close_unnamed()
 
     def unload(self, name: str) -> None:
-        """Forget a name; requests in flight finish. Raises BadRequest."""
+        """Forget a name, and close the adapter; requests in flight finish. Raises BadRequest."""
         with self._lock:
-            if self._loaded.pop(name, None) is None:
+            unloaded = self._loaded.pop(name, None)
+            if unloaded is None:
                 known = ", ".join(sorted(self._loaded)) or "none"
                 raise BadRequest(
                     f"no adapter {name!r:.200} is loaded; loaded: {known}", status=404, param="lora_name",
                     code="model_not_found",
                 )  # fmt: skip
-            self._close_unnamed()
+            self._close(unloaded[1])
 
     def cards(self) -> Iterator[dict[str, Any]]:
         """What /v1/models tells of the adapters: where they lie, and what they were trained from."""
@@ -147,6 +150,11 @@ class Adapters:
         model = self._opened[content]
         self._close_unnamed()
         return model
+
+    def _close(self, content: str) -> None:
+        """Close an adapter unless a name is left for it."""
+        if content not in {named for _, named in self._loaded.values()}:
+            self._opened.pop(content, None)
 
     def _close_unnamed(self) -> None:
         named = {content for _, content in self._loaded.values()}

@@ -590,6 +590,15 @@ class Conversations:
         busy += [self.model.policy, *kept]
         return [policy for policy in policies if not any(policy is other for other in busy)]
 
+    def leave(self, policy: LocalPolicy) -> None:
+        """End the conversations of a policy that is served no more, and hold its weights no longer; a later
+        request forks them."""
+        with self._lock:
+            for held in list(self._held.values()):
+                if held.model.policy is policy and not held.busy:
+                    self._end(held)
+                    self._forget(held)
+
     def end_idle(self, seconds: float) -> None:
         """End the runs that no request has continued for so long; a later request forks them."""
         now = time.monotonic()

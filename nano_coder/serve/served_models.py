@@ -132,6 +132,7 @@ class ServedModels:
         for policy in self._conversations.unused(tuple(self._engines), kept):
             self._engines.pop(policy).set_result(None)
             policy.rest()
+            self._conversations.leave(policy)
 
     def stop(self) -> None:
         for stopping in self._engines.values():

@@ -112,9 +112,11 @@ def test_a_killed_launcher_is_replaced(sandbox: NsSandbox, filling: bool) -> Non
     if filling:
         assert filled(sandbox)
     waiting = sandbox.pool.ready()
-    for pid in launchers():
+    killed = launchers()
+    for pid in killed:
         os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: not any(jail.alive for jail in waiting))
+    assert eventually(lambda: not set(killed) & set(launchers()))  # each has ended, and not only been told to
     with pytest.raises(SandboxError, match="ended"):
         held.run(["sleep", "60"])
     with closing(sandbox.open(None, LIMITS)) as jail:
