@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -38,7 +40,7 @@ from nano_coder.verify.logprobs import logprob_gap
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import ConfigError
 from nano_shared.store import LogStore
-from nano_shared.types import Completion, Finish, Sampling, ToolCall, ToolSpec, TurnTokens
+from nano_shared.types import Completion, Finish, Sampling, StopReason, ToolCall, ToolSpec, TurnTokens
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -774,6 +776,32 @@ def test_a_name_whose_files_changed_answers_by_the_new_weights(
     shutil.copytree(adapter_folders[0], folder, dirs_exist_ok=True)
     load(many, "mine", folder)
     assert right(many, "mine", adapter_folders[0])
+
+
+def test_an_unloaded_adapter_leaves_the_memory_with_its_conversations(
+    many: Served, adapter_folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies: list[weakref.ref[Any]] = []
+    opened = SharedBase.open
+
+    def watched(base: SharedBase, folder: Path) -> Any:
+        found = opened(base, folder)
+        policies.append(weakref.ref(found.policy))
+        return found
+
+    monkeypatch.setattr(SharedBase, "open", watched)
+    load(many, "mine", adapter_folders[0])
+    body = {"model": "mine", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
+    assert post(many, "/v1/chat/completions", body).status_code == 200
+    post(many, "/v1/unload_lora_adapter", {"lora_name": "mine"}, headers=ADMIN)
+
+    until = time.monotonic() + 10
+    while policies[0]() is not None and time.monotonic() < until:
+        time.sleep(0.05)
+        gc.collect()
+    assert policies[0]() is None
+    (run,) = many.store.runs()
+    assert run.stop is StopReason.FINISHED
 
 
 @pytest.mark.parametrize("kept", ["by content", "by name"])
