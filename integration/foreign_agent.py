@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import sys
 import time
@@ -54,6 +55,7 @@ ARMS = ("fresh", "log")
 LOOK = """python -m pytest -q; awk '{print NR"|"$0}' $(ls *.py | grep -v test_)"""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 TINY_POSITIONS = 2048
+OPERATORS = (("+", "-", "*", "//", "%"), ("==", "!=", "<", "<=", ">", ">="))
 DEMONSTRATED = 1000
 """seed of the tasks that are imitated"""
 
@@ -77,6 +79,7 @@ def main() -> int:
     parser.add_argument(
         "--demonstrations", type=int, default=200, help="tasks of the teacher; 0: no imitation"
     )
+    parser.add_argument("--right", type=float, default=1.0, help="share of right choices of tiny's teacher")
     parser.add_argument("--rate", type=float, default=8e-4, help="learning rate of imitation; not of tiny")
     parser.add_argument("--epochs", type=float, default=1.0, help="of imitation")
     parser.add_argument("--layers", type=int, default=4, help="of the tiny policy")
@@ -120,7 +123,9 @@ def warm(options: argparse.Namespace) -> Path:
     command = options.agent.format(folder=options.agent_folder)
     agent = open_agent(command, [str(options.agent_folder)])
     runtime = replace(oracle_runtime(None), policy_name="teacher", agent=agent)
-    runs = execute(tasks, [ScriptedPolicy(solution(task), id="teacher") for task in tasks], runtime)
+    chance = random.Random(DEMONSTRATED)
+    taught = [task if chance.random() < options.right else misled(task, chance) for task in tasks]
+    runs = execute(tasks, [ScriptedPolicy(solution(task), id="teacher") for task in taught], runtime)
     print(f"demonstrations: {sum(run.reward == 1 for run in runs)} of {len(runs)} solved", flush=True)
     if options.is_tiny:
         options.model = build_tiny(
@@ -131,8 +136,27 @@ def warm(options: argparse.Namespace) -> Path:
         "--learning-rate", rate, "--epochs", options.epochs, "--set", f"batch={batch}",
         "--set", "optimizer.schedule=linear", "--set", "optimizer.warmup_steps=5",
     )  # fmt: skip
-    nano(home, "nano-rl", "sft", "--name", "warm", "--from-logs", "--model", options.model, *how)
+    lessons: tuple[object, ...] = ("--from-logs",)
+    if options.right < 1:  # wrong choices too, which no log gives
+        conversations = [{"messages": turns_of(run)} for run in runs]
+        write(home, {"lessons.jsonl": "".join(json.dumps(line) + "\n" for line in conversations)})
+        lessons = ("--messages", home / "lessons.jsonl")
+    nano(home, "nano-rl", "sft", "--name", "warm", *lessons, "--model", options.model, *how)
     return checkpoint
+
+
+def misled(task: Task, chance: random.Random) -> Task:
+    """The task whose oracle inserts another operator of the kind of the right one."""
+    edit, *rest = task.oracle or ()
+    right, old = str(edit.arguments["new"]), str(edit.arguments["old"])
+    (kind,) = [kind for kind in OPERATORS if right in kind]
+    new = chance.choice([other for other in kind if other not in (right, old)])
+    misled = edit.model_copy(update={"arguments": {**edit.arguments, "new": new}})
+    return task.model_copy(update={"oracle": (misled, *rest)})
+
+
+def turns_of(run: Trajectory) -> list[dict[str, str]]:
+    return [{"role": turn.role.value, "content": turn.content} for turn in run_messages(run, COMPACT_1)]
 
 
 def texts_of(runs: list[Trajectory]) -> list[str]:

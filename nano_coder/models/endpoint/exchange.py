@@ -77,7 +77,7 @@ class RefusedRequest(Exception):
 
     @property
     def excerpt(self) -> str:
-        return excerpt(self.body.decode("utf-8", "replace"))
+        return excerpt(self.message, 300)
 
 
 class Exchange:

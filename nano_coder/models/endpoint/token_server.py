@@ -153,7 +153,8 @@ class TokenServer:
         helps = "; start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or nano-coder serve"
         helps += " with --admin-key KEY, and give the key as NANO_ENGINE_KEY"
         refused = answer.status_code in (401, 403, 404, 405)
-        said = f"{self.url}/{route} answered {answer.status_code}: {excerpt(answer.text)}"
+        refusal = RefusedRequest(answer.status_code, answer.content)
+        said = f"{self.url}/{route} answered {answer.status_code}: {refusal.excerpt}"
         raise ServerUnavailable(said + (helps if refused else ""))
 
     def _complete(self, body: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:

@@ -286,7 +286,7 @@ class EnginePool:
             self._on_change(f"left out: {why}")
 
     def _refuse_none_ready(self) -> None:
-        problems = [f"{engine.server.url}: {engine.problem}" for engine in self._engines if engine.problem]
+        problems = [engine.problem for engine in self._engines if engine.problem]
         if not self._ready:
             raise PolicyError(
                 "no engine is ready: "
