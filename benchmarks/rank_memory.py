@@ -1,9 +1,9 @@
 """Peak memory of each rank (FSDP2, CPU) over two updates of 135 million random weights, beside `plan`.
 
-    torchrun --nproc-per-node 2 benchmarks/rank_memory.py LORA_RANK DTYPE TOKENS
+    torchrun --nproc-per-node 2 benchmarks/rank_memory.py LORA_RANK DTYPE TOKENS [--gradient-checkpointing]
 
-Rank 0, which has a whole copy of the weights besides, prints {"one process": bytes that `nano-rl plan`
-reckons for a training without ranks, "ranks": [bytes of each, measured]}.
+Rank 0, which has a whole copy of the weights besides, prints {"planned": [bytes of rank 0, of each other],
+"measured": [bytes of each rank]}.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def main(lora_rank: int, dtype: Any, tokens: int) -> None:
+def main(lora_rank: int, dtype: Any, tokens: int, checkpointing: bool) -> None:
     torch.set_num_threads(1)
     architecture = LlamaConfig(**SHAPE)
-    config = UpdateConfig(lora_rank=lora_rank, dtype=dtype, max_tokens=tokens)
+    config = UpdateConfig(
+        lora_rank=lora_rank, dtype=dtype, max_tokens=tokens, gradient_checkpointing=checkpointing
+    )
 
     def build(kind: torch.dtype) -> Any:
         torch.manual_seed(0)
@@ -48,7 +50,7 @@ def main(lora_rank: int, dtype: Any, tokens: int) -> None:
     ranks = Ranks.connect()
     ranks.join("cpu")
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    model = prepare(build(kind).eval(), lora_rank=lora_rank, seed=0)
+    model = prepare(build(kind).eval(), lora_rank=lora_rank, seed=0, gradient_checkpointing=checkpointing)
     whole = copy.deepcopy(model) if ranks.rank == 0 else None
     ids = tuple(3 + 7 * n % 900 for n in range(tokens))
     mask = (0,) * (tokens // 2) + (1,) * (tokens - tokens // 2)
@@ -75,10 +77,10 @@ def main(lora_rank: int, dtype: Any, tokens: int) -> None:
     dist.all_gather_object(peaks, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     if ranks.rank == 0:
         work = Workload(rows=0, row_tokens=tokens, kv_bytes=0)
-        planned = plan_memory(build, config, work, torch.device("cpu")).parts
-        one = sum(size for name, size in planned.items() if name != "sampler's copy")
-        print(json.dumps({"one process": one, "ranks": peaks}))
+        plan = plan_memory(build, config, work, torch.device("cpu"), ranks=ranks.size)
+        of_first = plan.total - plan.parts["sampler's copy"]  # nothing is sampled here
+        print(json.dumps({"planned": [of_first, plan.other_rank], "measured": peaks}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), "--gradient-checkpointing" in sys.argv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings, settings_options
 
 if TYPE_CHECKING:
+    from nano_rl.learn.config import UpdateConfig
     from nano_rl.learn.model.plan import MemoryPlan
 
 FLAGS = {
@@ -37,12 +39,13 @@ def command(
     model: ModelOption = None,
     device: DeviceOption = None,
     row_tokens: Annotated[int, Option(min=1, help="Tokens of the longest row.")] = ROW_TOKENS,
+    ranks: Annotated[int, Option(min=1, help="Processes of torchrun, on one machine.")] = 1,
     probe: Annotated[bool, Option(help="Time a few layers, for tokens a second.")] = True,
     as_json: JsonOption = False,
 ) -> int:
     """Say what `nano-rl train` with these options would take, and which settings make it fit."""
     config = settings.config()
-    planned = plan_of(model, config, device, row_tokens)
+    planned = plan_of(model, config, device, row_tokens, ranks=ranks)
     speed = planned.speed() if probe else {}
     if as_json:
         print(json.dumps({**planned.report(), **speed}))
@@ -63,9 +66,12 @@ class Planned:
     model_config: Any
     fitting: dict[str, Any] | None
     """settings with which it fits; empty if it does as it is"""
+    needed: int
+    """bytes on the device: on a CPU of all ranks together, on a GPU of rank 0"""
 
     def report(self) -> dict[str, Any]:
-        return {
+        of_ranks = {"other_rank": self.memory.other_rank} if self.memory.other_rank else {}
+        return of_ranks | {
             "model": self.name, "device": str(self.device), "parameters": self.memory.parameters,
             "trained": self.memory.trained, "bytes": self.memory.parts, "total": self.memory.total,
             "available": self.available, "fits": self.fitting == {}, "settings_that_fit": self.fitting,
@@ -93,9 +99,17 @@ def _toml(value: Any) -> str:
 
 
 def plan_of(
-    model: str | None, config: TrainConfig, device: str | None, row_tokens: int = ROW_TOKENS
+    model: str | None,
+    config: TrainConfig,
+    device: str | None,
+    row_tokens: int = ROW_TOKENS,
+    *,
+    ranks: int = 1,
+    beside: int | None = None,
 ) -> Planned:
-    """The plan of a training of a local model. Raises UsageError for a model that is not at hand."""
+    """The plan of a training of a local model by `ranks` processes, `beside` of them on the machine of rank 0
+    (default: all others). Raises UsageError for a model that is not at hand, and for ranks that cannot train
+    it."""
     from nano_coder.models.opening import model_config, name_to_train
 
     agent = load_config({"model": model, "device": device}, Path())[0]
@@ -111,6 +125,8 @@ def plan_of(
     placed = place(agent.device)
     if rank:
         config = config.model_copy(update={"lora_rank": rank})
+    if ranks > 1 and config.quantise:
+        raise UsageError("ranks take no `quantise`: leave it out, or plan for one process")
     rows = min(MAX_BATCH, config.prompts_per_step * max(1, config.group_size))
     work = Workload(rows=rows, row_tokens=row_tokens, kv_bytes=KV_BYTES)
 
@@ -118,25 +134,39 @@ def plan_of(
         empty: torch.nn.Module = build_empty(architecture, dtype)
         return empty
 
-    plan = partial(plan_memory, skeleton, work=work, device=placed)
+    plan = partial(
+        plan_memory, skeleton, work=work, device=placed, ranks=ranks,
+        offload=config.offload and placed.type != "cpu",
+    )  # fmt: skip
+    sharing = (ranks - 1 if beside is None else beside) * (placed.type == "cpu")
+
+    def needs(memory: MemoryPlan) -> int:
+        return memory.total + sharing * memory.other_rank
+
+    def with_settings(changed: UpdateConfig) -> float:
+        return math.inf if ranks > 1 and changed.quantise else needs(plan(config=changed))
+
     memory, room = plan(config=config), available_bytes(placed)
-    fitting = {} if memory.total <= room else settings_that_fit(lambda c: plan(config=c).total, config, room)
     return Planned(
         name=name, config=config, memory=memory, available=room, device=placed, model_config=architecture,
-        fitting=fitting,
+        fitting={} if needs(memory) <= room else settings_that_fit(with_settings, config, room),
+        needed=needs(memory),
     )  # fmt: skip
 
 
-def refuse_unfit(model: str | None, config: TrainConfig, device: str | None) -> None:
+def refuse_unfit(
+    model: str | None, config: TrainConfig, device: str | None, *, ranks: int = 1, beside: int = 0
+) -> None:
     """Raises UsageError for a training that cannot fit, with the settings that make it fit.
 
     Of the parts that depend on the tasks, it counts a single short row.
     """
     least = config.model_copy(update={"max_tokens": min(_LEAST_TOKENS, config.max_tokens), "group_size": 0})
-    planned = plan_of(model, least.model_copy(update={"prompts_per_step": 1}), device, _LEAST_TOKENS)
+    least = least.model_copy(update={"prompts_per_step": 1})
+    planned = plan_of(model, least, device, _LEAST_TOKENS, ranks=ranks, beside=beside)
     if planned.fitting != {}:
         raise UsageError(
-            f"training {planned.name} takes at least {planned.memory.total / 2**30:.1f} GiB, and"
+            f"training {planned.name} takes at least {planned.needed / 2**30:.1f} GiB, and"
             f" {planned.available / 2**30:.1f} GiB are free on {planned.device}: {planned.remedy()};"
             " nano-rl plan shows the parts"
         )
@@ -148,7 +178,12 @@ def _show(planned: Planned, speed: dict[str, float]) -> None:
     for name, size in memory.parts.items():
         if size:
             print(f"  {name:<20}{size / _MIB:>12,.0f} MiB")
-    print(f"  {'together':<20}{memory.total / _MIB:>12,.0f} MiB of {planned.available / _MIB:,.0f} free")
+    together, free = "together", f" of {planned.available / _MIB:,.0f} free"
+    if memory.other_rank:
+        print(f"  {'rank 0':<20}{memory.total / _MIB:>12,.0f} MiB")
+        print(f"  {'each other rank':<20}{memory.other_rank / _MIB:>12,.0f} MiB")
+        together = "on this machine" if planned.device.type == "cpu" else "on this GPU"
+    print(f"  {together:<20}{planned.needed / _MIB:>12,.0f} MiB{free}")
     for name, value in speed.items():
         print(f"  {name.replace('_tokens_per_second', ''):<20}{value:>12,.0f} tokens/s")
     print("fits" if planned.fitting == {} else f"does not fit: {planned.remedy()}")

@@ -209,8 +209,8 @@ def _train(
     environments, tasks = fresh_tasks(asked, config.seed, folder)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     ranks = _ranks()
-    if ranks is None or ranks.size == 1:
-        refuse_unfit(asked.model, config, asked.device)
+    size, beside = (ranks.size, ranks.beside) if ranks else (1, 0)
+    refuse_unfit(asked.model, config, asked.device, ranks=size, beside=beside)
     opened, parent, runtime = training_runtime(
         asked.model, asked.logs[0] if asked.logs else None, dtype=config.dtype,
         temperature=config.temperature, limit=limit, tools=asked.tools, device=asked.device,

@@ -36,6 +36,7 @@ from nano_rl.learn.update import PolicyLoss
 from nano_rl.scale.ranks import JOIN, Ranks, local_rank, lost_explained
 from nano_rl.scale.shards import check_shards, load_shards, save_shards
 from nano_shared.errors import CheckpointError, ConfigError, GuardTripped
+from nano_shared.malloc import unmap_freed_memory
 from nano_shared.settings import parse_config
 
 _PREFIX = "model."
@@ -114,6 +115,8 @@ class ShardedLearner(Learner):
         self._device = next(model.parameters()).device  # offloaded shards are elsewhere
         self._root = shard_model(model, self._device.type, ranks.size, offload=offload)
         super().__init__(self._root, config, steps=steps)
+        if self._device.type == "cpu":
+            unmap_freed_memory()
         self._ranks, self._shards = ranks, shards
         self._whole = dict(whole.named_parameters()) if whole is not None else {}
         if whole is not None:

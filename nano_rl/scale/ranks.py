@@ -48,6 +48,11 @@ class Ranks:
         """whether the process group is open"""
         self._orders = 0
 
+    @property
+    def beside(self) -> int:
+        """How many other ranks this machine has."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.size)) - 1
+
     @classmethod
     def connect(cls) -> Ranks:
         return cls(*next(iter(dist.rendezvous("env://", timeout=TIMEOUT))))

@@ -83,6 +83,25 @@ def test_the_first_setting_that_suffices_is_named() -> None:
     assert settings_that_fit(total, UpdateConfig(), 1) is None
 
 
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_ranks_share_what_is_trained_and_rank_0_has_a_copy_besides(lora_rank: int) -> None:
+    config = UpdateConfig(lora_rank=lora_rank, dtype="bfloat16")
+
+    def of(ranks: int) -> Any:
+        return plan_memory(lambda dtype: build("llama", dtype), config, WORK, CPU, ranks=ranks)
+
+    one, two, four = of(1), of(2), of(4)
+    for part in ("gradients", "optimizer"):
+        assert two.parts[part] == one.parts[part] // 2
+        assert four.parts[part] == one.parts[part] // 4
+    frozen = 2 * (one.parameters - one.trained)
+    assert two.parts["shards"] == (frozen + 4 * one.trained) // 2
+    beside = ("weights", "KV cache", "sampler's copy", "reference", "critic")
+    assert two.total - two.other_rank == sum(two.parts[part] for part in beside)
+    assert two.parts["weights"] == one.parts["weights"]
+    assert one.other_rank == 0
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(
@@ -100,6 +119,29 @@ def test_the_command_prints_parts_and_speed(tiny: str, capsys: pytest.CaptureFix
     assert report["fits"]
     assert sum(report["bytes"].values()) == report["total"]
     assert report["training_tokens_per_second"] > 0 < report["decoding_tokens_per_second"]
+
+
+def test_the_command_says_what_each_rank_takes(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from nano_rl.cli import cli
+
+    with pytest.raises(SystemExit):
+        cli(["plan", "--model", tiny, "--no-probe", "--ranks", "3"])
+    shown = capsys.readouterr().out
+    assert "each other rank" in shown
+    assert "on this machine" in shown
+    planned = command.plan_of(tiny, TrainConfig(), "cpu", ranks=3)
+    assert planned.needed == planned.memory.total + 2 * planned.memory.other_rank
+    with pytest.raises(UsageError, match="ranks take no `quantise`"):
+        command.plan_of(tiny, TrainConfig(lora_rank=4, quantise="8bit"), "cpu", ranks=3)
+
+
+def test_ranks_that_do_not_fit_together_are_refused(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    least = TrainConfig(max_tokens=256, prompts_per_step=1, group_size=0)
+    needed = command.plan_of(tiny, least, "cpu", 256, ranks=4).needed
+    monkeypatch.setattr("nano_rl.learn.model.plan.available_bytes", lambda device: needed - 1)
+    with pytest.raises(UsageError, match="takes at least"):
+        command.refuse_unfit(tiny, TrainConfig(), "cpu", ranks=4, beside=3)
+    command.refuse_unfit(tiny, TrainConfig(), "cpu", ranks=4, beside=1)
 
 
 def test_a_training_that_cannot_fit_is_refused(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,3 +176,13 @@ def test_the_peak_of_a_step_is_predicted_within_15_percent(case: str) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     found = json.loads(done.stdout)
     assert found["predicted"] == pytest.approx(found["measured"], rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["0 float32 512", "16 float32 1024", "0 bfloat16 1024"])
+def test_the_peak_of_each_rank_is_predicted_within_10_percent(case: str) -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "rank_memory.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*command, str(script), *case.split()], stdout=subprocess.PIPE, check=True)
+    found = json.loads(done.stdout)
+    assert found["planned"] == pytest.approx(found["measured"], rel=0.1)

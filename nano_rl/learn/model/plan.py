@@ -49,7 +49,9 @@ class MemoryPlan:
     parameters: int
     trained: int
     parts: dict[str, int]
-    """bytes at the peak"""
+    """bytes at the peak, of rank 0 if there are ranks"""
+    other_rank: int = 0
+    """bytes at the peak of each rank but rank 0"""
 
     @property
     def total(self) -> int:
@@ -57,10 +59,17 @@ class MemoryPlan:
 
 
 def plan_memory(
-    skeleton: Callable[[torch.dtype], nn.Module], config: UpdateConfig, work: Workload, device: torch.device
+    skeleton: Callable[[torch.dtype], nn.Module],
+    config: UpdateConfig,
+    work: Workload,
+    device: torch.device,
+    *,
+    ranks: int = 1,
+    offload: bool = False,
 ) -> MemoryPlan:
     """Memory of a training. `skeleton` makes the model on the meta device; an adapter that it carries is
-    trained. Raises ConfigError for a model that cannot be trained."""
+    trained. With `offload` shards are kept in the memory of the host. Raises ConfigError for a model that
+    cannot be trained."""
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     with torch.device("meta"):
         model: Any = prepare(skeleton(dtype).eval(), lora_rank=config.lora_rank, seed=0)
@@ -80,26 +89,51 @@ def plan_memory(
         "gradients": 4 * count,
         "optimizer": (2 if config.optimizer.states == "8bit" else 8) * count,
     }
+    sampled = {
+        "weights": base,
+        "reference": sum(p.numel() * p.element_size() for p in trained) * (config.objective.beta > 0),
+        "critic": (base + sum(learner.values())) * (config.objective.objective == "ppo"),
+    }
+    if ranks > 1:
+        frozen = sum(p.numel() * p.element_size() for p in weights if not p.requires_grad)
+        shards = {
+            "shards": frozen + 4 * count,
+            "gradients": 4 * count,
+            "optimizer": learner["optimizer"],
+        }
+        learner = {name: 0 if offload else size // ranks for name, size in shards.items()}
+        learner["gathered weights"] = _gathered(model, dtype)
     tokens = max(config.max_tokens, work.row_tokens)
     logits = _logits(causal, tokens, dtype)
-    if config.gradient_checkpointing:  # freed memory is returned, and gradients come after logits
-        logits = max(0, logits - 4 * count)
-    ppo = config.objective.objective == "ppo"
+    if config.gradient_checkpointing or ranks > 1:  # freed memory is returned; gradients come after logits
+        logits = max(0, logits - learner["gradients"])
+    learner |= {
+        "activations": round((1 + _PASSING) * activation_bytes(causal, tokens, work, config)),
+        "logits": logits,
+        "process": _PROCESS,
+    }
     return MemoryPlan(
         parameters=sum(p.numel() for p in weights),
         trained=count,
         parts={
-            "weights": base,
+            **sampled,
             **learner,
-            "reference": sum(p.numel() * p.element_size() for p in trained) * (config.objective.beta > 0),
-            "critic": (base + sum(learner.values())) * ppo,
-            "activations": round((1 + _PASSING) * activation_bytes(causal, tokens, work, config)),
-            "logits": logits,
             "KV cache": 2 * min(work.kv_bytes, work.rows * work.row_tokens * kv_token_bytes(causal, dtype)),
             "sampler's copy": _sampler_copy(causal, dtype, device, config),
-            "process": _PROCESS,
         },
+        other_rank=sum(learner.values()) * (ranks > 1),
     )
+
+
+def _gathered(model: nn.Module, dtype: torch.dtype) -> int:
+    """Bytes of the weights that FSDP2 has gathered at once: those outside of the layers, and two layers, of
+    which one is fetched ahead."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
+    outside = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values()) - sum(sizes)
+    return int(outside + 2 * max(sizes, default=0)) * dtype.itemsize
 
 
 def row_bytes(skeleton: nn.Module, config: UpdateConfig, tokens: int) -> int:
@@ -240,7 +274,7 @@ SAVINGS: tuple[dict[str, Any], ...] = (
 
 
 def settings_that_fit(
-    plan: Callable[[UpdateConfig], int], config: UpdateConfig, room: int
+    plan: Callable[[UpdateConfig], float], config: UpdateConfig, room: int
 ) -> dict[str, Any] | None:
     """The fewest of `SAVINGS`, taken in order, with which the training fits; None if none do."""
     taken: dict[str, Any] = {}
