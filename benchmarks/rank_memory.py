@@ -1,6 +1,6 @@
 """Peak memory of each rank (FSDP2, CPU) over two updates of 135 million random weights, beside `plan`.
 
-    torchrun --nproc-per-node 2 benchmarks/rank_memory.py LORA_RANK DTYPE TOKENS [--gradient-checkpointing]
+    torchrun --nproc-per-node 2 benchmarks/rank_memory.py LORA_RANK DTYPE TOKENS
 
 Rank 0, which has a whole copy of the weights besides, prints {"planned": [bytes of rank 0, of each other],
 "measured": [bytes of each rank]}.
@@ -36,12 +36,10 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def main(lora_rank: int, dtype: Any, tokens: int, checkpointing: bool) -> None:
+def main(lora_rank: int, dtype: Any, tokens: int) -> None:
     torch.set_num_threads(1)
     architecture = LlamaConfig(**SHAPE)
-    config = UpdateConfig(
-        lora_rank=lora_rank, dtype=dtype, max_tokens=tokens, gradient_checkpointing=checkpointing
-    )
+    config = UpdateConfig(lora_rank=lora_rank, dtype=dtype, max_tokens=tokens)
 
     def build(kind: torch.dtype) -> Any:
         torch.manual_seed(0)
@@ -50,7 +48,7 @@ def main(lora_rank: int, dtype: Any, tokens: int, checkpointing: bool) -> None:
     ranks = Ranks.connect()
     ranks.join("cpu")
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
-    model = prepare(build(kind).eval(), lora_rank=lora_rank, seed=0, gradient_checkpointing=checkpointing)
+    model = prepare(build(kind).eval(), lora_rank=lora_rank, seed=0)
     whole = copy.deepcopy(model) if ranks.rank == 0 else None
     ids = tuple(3 + 7 * n % 900 for n in range(tokens))
     mask = (0,) * (tokens // 2) + (1,) * (tokens - tokens // 2)
@@ -83,4 +81,4 @@ def main(lora_rank: int, dtype: Any, tokens: int, checkpointing: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), "--gradient-checkpointing" in sys.argv)
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

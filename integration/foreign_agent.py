@@ -91,6 +91,8 @@ def main() -> int:
         options.group_size, options.steps, options.max_turns, options.seeds = 2, 1, 3, options.seeds[:1]
         options.demonstrations, options.epochs = 4, 1.0
     options.is_tiny = options.model == "tiny"
+    if options.right < 1 and not options.is_tiny:
+        parser.error("--right is for --model tiny, whose tasks are one operator")
     options.out.mkdir(parents=True, exist_ok=True)
     shutil.copy(MODEL_CLASS, options.agent_folder)
     if options.is_tiny or options.demonstrations:
@@ -151,8 +153,8 @@ def misled(task: Task, chance: random.Random) -> Task:
     right, old = str(edit.arguments["new"]), str(edit.arguments["old"])
     (kind,) = [kind for kind in OPERATORS if right in kind]
     new = chance.choice([other for other in kind if other not in (right, old)])
-    misled = edit.model_copy(update={"arguments": {**edit.arguments, "new": new}})
-    return task.model_copy(update={"oracle": (misled, *rest)})
+    wrong = edit.model_copy(update={"arguments": {**edit.arguments, "new": new}})
+    return task.model_copy(update={"oracle": (wrong, *rest)})
 
 
 def turns_of(run: Trajectory) -> list[dict[str, str]]:

@@ -246,9 +246,7 @@ def _checkpointed(causal: nn.Module, again: Callable[[], AbstractContextManager[
 
 def checkpoint_layers(model: nn.Module) -> None:
     """Mark all layers of the model for gradient checkpointing. Raises ConfigError if it has none."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    layers = layers_of(model)
     if not layers:
         raise ConfigError(
             f"{type(model).__name__} has no layers that transformers can checkpoint; leave"
@@ -376,3 +374,10 @@ def _tree_attention(causal: Any) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The decoder layers, in order."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

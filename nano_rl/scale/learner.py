@@ -32,6 +32,7 @@ from nano_rl.learn.model.logprob import can_share, token_logprobs
 from nano_rl.learn.objectives.loss import mean_metrics
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.tree_forward import layers_of
 from nano_rl.learn.update import PolicyLoss
 from nano_rl.scale.ranks import JOIN, Ranks, local_rank, lost_explained
 from nano_rl.scale.shards import check_shards, load_shards, save_shards
@@ -76,17 +77,11 @@ def shard_model(model: nn.Module, device: str, size: int, *, offload: bool = Fal
         "offload_policy": CPUOffloadPolicy(pin_memory=device == "cuda") if offload else OffloadPolicy(),
     }
     root = _Root(model)
-    for layer in _layers(model):
+    for layer in layers_of(model):
         fully_shard(layer, **how)
     fully_shard(root, **how)
     root.set_reduce_scatter_unused_params(True)  # a rank whose rows leave out a weight reduces zeros for it
     return root
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

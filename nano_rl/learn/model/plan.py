@@ -22,7 +22,7 @@ from nano_rl.learn.config import UpdateConfig
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.model.logprob_head import BLOCK_LOGITS, CHUNK_LOGITS
 from nano_rl.learn.prefix_tree import TokenTree
-from nano_rl.learn.tree_forward import backbone, config_objection, tree_hidden
+from nano_rl.learn.tree_forward import backbone, config_objection, layers_of, tree_hidden
 
 _PROCESS = 450 * 2**20
 """Python, PyTorch and transformers without a model (measured); on a GPU about as much is taken by CUDA"""
@@ -128,11 +128,8 @@ def plan_memory(
 def _gathered(model: nn.Module, dtype: torch.dtype) -> int:
     """Bytes of the weights that FSDP2 has gathered at once: those outside of the layers, and two layers, of
     which one is fetched ahead."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
-    outside = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values()) - sum(sizes)
+    sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers_of(model)]
+    outside = sum(p.numel() for p in model.parameters()) - sum(sizes)
     return int(outside + 2 * max(sizes, default=0)) * dtype.itemsize
 
 
