@@ -43,6 +43,7 @@ class Case:
     """rollouts of a micro-batch of the peer, at its fastest"""
     ragged: bool = False
     """rollout g of a group ends after (g + 1) / rollouts of `new_tokens`"""
+    device: str = "cpu"
     tool_seconds: float = 0.0
     """that every tool call sleeps, besides its program"""
     times_faster: float = 0.0

@@ -2,7 +2,7 @@
 
     python grpo_step_nano.py MODEL_FOLDER CASE_JSON
 
-The parts are those of `nano-rl train`: the local policy's engine samples (one seat an agent), tools run in
+The parts are those of `nano-rl train`: the local policy's engine samples (one slot an agent), tools run in
 the sandbox, and `update.learn` makes the step, from trajectories as the log holds them.
 """
 
@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import TrainConfig
 from nano_rl.learn.advantage import credit_group
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
+from nano_rl.learn.model.flops import FlopCounter
 from nano_rl.learn.model.learner import Learner, prepare
 from nano_rl.learn.rows.group import form_groups, group_metrics
 from nano_rl.learn.update import Updater
@@ -49,21 +49,21 @@ from nano_shared.types import (
 class Steps:
     """The trainer on one case."""
 
-    def __init__(self, folder: Path, case: Case) -> None:
+    def __init__(self, model: Any, tokenizer: Any, case: Case) -> None:
         self.case = case
-        loaded = load_policy(str(folder), dtype=case.dtype, merge=False)
-        self.template = ChatTemplate(TEMPLATE, loaded.tokenizer)
+        self.template = ChatTemplate(TEMPLATE, tokenizer)
         self.config = TrainConfig(
             steps=1_000_000, prompts_per_step=case.prompts, group_size=case.rollouts, dtype=case.dtype,
             lora_rank=case.lora_rank, optimizer=OptimizerConfig(learning_rate=1e-6),
             # a random model's samples are as good as any here; what differs between steps is reported
             guards=GuardConfig(mismatch_mean=1.0, mismatch_max=1.0),
         )  # fmt: skip
-        self.model = prepare(loaded.model, lora_rank=case.lora_rank, seed=1)
+        self.model = prepare(model, lora_rank=case.lora_rank, seed=1)
+        self._flops = FlopCounter(self.model)
         self.learner = Learner(self.model, self.config.optimizer, steps=self.config.steps)
         # no token ends a turn: lengths are the case's
         self.engine = Engine(
-            self.model, eos_ids=frozenset(), pad_id=loaded.pad_id, context_limit=loaded.context_limit
+            self.model, eos_ids=frozenset(), pad_id=0, context_limit=model.config.max_position_embeddings
         )
         self.sandbox = open_sandbox() if case.turns > 1 else None
         self.tasks = [Task(key=f"problem-{i}", prompt=self._prompt(i)) for i in range(case.prompts)]
@@ -73,38 +73,44 @@ class Steps:
 
     def __call__(self) -> dict[str, float]:
         started = time.perf_counter()
+        runs = self.sampled()
+        rolled = time.perf_counter()
+        groups = form_groups(runs)
+        updater = Updater(learner=self.learner, config=self.config)
+        credited = [credit_group(group, self.config.objective, None) for group in groups]
+        with self._flops():
+            values = updater.learn(credited, group_metrics(groups), version=self.step)
+        return_freed_memory()
+        self.step += 1
+        generated = sum(len(turn.completion.tokens.sampled_ids) for run in runs for turn in run.turns)
+        return {
+            "rollout": rolled - started, "train": time.perf_counter() - rolled, "tools": self._tools,
+            "generated": generated, "trained": values["tokens"], "mismatch": values["mismatch"],
+            "mismatch_max": values["mismatch_max"], "flops": self._flops.total(values["tokens"]),
+        }  # fmt: skip
+
+    def sampled(self) -> list[Trajectory]:
+        """The rollouts of a step."""
         policy = LocalPolicy(self.engine, self.template, id="benchmark", version=self.step)
         slots = [policy.agent(i) for i in range(self.case.prompts * self.case.rollouts)]
         places = [(task, g) for task in self.tasks for g in range(self.case.rollouts)]
         self._tools = 0.0
         with ThreadPoolExecutor(len(slots)) as pool, policy.hosted() as lead:
             agents = [
-                pool.submit(self._rollout, policy, seat, place)
-                for seat, place in zip(slots, places, strict=True)
+                pool.submit(self._rollout, policy, slot, place)
+                for slot, place in zip(slots, places, strict=True)
             ]
             for agent in agents:
                 lead(agent)
-            runs = [agent.result() for agent in agents]
-        rolled = time.perf_counter()
-        groups = form_groups(runs)
-        updater = Updater(learner=self.learner, config=self.config)
-        credited = [credit_group(group, self.config.objective, None) for group in groups]
-        values = updater.learn(credited, group_metrics(groups), version=self.step)
-        return_freed_memory()
-        self.step += 1
-        generated = sum(len(turn.completion.tokens.sampled_ids) for run in runs for turn in run.turns)
-        return {
-            "rollout": rolled - started, "tools": self._tools, "generated": generated,
-            "trained": values["tokens"], "mismatch": values["mismatch"],
-        }  # fmt: skip
+            return [agent.result() for agent in agents]
 
-    def _rollout(self, policy: LocalPolicy, seat: Any, place: tuple[Task, int]) -> Trajectory:
+    def _rollout(self, policy: LocalPolicy, slot: Any, place: tuple[Task, int]) -> Trajectory:
         task, member = place
         conversation = Conversation((Message(role=Role.USER, content=task.prompt),))
         seed = hash((self.step, task.key, member)) % 2**31
         sampling = Sampling(temperature=1.0, max_tokens=self.case.length(member), seed=seed)
         turns: list[Turn] = []
-        with seat:
+        with slot:
             for index in range(self.case.turns):
                 completion = policy.complete(conversation, sampling)
                 conversation.record(completion)
@@ -144,7 +150,9 @@ class Steps:
 def main() -> None:
     torch.set_num_threads(2)
     torch.manual_seed(0)
-    answer_steps(Steps(Path(sys.argv[1]), Case(**json.loads(sys.argv[2]))))
+    case = Case(**json.loads(sys.argv[2]))
+    loaded = load_policy(sys.argv[1], dtype=case.dtype, merge=False)
+    answer_steps(Steps(loaded.model, loaded.tokenizer, case))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ def main() -> None:
     if not case.ragged:
         lengths["min_new_tokens"] = case.new_tokens
     config = GRPOConfig(
-        output_dir=tempfile.mkdtemp(prefix="grpo_step_trl"), use_cpu=True, bf16=False, fp16=False,
+        output_dir=tempfile.mkdtemp(prefix="grpo_step_trl"),
+        use_cpu=case.device == "cpu", bf16=False, fp16=False,
         per_device_train_batch_size=min(case.peer_micro, rows),
         gradient_accumulation_steps=max(1, rows // case.peer_micro),
         num_generations=case.rollouts, learning_rate=1e-6, lr_scheduler_type="constant", max_steps=FOREVER,
@@ -102,6 +103,7 @@ SPENT = {"rollout": 0.0, "tools": 0.0, "generated": 0.0, "prefilled": 0.0, "trai
 
 def _steps() -> Any:
     """A callback that waits for a line before each step, and reports the step after it."""
+    import torch
     from transformers import TrainerCallback
 
     class Steps(TrainerCallback):
@@ -113,7 +115,10 @@ def _steps() -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             seconds, cpu = time.perf_counter() - self.started, time.process_time() - self.cpu
-            report({name: SPENT[name] - self.before[name] for name in SPENT}, seconds, cpu)
+            figures = {name: SPENT[name] - self.before[name] for name in SPENT}
+            if torch.cuda.is_available():
+                figures["gpu_gb"] = torch.cuda.max_memory_allocated() / 2**30
+            report(figures, seconds, cpu)
 
     return Steps()
 

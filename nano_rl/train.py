@@ -341,7 +341,8 @@ def _refuse_long_row(model: nn.Module, longest: int, config: TrainConfig) -> Non
         skeleton = build_empty(causal.config, next(causal.parameters()).dtype)
     kept = config.model_copy(update={"gradient_checkpointing": True})
     need, least, room = (
-        row_bytes(skeleton, config, longest), row_bytes(skeleton, kept, longest), available_bytes(device)
+        row_bytes(skeleton, config, longest, device), row_bytes(skeleton, kept, longest, device),
+        available_bytes(device),
     )  # fmt: skip
     if need <= room:
         return

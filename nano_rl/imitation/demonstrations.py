@@ -20,7 +20,7 @@ from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores
 from nano_rl.learn.objectives.loss import sft_loss
 from nano_rl.learn.offline import OnStep, step_indices, train_rows, usual_guards
-from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.rows.batch import Batch, enough_tokens, make_batches
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
@@ -163,7 +163,8 @@ def train_sft(
 
     def do_step(learner: Learner, indices: Sequence[int]) -> dict[str, float]:
         chosen = [samples[i] for i in indices]
-        batches = make_batches(chosen, max_tokens=config.max_tokens, trees=can_share(model))
+        enough = enough_tokens(next(model.parameters()).device, config.max_tokens)
+        batches = make_batches(chosen, max_tokens=config.max_tokens, trees=can_share(model), enough=enough)
         values = learner.update(batches, imitation_loss, usual_guards)
         return {**values, "seen": float(sum(len(sample.ids) for sample in chosen))}
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -186,8 +188,150 @@ def tree_attention(
     query_HND: Tensor, key_KND: Tensor, value_KND: Tensor, tree: TokenTree, scale: float
 ) -> Tensor:
     """[N, H, D] attention output; H query heads over K key heads, H a multiple of K."""
-    apply: Callable[..., Tensor] = _TreeAttention.apply
+    flash = has_flash(query_HND) and query_HND.shape[-1] == value_KND.shape[-1]
+    apply: Callable[..., Tensor] = (_FlashTreeAttention if flash else _TreeAttention).apply
     return apply(query_HND, key_KND, value_KND, tree, scale)
+
+
+def has_flash(query: Tensor) -> bool:
+    """Whether PyTorch has FlashAttention over sequences of several lengths for these queries."""
+    narrow = query.dtype in (torch.bfloat16, torch.float16)
+    return query.device.type == "cuda" and narrow and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlashPass:
+    """Pairs of stretches of queries and keys that one call of FlashAttention covers; no query is in two."""
+
+    queries_n: Tensor | None
+    """int64 nodes of the queries, stretch by stretch; None: all nodes"""
+    keys_m: Tensor | None
+    bounds_q: Tensor
+    """int32 [P + 1] where each of P stretches begins among the queries"""
+    bounds_k: Tensor
+    longest_q: int
+    longest_k: int
+    causal: bool
+
+    def queries(self, values: Tensor) -> Tensor:
+        return values if self.queries_n is None else values.index_select(0, self.queries_n)
+
+    def keys(self, values: Tensor) -> Tensor:
+        return values if self.keys_m is None else values.index_select(0, self.keys_m)
+
+
+@lru_cache(maxsize=2)
+def flash_passes(tree: TokenTree) -> list[FlashPass]:
+    """The runs first, then all crosses in as few passes as the depth of the tree allows."""
+    device = tree.ids_N.device
+
+    def bounds(pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, int]:
+        sizes = [end - start for start, end in pairs]
+        return torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device), max(sizes)
+
+    own, longest = bounds(tree.runs)
+    passes = [
+        FlashPass(
+            queries_n=None, keys_m=None, bounds_q=own, bounds_k=own, longest_q=longest, longest_k=longest,
+            causal=True,
+        )
+    ]  # fmt: skip
+    levels: list[list[Cross]] = []
+    for cross in sorted(tree.crosses, key=lambda one: one.query_start):
+        free = (level for level in levels if level[-1].query_end <= cross.query_start)
+        level = next(free, None)
+        if level is None:
+            levels.append([cross])
+        else:
+            level.append(cross)
+    for level in levels:
+        of_queries = [(cross.query_start, cross.query_end) for cross in level]
+        of_keys = [(cross.key_start, cross.key_end) for cross in level]
+        bounds_q, longest_q = bounds(of_queries)
+        bounds_k, longest_k = bounds(of_keys)
+        queries_n, keys_m = (
+            torch.cat([torch.arange(start, end) for start, end in pairs]).to(device)
+            for pairs in (of_queries, of_keys)
+        )
+        passes.append(
+            FlashPass(
+                queries_n=queries_n, keys_m=keys_m, bounds_q=bounds_q, bounds_k=bounds_k, longest_q=longest_q,
+                longest_k=longest_k, causal=False,
+            )
+        )  # fmt: skip
+    return passes
+
+
+class _FlashTreeAttention(torch.autograd.Function):
+    """As `_TreeAttention`, in one call for all runs and one for each depth of the tree."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query_HND: Tensor, key_KND: Tensor, value_KND: Tensor, tree: TokenTree, scale: float
+    ) -> Tensor:
+        query, key, value = (x.transpose(0, 1) for x in (query_HND, key_KND, value_KND))
+        first, *crosses = flash_passes(tree)
+        out_NHD, lse_HN, *ctx.rng = flash(first, query, key, value, scale)
+        if crosses:
+            out_NHD = out_NHD.float()
+        for one in crosses:
+            part, part_lse, *_ = flash(one, query, key, value, scale)
+            assert one.queries_n is not None
+            lse = lse_HN.index_select(1, one.queries_n)
+            both = torch.logaddexp(lse, part_lse)
+            merged = one.queries(out_NHD) * (lse - both).exp_().t()[..., None]
+            merged.addcmul_(part.float(), (part_lse - both).exp_().t()[..., None])
+            out_NHD.index_copy_(0, one.queries_n, merged)
+            lse_HN.index_copy_(1, one.queries_n, both)
+        out_NHD = out_NHD.to(query.dtype)
+        ctx.save_for_backward(query_HND, key_KND, value_KND, out_NHD, lse_HN)
+        ctx.tree, ctx.scale = tree, scale
+        return out_NHD
+
+    @staticmethod
+    def backward(ctx: Any, grad_NHD: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query_HND, key_KND, value_KND, out_NHD, lse_HN = ctx.saved_tensors
+        given = tuple(x.transpose(0, 1) for x in (query_HND, key_KND, value_KND))
+        rest = (grad_NHD.contiguous(), out_NHD, lse_HN, ctx.rng, ctx.scale)
+        first, *crosses = flash_passes(ctx.tree)
+        d_query, d_key, d_value = flash_backward(first, *given, *rest)
+        if crosses:  # parts add up in float32
+            d_query, d_key, d_value = d_query.float(), d_key.float(), d_value.float()
+        for one in crosses:
+            d_q, d_k, d_v = flash_backward(one, *given, *rest)
+            assert one.queries_n is not None
+            assert one.keys_m is not None
+            d_query.index_add_(0, one.queries_n, d_q.float())
+            d_key.index_add_(0, one.keys_m, d_k.float())
+            d_value.index_add_(0, one.keys_m, d_v.float())
+        kind = query_HND.dtype
+        return (*(x.to(kind).transpose(0, 1) for x in (d_query, d_key, d_value)), None, None)
+
+
+def flash(
+    one: FlashPass, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, scale: float
+) -> tuple[Tensor, ...]:
+    """[n, H, D] outputs and [H, n] log-sum-exps of the queries of a pass, and two states of random numbers,
+    which nothing reads without dropout."""
+    call: Callable[..., tuple[Tensor, ...]] = torch.ops.aten._flash_attention_forward
+    return call(
+        one.queries(query_NHD), one.keys(key_NKD), one.keys(value_NKD), one.bounds_q, one.bounds_k,
+        one.longest_q, one.longest_k, 0.0, one.causal, False, scale=scale,
+    )[:4]  # fmt: skip
+
+
+def flash_backward(
+    one: FlashPass, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, grad_NHD: Tensor, out_NHD: Tensor,
+    lse_HN: Tensor, rng: Sequence[Tensor], scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of a pass's queries and keys, of the softmax over all passes that `lse_HN` normalises."""
+    call: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.ops.aten._flash_attention_backward
+    lse_Hn = lse_HN if one.queries_n is None else lse_HN.index_select(1, one.queries_n)
+    return call(
+        one.queries(grad_NHD), one.queries(query_NHD), one.keys(key_NKD), one.keys(value_NKD),
+        one.queries(out_NHD), lse_Hn, one.bounds_q, one.bounds_k, one.longest_q, one.longest_k, 0.0,
+        one.causal, *rng, scale=scale,
+    )  # fmt: skip
 
 
 class _TreeAttention(torch.autograd.Function):

@@ -30,7 +30,7 @@ from nano_rl.learn.model.critic import Critic, CriticRow, explained_variance
 from nano_rl.learn.model.learner import BatchLoss, Guard, Learner, LossPart, Reference
 from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores, token_logprobs
 from nano_rl.learn.objectives.loss import EXTREMA, policy_loss, token_weights
-from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.rows.batch import Batch, enough_tokens, make_batches
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.step_rows import StepRows, score_and_select
@@ -270,6 +270,7 @@ class Updater:
         """Whole groups distributed over at most `minibatches` parts in a seeded order; no part is empty."""
         config, objective = self.config, self.config.objective
         groups = list(range(len(rows.samples_of)))
+        enough = enough_tokens(next(self.learner.model.parameters()).device, config.max_tokens)
         count = max(1, min(config.minibatches, len(groups)))
         if count > 1:
             Random(f"minibatches {config.seed} {self.learner.step}").shuffle(groups)
@@ -278,7 +279,9 @@ class Updater:
             chosen = groups[part::count]
             samples = [s for g in chosen for s in rows.samples_of[g]]
             weights = token_weights(samples, objective.aggregation, constant_length=objective.constant_length)
-            batches = make_batches(samples, max_tokens=config.max_tokens, weights=weights, trees=trees)
+            batches = make_batches(
+                samples, max_tokens=config.max_tokens, weights=weights, trees=trees, enough=enough
+            )
             minibatches.append(
                 Minibatch(
                     batches=batches if self.reference is None else self.reference.score(batches),

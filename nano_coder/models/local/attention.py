@@ -7,6 +7,7 @@ The first dimension of every KV tensor is the layer, the second is key or value.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -36,6 +37,10 @@ class Scoring:
 
 _BLOCK_SCORES = 1 << 24
 """number of scores that exist at once where PyTorch has no kernel that returns log-sum-exps"""
+_PARALLEL = 16
+"""rows times key heads from which on PyTorch's kernel, which reads the keys of each in turn, is faster"""
+_ALIGNED = 8
+"""elements that it reads of a mask at once"""
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scores: Scoring, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -49,6 +54,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scores: Scoring, mask: Tensor | None
         )
         return out, lse
     b, h, n, _ = q.shape
+    if q.device.type == "cuda" and scores.softcap is None and b * h >= _PARALLEL and _aligned(mask):
+        wide = None if mask is None else mask.expand(b, h, n, k.shape[2])
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, wide, True, scale=scores.scale
+        )
+        return out, lse[:, :, :n]
     rows = max(1, _BLOCK_SCORES // (b * h * k.shape[2]))
     parts = [
         _block(q[:, :, at : at + rows], k, v, scores, mask if mask is None or mask.shape[2] == 1 else
@@ -58,6 +69,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scores: Scoring, mask: Tensor | None
     if len(parts) == 1:
         return parts[0]
     return torch.cat([out for out, _ in parts], dim=2), torch.cat([lse for _, lse in parts], dim=2)
+
+
+def _aligned(mask: Tensor | None) -> bool:
+    """Whether PyTorch's memory-efficient attention reads this mask."""
+    return mask is None or all(stride % _ALIGNED == 0 for stride in mask.stride()[:-1])
 
 
 def _block(q: Tensor, k: Tensor, v: Tensor, how: Scoring, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -77,10 +93,18 @@ class GroupedQueries:
     """
 
     def __init__(
-        self, members_T: Sequence[Sequence[int]], heads: int, keys: int, device: torch.device
+        self,
+        members_T: Sequence[Sequence[int]],
+        heads: int,
+        keys: int,
+        device: torch.device,
+        *,
+        size: int | None = None,
+        widest: int | None = None,
     ) -> None:
-        """`members_T`: indices of the queries of each group; every query is in exactly one."""
-        widest, rep = max(map(len, members_T)), heads // keys
+        """`members_T`: indices of the queries of each group; no query is in two. `size`: number of queries,
+        where some are in no group; their result is arbitrary. `widest`: G, where it shall be larger."""
+        widest, rep = widest or max(map(len, members_T)), heads // keys
         self._shape = (len(members_T), keys, widest * rep)
         # smaller groups are padded with some query, whose result is not used
         queries_TG = torch.tensor([[*one, *[-1] * (widest - len(one))] for one in members_T])
@@ -88,9 +112,14 @@ class GroupedQueries:
         gather_TKGR = queries_TG.clamp(min=0)[:, None, :, None] * heads + heads_KR[None, :, None, :]
         at_TKGR = torch.arange(gather_TKGR.numel()).view(gather_TKGR.shape)
         real_TG = queries_TG >= 0
-        scatter_NH = torch.empty((int(real_TG.sum()), heads), dtype=torch.long)
+        scatter_NH = torch.zeros((size or int(real_TG.sum()), heads), dtype=torch.long)
         scatter_NH[queries_TG[real_TG]] = at_TKGR.transpose(1, 2)[real_TG].flatten(1)
         self._gather, self._scatter = gather_TKGR.flatten().to(device), scatter_NH.flatten().to(device)
+
+    def copy_(self, other: GroupedQueries) -> None:
+        """Take the groups of another of the same sizes, in the same memory."""
+        self._gather.copy_(other._gather)
+        self._scatter.copy_(other._scatter)
 
     def arranged(self, values_N: Tensor) -> Tensor:
         """[T, 1, G * R, 1] a number of each query, where its scores are."""
@@ -125,8 +154,32 @@ class SharedPrefixes:
             self._distinct, self._kv, self._mask = before._distinct, before._kv, before._mask
         else:
             self._gather_kv(keys)
-        members = [[at for at, prefix in enumerate(prefixes_N) if prefix is one] for one in self._distinct]
-        self._grouped = GroupedQueries(members, heads, keys, prefixes_N[0].kv.device)
+        self._members = [
+            [at for at, prefix in enumerate(prefixes_N) if prefix is one] for one in self._distinct
+        ]
+        self._heads = heads, keys
+        self._grouped = GroupedQueries(self._members, heads, keys, prefixes_N[0].kv.device)
+
+    @property
+    def kv(self) -> Tensor:
+        """[L, 2, T, K, longest, D] of T prefixes."""
+        return self._kv
+
+    @property
+    def widest(self) -> int:
+        """Number of queries of the prefix that has most."""
+        return max(map(len, self._members))
+
+    def padded(self, size: int, widest: int) -> SharedPrefixes:
+        """The same for `size` queries, at most `widest` of each prefix; the shapes depend on these alone."""
+        other = copy(self)
+        device = self._kv.device
+        other._grouped = GroupedQueries(self._members, *self._heads, device, size=size, widest=widest)
+        return other
+
+    def regroup(self, other: SharedPrefixes) -> None:
+        """Take the groups of another of the same sizes, in the same memory."""
+        self._grouped.copy_(other._grouped)
 
     def _covers(self, prefixes: list[Prefix]) -> bool:
         return set(prefixes) <= set(self._distinct) and len(self._distinct) < 2 * len(prefixes)
@@ -197,6 +250,23 @@ class DecodeAttention:
                 _hidden_before(since, self._longest, arena.kv, self._mask),
                 prefixes.window_mask(window, positions_N),
             )
+
+    @classmethod
+    def of_tensors(
+        cls, arena: Arena, seen_B: Tensor, longest: int, prefixes: SharedPrefixes
+    ) -> DecodeAttention:
+        """Attention of one new token of each row, whose lengths are read where it is computed: no number
+        leaves the device. `seen_B`: positions in each slot, the new one included, at most `longest`."""
+        one = cls.__new__(cls)
+        one._arena, one._prefixes, one._rows, one._longest = arena, prefixes, len(seen_B), longest
+        keys, capacity, device = arena.shape.keys, arena.kv.shape[4], seen_B.device
+        heads_BK = torch.arange(len(seen_B) * keys, device=device).view(-1, keys)
+        one._places = (heads_BK * capacity + (seen_B - 1)[:, None]).flatten()
+        past_BL = torch.arange(longest, device=device) >= seen_B[:, None]
+        mask_BL = torch.zeros(past_BL.shape, dtype=arena.kv.dtype, device=device)
+        one._mask = mask_BL.masked_fill_(past_BL, -torch.inf)[:, None, None]
+        one._grouped, one._window_masks = None, {}
+        return one
 
     def _own_masks(
         self, slots: Sequence[int], seen: Sequence[int], counts_B: Sequence[int], heads: int
@@ -314,9 +384,10 @@ def _length_mask(lengths: Sequence[int], kv: Tensor) -> Tensor | None:
     longest = max(lengths)
     if min(lengths) == longest:
         return None
-    past = torch.arange(longest)[None] >= torch.tensor(lengths)[:, None]
-    mask = torch.zeros(past.shape, dtype=kv.dtype).masked_fill_(past, -torch.inf)
-    return mask[:, None, None].to(kv.device)
+    padded = -(-longest // _ALIGNED) * _ALIGNED
+    past = torch.arange(padded)[None] >= torch.tensor(lengths)[:, None]
+    mask = torch.zeros(past.shape, dtype=kv.dtype).masked_fill_(past, -torch.inf).to(kv.device)
+    return mask[:, None, None, :longest]
 
 
 def _hidden_before(since: Tensor, size: int, kv: Tensor, mask: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ from nano_coder.models.local.attention import (
     PrefillSegment,
     SharedPrefixes,
 )
+from nano_coder.models.local.decode_graph import DecodeGraph, can_record
 from nano_coder.models.local.kv_cache import (
     Arena,
     KVShape,
@@ -99,6 +100,7 @@ class ContinuousDecoder:
         """those of the batch after its last change"""
         self._changed = True
         self._speculator = NGramSpeculator()
+        self._graph = DecodeGraph(forward) if can_record(forward) else None
         self.cache = PrefixCache(self._shape, max_bytes)
         self.counts = TokenCounts()
 
@@ -148,6 +150,8 @@ class ContinuousDecoder:
         self._slots.clear()
         self._arena = Arena(self._shape)
         self._prefixes, self._changed = None, True
+        if self._graph is not None:
+            self._graph = DecodeGraph(self._forward)
         self._speculator = NGramSpeculator()
         self.cache.clear()
 
@@ -267,7 +271,10 @@ class ContinuousDecoder:
         return logits
 
     def _propose(self) -> list[list[int]]:
-        """Draft tokens for each row of the batch; few or none where many rows are decoded."""
+        """Draft tokens for each row of the batch; few or none where many rows are decoded, none where a
+        step is recorded, which is faster."""
+        if self._graph is not None:
+            return [[]] * len(self._slots)
         room = self._speculator.budget(len(self._slots))
         draft_tokens = []
         for slot in self._slots:
@@ -294,6 +301,13 @@ class ContinuousDecoder:
             prefixes = SharedPrefixes(each, forward.heads, forward.keys, prefixes)
         rows = self.decoding
         lengths = [slot.length for slot in slots]
+        if self._graph is not None:
+            logits_BV = self._graph.step(
+                self._arena, prefixes, lengths, [row.ids[-1] for row in rows], [row.position for row in rows]
+            )
+            if logits_BV is not None:
+                self.counts.steps += 1
+                return logits_BV
         positions_N = self._tensor(
             [row.position + nth for row, count in zip(rows, counts, strict=True) for nth in range(count)]
         )

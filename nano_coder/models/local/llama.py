@@ -191,6 +191,8 @@ class LlamaForward:
             getattr(config, "logits_scaling", 1.0)
         )
         self._logit_cap = getattr(config, "final_logit_softcapping", None)
+        self.fixed_shapes = not self.windows and all(isinstance(one.mlp, GatedMLP) for one in self.layers)
+        """whether all shapes depend on the number of tokens alone, which those of experts do not"""
 
     @property
     def dtype(self) -> torch.dtype:

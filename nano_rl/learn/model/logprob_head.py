@@ -20,7 +20,9 @@ from torch.utils.checkpoint import checkpoint
 CHUNK_LOGITS = 2**26
 """number of logits that exist at once, in the weights' precision"""
 BLOCK_LOGITS = 2**20
-"""number of logits that are processed at once in float32"""
+"""number of logits that are processed at once in float32, so that they stay in a CPU's caches"""
+GPU_BLOCK_LOGITS = 2**25
+"""the same off the CPU, where each block costs some thirty launches"""
 
 Anticipate = Callable[[Tensor, Tensor, slice], Tensor]
 """log-probs and entropies [n] of a slice of the tokens -> their share of the loss"""
@@ -80,6 +82,11 @@ def selected_scores(
     return logprobs_N, entropy_N if entropy_gradient else entropy_N.detach()
 
 
+def block_logits(device: torch.device) -> int:
+    """Number of logits that are processed at once in float32."""
+    return BLOCK_LOGITS if device.type == "cpu" else GPU_BLOCK_LOGITS
+
+
 def _chunks(targets: Targets, size: int) -> list[tuple[slice, slice]]:
     sites = targets.temperature_S.shape[0]
     starts = list(range(0, sites, size))
@@ -120,7 +127,7 @@ class _Pass:
             self.d_hidden = torch.empty_like(self._hidden)
         for sites, tokens in self._plan.chunks:
             logits_sV = nn.functional.linear(self._hidden[sites], self._weight, self._bias)
-            rows = max(1, BLOCK_LOGITS // logits_sV.shape[1])
+            rows = max(1, block_logits(logits_sV.device) // logits_sV.shape[1])
             starts = range(0, logits_sV.shape[0], rows)
             bounds = torch.searchsorted(
                 targets.site_N[tokens] - sites.start,

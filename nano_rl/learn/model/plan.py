@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from nano_rl.learn.config import UpdateConfig
 from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.model.logprob_head import BLOCK_LOGITS, CHUNK_LOGITS
+from nano_rl.learn.model.logprob_head import CHUNK_LOGITS, block_logits
 from nano_rl.learn.prefix_tree import TokenTree
 from nano_rl.learn.tree_forward import backbone, config_objection, layers_of, tree_hidden
 
@@ -104,23 +104,27 @@ def plan_memory(
         learner = {name: 0 if offload else size // ranks for name, size in shards.items()}
         learner["gathered weights"] = _gathered(model, dtype)
     tokens = max(config.max_tokens, work.row_tokens)
-    logits = _logits(causal, tokens, dtype)
-    if config.gradient_checkpointing or ranks > 1:  # freed memory is returned; gradients come after logits
+    logits = _logits(causal, tokens, dtype, device)
+    on_cpu = device.type == "cpu"
+    if on_cpu and (config.gradient_checkpointing or ranks > 1):
+        # freed memory is returned; gradients come after logits
         logits = max(0, logits - learner["gradients"])
     learner |= {
         "activations": round((1 + _PASSING) * activation_bytes(causal, tokens, work, config)),
         "logits": logits,
         "process": _PROCESS,
     }
+    sampler = {
+        "KV cache": 2 * min(work.kv_bytes, work.rows * work.row_tokens * kv_token_bytes(causal, dtype)),
+        "sampler's copy": _sampler_copy(causal, dtype, device, config),
+    }
+    parts = {**sampled, **learner, **sampler}
+    if not on_cpu:  # a CPU's allocator keeps what the sampler frees before learning begins
+        parts["used in turn"] = -min(sum(sampler.values()), learner["activations"] + learner["logits"])
     return MemoryPlan(
         parameters=sum(p.numel() for p in weights),
         trained=count,
-        parts={
-            **sampled,
-            **learner,
-            "KV cache": 2 * min(work.kv_bytes, work.rows * work.row_tokens * kv_token_bytes(causal, dtype)),
-            "sampler's copy": _sampler_copy(causal, dtype, device, config),
-        },
+        parts=parts,
         other_rank=sum(learner.values()) * (ranks > 1),
     )
 
@@ -133,13 +137,13 @@ def _gathered(model: nn.Module, dtype: torch.dtype) -> int:
     return int(outside + 2 * max(sizes, default=0)) * dtype.itemsize
 
 
-def row_bytes(skeleton: nn.Module, config: UpdateConfig, tokens: int) -> int:
+def row_bytes(skeleton: nn.Module, config: UpdateConfig, tokens: int, device: torch.device) -> int:
     """Memory that learning from one row takes beside weights, gradients and optimizer. `skeleton` is the
     model on the meta device."""
     work = Workload(rows=1, row_tokens=tokens, kv_bytes=0)
     kept = activation_bytes(skeleton, tokens, work, config)
     element = skeleton.get_output_embeddings().weight.dtype  # type: ignore[operator]
-    return round((1 + _PASSING) * kept) + _logits(skeleton, tokens, element)
+    return round((1 + _PASSING) * kept) + _logits(skeleton, tokens, element, device)
 
 
 def kv_token_bytes(causal: Any, dtype: torch.dtype) -> int:
@@ -219,11 +223,11 @@ class _Kept:
             self.bytes += storage.nbytes()
 
 
-def _logits(causal: Any, tokens: int, dtype: torch.dtype) -> int:
+def _logits(causal: Any, tokens: int, dtype: torch.dtype, device: torch.device) -> int:
     """Logits of a chunk, blocks in float32, states and their gradient, and the gradient of a trained head."""
     head: Tensor = causal.get_output_embeddings().weight
     chunk = min(CHUNK_LOGITS, tokens * head.shape[0]) * dtype.itemsize
-    blocks = 4 * 4 * min(BLOCK_LOGITS, tokens * head.shape[0])
+    blocks = 4 * 4 * min(block_logits(device), tokens * head.shape[0])
     states = 2 * tokens * head.shape[1] * dtype.itemsize
     return chunk + blocks + states + (2 * head.numel() * dtype.itemsize if head.requires_grad else 0)
 

@@ -17,7 +17,7 @@ from nano_rl.learn.prefix_tree import common_prefix
 from nano_rl.learn.rows.sample import TrainSample
 
 ENOUGH = 1024
-"""tokens of a micro-batch beyond which larger ones are no faster and need more memory"""
+"""tokens of a micro-batch beyond which larger ones are no faster on a CPU and need more memory"""
 _Placed = tuple[TrainSample, int]
 """a sample and its index"""
 
@@ -98,13 +98,14 @@ def make_batches(
     num_action_tokens: int | None = None,
     dtype: torch.dtype = torch.float32,
     trees: bool = True,
+    enough: int = ENOUGH,
 ) -> list[Batch]:
     """Micro-batches of at most `max_tokens` positions of the forward pass, the most expensive first.
 
     A shared prefix counts once, and rows that share one stay together. Rows that share little are combined
-    up to `ENOUGH` tokens only, to save memory for the backward pass. With `trees` False, for models that
-    cannot merge rows (`logprob.can_share`), padded positions are counted, longest rows first. A row longer
-    than `max_tokens` gets a micro-batch of its own.
+    up to `enough` tokens only (`enough_tokens`), to save memory for the backward pass. With `trees` False,
+    for models that cannot merge rows (`logprob.can_share`), padded positions are counted, longest rows first.
+    A row longer than `max_tokens` gets a micro-batch of its own.
 
     `weights` is [S] the share of each trained token of each sample (`token_weights`); None is the token mean,
     1 / `num_action_tokens`, which defaults to the trained tokens of all samples; several ranks pass their
@@ -122,20 +123,28 @@ def make_batches(
     if weights is None:
         weights = [1 / max(num_action_tokens, 1)] * len(samples)
     weighted = list(zip(samples, weights, strict=True))
-    parts = split_samples(samples, max_tokens=max_tokens, trees=trees)
+    parts = split_samples(samples, max_tokens=max_tokens, trees=trees, enough=enough)
     return [_collate([weighted[place] for place in part], num_action_tokens, dtype) for part in parts]
 
 
-def split_samples(samples: Sequence[TrainSample], *, max_tokens: int, trees: bool) -> list[list[int]]:
+def enough_tokens(device: torch.device, max_tokens: int) -> int:
+    """Tokens up to which rows that share little are combined: all that fit on a GPU, which a few do not
+    fill."""
+    return ENOUGH if device.type == "cpu" else max_tokens
+
+
+def split_samples(
+    samples: Sequence[TrainSample], *, max_tokens: int, trees: bool, enough: int = ENOUGH
+) -> list[list[int]]:
     """The indices in `samples` of the rows of each micro-batch, as `make_batches` splits them."""
     placed = [(sample, place) for place, sample in enumerate(samples)]
-    split = _split_trees if trees else _split_rows
-    return [[place for _, place in part] for part in split(placed, max_tokens)]
+    split = _split_trees(placed, max_tokens, enough) if trees else _split_rows(placed, max_tokens)
+    return [[place for _, place in part] for part in split]
 
 
-def _split_trees(samples: Sequence[_Placed], max_tokens: int) -> list[list[_Placed]]:
-    """Rows that share a long prefix together up to `max_tokens`; others up to `ENOUGH` tokens."""
-    enough = min(max_tokens, ENOUGH)
+def _split_trees(samples: Sequence[_Placed], max_tokens: int, enough: int) -> list[list[_Placed]]:
+    """Rows that share a long prefix together up to `max_tokens`; others up to `enough` tokens."""
+    enough = min(max_tokens, enough)
     parts: list[_Bin] = []
     for family in _families(samples, max_tokens, least=enough // 8):
         if parts and (cost := parts[-1].cost_with(family)) <= enough:
