@@ -63,7 +63,7 @@ def hostile(run: Trajectory) -> Trajectory:
     )  # fmt: skip
     return run.model_copy(
         update={
-            "id": run.id[:-1] + ("y" if run.id.endswith("z") else "z"), "task": task, "turns": (turn,),
+            "id": run.id + "z", "started": run.started + 1, "task": task, "turns": (turn,),  # the last one
             "stop_detail": text("why"),
             "answer": text("answer"), "diff": text("diff"), "policy": text("policy"), "verdict": verdict,
         }
@@ -159,7 +159,7 @@ def test_nothing_that_is_printed_drives_a_terminal(
 ) -> None:
     with LogStore.open(home / "log.db") as store:
         ids = [run.id for run in store.runs()]
-    first, second = next(i for i in ids if not i.endswith("z")), next(i for i in ids if i.endswith("z"))
+    first, second = sorted(ids, key=len)  # the hostile one has the longer id
     names = {"RUN": second, "FIRST": first, "MODEL": str(tiny_folder)}
     names["HOSTILE"] = HOSTILE.replace("\0", "").replace("\ud800", "\udcff")
     out, err = said(program, *(names.get(part, part) for part in line.split()))
