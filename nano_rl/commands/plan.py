@@ -40,13 +40,14 @@ def command(
     device: DeviceOption = None,
     row_tokens: Annotated[int, Option(min=1, help="Tokens of the longest row.")] = ROW_TOKENS,
     ranks: Annotated[int, Option(min=1, help="Processes of torchrun, on one machine.")] = 1,
-    probe: Annotated[bool, Option(help="Time a few layers, for tokens a second.")] = True,
+    probe: Annotated[bool, Option(help="Time a few layers, for tokens a second, where it fits.")] = True,
     as_json: JsonOption = False,
 ) -> int:
     """Say what `nano-rl train` with these options would take, and which settings make it fit."""
     config = settings.config()
     planned = plan_of(model, config, device, row_tokens, ranks=ranks)
-    speed = planned.speed() if probe else {}
+    # a training that does not fit has no speed, and three of its layers may not fit either
+    speed = planned.speed() if probe and planned.fitting == {} else {}
     if as_json:
         print(json.dumps({**planned.report(), **speed}))
     else:

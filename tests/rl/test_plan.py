@@ -121,6 +121,19 @@ def test_the_command_prints_parts_and_speed(tiny: str, capsys: pytest.CaptureFix
     assert report["training_tokens_per_second"] > 0 < report["decoding_tokens_per_second"]
 
 
+def test_what_does_not_fit_is_not_timed(
+    tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nano_rl.cli import cli
+
+    monkeypatch.setattr("nano_rl.learn.model.plan.available_bytes", lambda device: 1)
+    monkeypatch.delattr("nano_rl.learn.model.plan.probe_speed")
+    with pytest.raises(SystemExit) as ended:
+        cli(["plan", "--model", tiny])
+    assert ended.value.code in (0, None)
+    assert "does not fit" in capsys.readouterr().out
+
+
 def test_the_command_says_what_each_rank_takes(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     from nano_rl.cli import cli
 
