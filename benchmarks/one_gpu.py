@@ -251,7 +251,7 @@ def bf16_flops(device: str) -> float:
 
 
 def trl_step(case: Case, shape: str) -> dict[str, Any]:
-    """The same step in a process of TRL's, told to make one after another."""
+    """Figures of the same step by TRL, which runs in a process of its own."""
     folder = Path(tempfile.mkdtemp())
     random_model(shape, case.device).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
