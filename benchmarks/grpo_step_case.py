@@ -39,6 +39,8 @@ class Case:
     turns: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora_rank: int = 0
+    max_tokens: int = 4096
+    """of a micro-batch of ours"""
     peer_micro: int = 8
     """rollouts of a micro-batch of the peer, at its fastest"""
     ragged: bool = False

@@ -54,7 +54,8 @@ class Steps:
         self.template = ChatTemplate(TEMPLATE, tokenizer)
         self.config = TrainConfig(
             steps=1_000_000, prompts_per_step=case.prompts, group_size=case.rollouts, dtype=case.dtype,
-            lora_rank=case.lora_rank, optimizer=OptimizerConfig(learning_rate=1e-6),
+            lora_rank=case.lora_rank, max_tokens=case.max_tokens,
+            optimizer=OptimizerConfig(learning_rate=1e-6),
             # a random model's samples are as good as any here; what differs between steps is reported
             guards=GuardConfig(mismatch_mean=1.0, mismatch_max=1.0),
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Rollout and training on one GPU: tokens a second, MFU, peak memory against the plan, beside TRL.
 
-    python benchmarks/one_gpu.py --out FILE [--only NAME ...] [--trl-python PYTHON] [--at-once]
+    python benchmarks/one_gpu.py --out FILE [--only NAME ...] [--trl-python PYTHON] [--micro-batch TOKENS]
 
 Random weights in the shapes of SmolLM2-135M, Qwen2.5-1.5B and Llama-3-8B, in bfloat16. Each case is a process
 of its own, and one JSON line of FILE:
@@ -10,6 +10,8 @@ step-*   a GRPO step as `grpo_step.py` makes it: 8 prompts x 8 rollouts, prompts
 one-*    one rollout alone: seconds a sampled token
 long-*   one update on two long rows with gradient checkpointing
 trl-*    the step by TRL, unmodified, where `--trl-python` names a Python that has it
+
+`--micro-batch` bounds the tokens of a micro-batch of both: TRL's has as many rows as hold them.
 
 Peak memory is what PyTorch's allocator handed out; the plan is what `nano-rl plan` says, without its estimate
 for the process. `--at-once` runs the cases side by side, to see that each works: its times mean nothing.
@@ -60,13 +62,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--trl-python", help="a Python that has torch, trl and peft")
+    parser.add_argument("--micro-batch", type=int, default=8192, help="tokens, of ours and of TRL's")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shrink", type=int, default=1, help="divides all lengths, for a look on a CPU")
     parser.add_argument("--at-once", action="store_true")
     parser.add_argument("--case", choices=NAMES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
-        print("FIGURES " + json.dumps(run_case(options.case, options.device, options.shrink)), flush=True)
+        print("FIGURES " + json.dumps(run_case(options)), flush=True)
         return 0
     running: list[tuple[str, subprocess.Popen[str]]] = []
     failed = 0
@@ -76,6 +79,7 @@ def main() -> int:
         python = options.trl_python if name.startswith("trl-") else sys.executable
         command = [python, __file__, "--out", "-", "--device", options.device]
         command += ["--case", name, "--shrink", str(options.shrink)]
+        command += ["--micro-batch", str(options.micro_batch)]
         running.append(
             (name, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
         )
@@ -98,15 +102,16 @@ def written(out: Path, name: str, process: subprocess.Popen[str]) -> int:
     return int("failed" in found)
 
 
-def run_case(name: str, device: str, shrink: int) -> dict[str, Any]:
+def run_case(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
+    name, device, shrink = options.case, options.device, options.shrink
     kind, shape = name.split("-")
     torch.manual_seed(0)
     case = Case(
         name=name, model="smollm2", prompts=8, rollouts=8, prompt_tokens=max(64, 256 // shrink),
-        new_tokens=256 // shrink, dtype="bfloat16", lora_rank=LORA.get(shape, 0), peer_micro=16,
-        device=device,
+        new_tokens=256 // shrink, dtype="bfloat16", lora_rank=LORA.get(shape, 0), device=device,
+        max_tokens=options.micro_batch // shrink, peer_micro=max(1, options.micro_batch // 512),
     )  # fmt: skip
     if kind == "trl":
         return trl_step(case, shape)
@@ -149,7 +154,8 @@ def steps(model: Any, shape: str, case: Case) -> dict[str, Any]:
     trained = median(row["train"] for row in found)
     planned = memory_plan(shape, made.config, case, rows=case.prompts * case.rollouts)
     return {
-        "rollout seconds": rolled, "sampled tokens/s": found[0]["generated"] / rolled,
+        "micro-batch": case.max_tokens, "rollout seconds": rolled,
+        "sampled tokens/s": found[0]["generated"] / rolled,
         "training seconds": trained, "trained tokens/s": found[0]["trained"] / trained,
         "mfu": median(row["flops"] for row in found) / trained / bf16_flops(case.device),
         "mismatch mean, max": [max(row[k] for row in found) for k in ("mismatch", "mismatch_max")],
@@ -265,7 +271,8 @@ def trl_step(case: Case, shape: str) -> dict[str, Any]:
         raise SystemExit(done.stderr[-2500:])
     rolled, seconds = (median(row[key] for row in rows) for key in ("rollout", "seconds"))
     return {
-        "rollout seconds": rolled, "sampled tokens/s": rows[0]["generated"] / rolled,
+        "micro-batch": case.max_tokens, "rollout seconds": rolled,
+        "sampled tokens/s": rows[0]["generated"] / rolled,
         "training seconds": seconds - rolled, "peak GiB": rows[-1]["gpu_gb"],
     }  # fmt: skip
 

@@ -6,11 +6,12 @@ Install it outside /tmp with a Python below /usr, as examples/agents says, and n
     python integration/foreign_agent.py --out FOLDER --agent-folder /srv/mini --seeds 0 1 2
 
 First the policy imitates the agent with a teacher behind it, on `--demonstrations` tasks of their own: the
-teacher knows each task's oracle and acts through the agent's own tool. Then for each seed and arm the
-policy is trained on 60 tasks and measured on held-out ones, before and after, with the same seeds of
-sampling: `fresh` is `train --agent`, `log` is `rollout --agent` and then `train --from-logs` on what its
-server captured, without a rollout more. A seed that FOLDER/results.json holds is not run again, and a
-training that was stopped goes on. The last line of each arm is its gain and interval over seeds; the exit
+teacher knows each task's oracle and acts through the agent's own tool. With `--right` below 1 its choice of
+an operator is drawn anew in each epoch, so that what is learned is its odds, and no choice by heart. Then for
+each seed and arm the policy is trained on 60 tasks and measured on held-out ones, before and after, with the
+same seeds of sampling: `fresh` is `train --agent`, `log` is `rollout --agent` and then `train --from-logs` on
+what its server captured, without a rollout more. A seed that FOLDER/results.json holds is not run again, and
+a training that was stopped goes on. The last line of each arm is its gain and interval over seeds; the exit
 code is 1 where one reaches 0.
 
 `--model tiny` is a policy of some million weights that has seen nothing but the demonstrations. Its tasks are
@@ -125,25 +126,31 @@ def warm(options: argparse.Namespace) -> Path:
     command = options.agent.format(folder=options.agent_folder)
     agent = open_agent(command, [str(options.agent_folder)])
     runtime = replace(oracle_runtime(None), policy_name="teacher", agent=agent)
-    chance = random.Random(DEMONSTRATED)
-    taught = [task if chance.random() < options.right else misled(task, chance) for task in tasks]
-    runs = execute(tasks, [ScriptedPolicy(solution(task), id="teacher") for task in taught], runtime)
+    runs = execute(tasks, [ScriptedPolicy(solution(task), id="teacher") for task in tasks], runtime)
     print(f"demonstrations: {sum(run.reward == 1 for run in runs)} of {len(runs)} solved", flush=True)
+    # the weights of a tiny policy are random: an adapter would leave them so
+    rate, batch, rank = options.rate, 4, 16
     if options.is_tiny:
         options.model = build_tiny(
             home / "tiny", texts_of(runs), layers=options.layers, max_positions=TINY_POSITIONS
         )
-    rate, batch = (2e-3, 16) if options.is_tiny else (options.rate, 4)
-    how = (
-        "--learning-rate", rate, "--epochs", options.epochs, "--set", f"batch={batch}",
-        "--set", "optimizer.schedule=linear", "--set", "optimizer.warmup_steps=5",
-    )  # fmt: skip
-    lessons: tuple[object, ...] = ("--from-logs",)
+        rate, batch, rank = 2e-3, 16, 0
+    lessons, epochs = home / "lessons.jsonl", options.epochs
+    source: tuple[object, ...] = ("--from-logs",)
     if options.right < 1:  # wrong choices too, which no log gives
-        conversations = [{"messages": turns_of(run)} for run in runs]
-        write(home, {"lessons.jsonl": "".join(json.dumps(line) + "\n" for line in conversations)})
-        lessons = ("--messages", home / "lessons.jsonl")
-    nano(home, "nano-rl", "sft", "--name", "warm", *lessons, "--model", options.model, *how)
+        chance, epochs = random.Random(DEMONSTRATED), 1
+        drawn = [
+            {"messages": turns_of(run, task, chance.random() < options.right, chance)}
+            for _ in range(round(options.epochs))
+            for run, task in zip(runs, tasks, strict=True)
+        ]
+        write(home, {lessons.name: "".join(json.dumps(line) + "\n" for line in drawn)})
+        source = ("--messages", lessons)
+    nano(
+        home, "nano-rl", "sft", "--name", "warm", *source, "--model", options.model, "--lora-rank", rank,
+        "--learning-rate", rate, "--epochs", epochs, "--set", f"batch={batch}",
+        "--set", "optimizer.schedule=linear", "--set", "optimizer.warmup_steps=20",
+    )  # fmt: skip
     return checkpoint
 
 
@@ -157,8 +164,13 @@ def misled(task: Task, chance: random.Random) -> Task:
     return task.model_copy(update={"oracle": (wrong, *rest)})
 
 
-def turns_of(run: Trajectory) -> list[dict[str, str]]:
-    return [{"role": turn.role.value, "content": turn.content} for turn in run_messages(run, COMPACT_1)]
+def turns_of(run: Trajectory, task: Task, right: bool, chance: random.Random) -> list[dict[str, str]]:
+    """The run of the task's oracle, or the same with a wrong operator: what the agent answers is the same."""
+    said = dict(zip(solution(task), solution(task if right else misled(task, chance)), strict=True))
+    return [
+        {"role": turn.role.value, "content": said.get(turn.content, turn.content)}
+        for turn in run_messages(run, COMPACT_1)
+    ]
 
 
 def texts_of(runs: list[Trajectory]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,8 @@ class Planned:
     """settings with which it fits; empty if it does as it is"""
     needed: int
     """bytes on the device: on a CPU of all ranks together, on a GPU of rank 0"""
+    needed_with: Callable[[UpdateConfig], float]
+    """the same with other settings"""
 
     def report(self) -> dict[str, Any]:
         of_ranks = {"other_rank": self.memory.other_rank} if self.memory.other_rank else {}
@@ -76,7 +79,16 @@ class Planned:
             "model": self.name, "device": str(self.device), "parameters": self.memory.parameters,
             "trained": self.memory.trained, "bytes": self.memory.parts, "total": self.memory.total,
             "available": self.available, "fits": self.fitting == {}, "settings_that_fit": self.fitting,
+            "larger_max_tokens": self.larger_max_tokens(),
         }  # fmt: skip
+
+    def larger_max_tokens(self) -> int | None:
+        """On a GPU a larger micro-batch that fits; there it is faster."""
+        from nano_rl.learn.model.plan import wider_micro_batch
+
+        if self.device.type == "cpu" or self.fitting != {}:
+            return None
+        return wider_micro_batch(self.needed_with, self.config, self.available)
 
     def speed(self) -> dict[str, float]:
         from nano_coder.models.weights import build_empty
@@ -151,7 +163,7 @@ def plan_of(
     return Planned(
         name=name, config=config, memory=memory, available=room, device=placed, model_config=architecture,
         fitting={} if needs(memory) <= room else settings_that_fit(with_settings, config, room),
-        needed=needs(memory),
+        needed=needs(memory), needed_with=with_settings,
     )  # fmt: skip
 
 
@@ -188,3 +200,5 @@ def _show(planned: Planned, speed: dict[str, float]) -> None:
     for name, value in speed.items():
         print(f"  {name.replace('_tokens_per_second', ''):<20}{value:>12,.0f} tokens/s")
     print("fits" if planned.fitting == {} else f"does not fit: {planned.remedy()}")
+    if tokens := planned.larger_max_tokens():
+        print(f"--set max_tokens={tokens} fits too: a GPU learns faster from larger micro-batches")

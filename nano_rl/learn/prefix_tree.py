@@ -201,7 +201,7 @@ def has_flash(query: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlashPass:
-    """Pairs of stretches of queries and keys that one call of FlashAttention covers; no query is in two."""
+    """Pairs of stretches of queries and keys that one call of FlashAttention covers. No query is in two."""
 
     queries_n: Tensor | None
     """int64 nodes of the queries, stretch by stretch; None: all nodes"""
@@ -212,6 +212,8 @@ class FlashPass:
     longest_q: int
     longest_k: int
     causal: bool
+    """whether a query sees its stretch of keys only up to itself, which is as far from the end as it is from
+    that of its own stretch"""
 
     def queries(self, values: Tensor) -> Tensor:
         return values if self.queries_n is None else values.index_select(0, self.queries_n)
@@ -220,16 +222,33 @@ class FlashPass:
         return values if self.keys_m is None else values.index_select(0, self.keys_m)
 
 
+_PATHS = 8
+"""largest number of keys of one pass over whole paths, in nodes of the tree"""
+
+
 @lru_cache(maxsize=2)
 def flash_passes(tree: TokenTree) -> list[FlashPass]:
-    """The runs first, then all crosses in as few passes as the depth of the tree allows."""
+    """One pass in which each run sees its whole path, a copy of its own. Where the copies take too much, the
+    runs by themselves, then all crosses in as few passes as the depth of the tree allows."""
     device = tree.ids_N.device
 
-    def bounds(pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, int]:
-        sizes = [end - start for start, end in pairs]
+    def bounds(sizes: Sequence[int]) -> tuple[Tensor, int]:
         return torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device), max(sizes)
 
-    own, longest = bounds(tree.runs)
+    def nodes(stretches: Sequence[tuple[int, int]]) -> Tensor:
+        return torch.cat([torch.arange(start, end) for start, end in stretches]).to(device)
+
+    own, longest = bounds([end - start for start, end in tree.runs])
+    whole = paths(tree)
+    sizes = [sum(end - start for start, end in path) for path in whole]
+    if tree.crosses and sum(sizes) <= _PATHS * tree.num_nodes:
+        of_paths, longest_path = bounds(sizes)
+        return [
+            FlashPass(
+                queries_n=None, keys_m=nodes([part for path in whole for part in path]), bounds_q=own,
+                bounds_k=of_paths, longest_q=longest, longest_k=longest_path, causal=True,
+            )
+        ]  # fmt: skip
     passes = [
         FlashPass(
             queries_n=None, keys_m=None, bounds_q=own, bounds_k=own, longest_q=longest, longest_k=longest,
@@ -247,23 +266,32 @@ def flash_passes(tree: TokenTree) -> list[FlashPass]:
     for level in levels:
         of_queries = [(cross.query_start, cross.query_end) for cross in level]
         of_keys = [(cross.key_start, cross.key_end) for cross in level]
-        bounds_q, longest_q = bounds(of_queries)
-        bounds_k, longest_k = bounds(of_keys)
-        queries_n, keys_m = (
-            torch.cat([torch.arange(start, end) for start, end in pairs]).to(device)
-            for pairs in (of_queries, of_keys)
-        )
+        bounds_q, longest_q = bounds([end - start for start, end in of_queries])
+        bounds_k, longest_k = bounds([end - start for start, end in of_keys])
         passes.append(
             FlashPass(
-                queries_n=queries_n, keys_m=keys_m, bounds_q=bounds_q, bounds_k=bounds_k, longest_q=longest_q,
-                longest_k=longest_k, causal=False,
+                queries_n=nodes(of_queries), keys_m=nodes(of_keys), bounds_q=bounds_q, bounds_k=bounds_k,
+                longest_q=longest_q, longest_k=longest_k, causal=False,
             )
         )  # fmt: skip
     return passes
 
 
+def paths(tree: TokenTree) -> list[list[tuple[int, int]]]:
+    """For each run the stretches of nodes [start, end) from its root to its end."""
+    waiting = sorted(tree.crosses, key=lambda cross: cross.query_start, reverse=True)
+    seen: list[Cross] = []
+    found = []
+    for start, end in tree.runs:
+        while waiting and waiting[-1].query_start <= start:
+            seen.append(waiting.pop())
+        seen = [cross for cross in seen if cross.query_end > start]
+        found.append([*sorted((cross.key_start, cross.key_end) for cross in seen), (start, end)])
+    return found
+
+
 class _FlashTreeAttention(torch.autograd.Function):
-    """As `_TreeAttention`, in one call for all runs and one for each depth of the tree."""
+    """As `_TreeAttention`, in one call for all runs, or one more for each depth of the tree."""
 
     @staticmethod
     def forward(
@@ -295,7 +323,12 @@ class _FlashTreeAttention(torch.autograd.Function):
         rest = (grad_NHD.contiguous(), out_NHD, lse_HN, ctx.rng, ctx.scale)
         first, *crosses = flash_passes(ctx.tree)
         d_query, d_key, d_value = flash_backward(first, *given, *rest)
-        if crosses:  # parts add up in float32
+        if first.keys_m is not None:  # the copies of a key add up in float32
+            d_key, d_value = (
+                torch.zeros_like(x, dtype=torch.float32).index_add_(0, first.keys_m, part.float())
+                for x, part in zip(given[1:], (d_key, d_value), strict=True)
+            )
+        if crosses:  # so do the parts
             d_query, d_key, d_value = d_query.float(), d_key.float(), d_value.float()
         for one in crosses:
             d_q, d_k, d_v = flash_backward(one, *given, *rest)

@@ -159,7 +159,9 @@ def _policy_loss(
     # also called with slices of the batch, while the head's gradient is computed
     if on_logprobs is not None and batch is whole:
         on_logprobs(batch, scores.logprobs_BT.detach())
-    return policy_loss(scores.logprobs_BT, batch, objective, entropy_BT=scores.entropy_BT)
+    return policy_loss(
+        scores.logprobs_BT, batch, objective, entropy_BT=scores.entropy_BT, measured=batch is whole
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

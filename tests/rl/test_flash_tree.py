@@ -6,6 +6,7 @@ import pytest
 import torch
 from families import forking_rows
 from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from nano_rl.learn import prefix_tree
@@ -23,8 +24,12 @@ def scores_of(one: FlashPass, query: Tensor, key: Tensor) -> Tensor:
         for x, bounds in ((query, one.bounds_q), (key, one.bounds_k))
     )
     seen = part_n[:, None] == part_m
-    if one.causal:
-        seen &= torch.arange(len(query))[:, None] >= torch.arange(len(key))
+    if one.causal:  # aligned at the ends of both stretches
+        from_end_n, from_end_m = (
+            bounds[1:][part] - torch.arange(len(part))
+            for part, bounds in ((part_n, one.bounds_q), (part_m, one.bounds_k))
+        )
+        seen &= from_end_n[:, None] <= from_end_m
     return scores.masked_fill(~seen, -torch.inf)
 
 
@@ -66,13 +71,17 @@ def attended(tree: TokenTree) -> list[Tensor]:
     return [out, *torch.autograd.grad(out, given_, torch.randn(out.shape, generator=made))]
 
 
-@given(forking_rows())
-def test_passes_of_flash_attention_are_the_attention_along_the_tree(samples: list[TrainSample]) -> None:
+@given(forking_rows(), st.sampled_from([0, 1, 8]))
+def test_passes_of_flash_attention_are_the_attention_along_the_tree(
+    samples: list[TrainSample], copies: int
+) -> None:
     width = max(len(s.ids) for s in samples)
     ids_BT = torch.tensor([[*s.ids, *[0] * (width - len(s.ids))] for s in samples])
     tree = build_tree(ids_BT, [len(s.ids) for s in samples])
     plain = attended(tree)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_tree, "_PATHS", copies)
+        flash_passes.cache_clear()
         patch.setattr(prefix_tree, "has_flash", lambda query: True)
         patch.setattr(prefix_tree, "flash", flash)
         patch.setattr(prefix_tree, "flash_backward", flash_backward)
@@ -80,12 +89,22 @@ def test_passes_of_flash_attention_are_the_attention_along_the_tree(samples: lis
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_a_group_needs_two_passes() -> None:
-    ids_BT = torch.tensor([[1, 2, 3, row, 5] for row in range(4)])
-    tree = build_tree(ids_BT, [5] * 4)
-    own, shared = flash_passes(tree)
+def test_a_group_needs_one_pass_with_a_copy_of_the_prompt_for_each_row() -> None:
+    (one,) = flash_passes(tree_of_a_group())
+    assert one.causal
+    assert one.bounds_q.tolist() == [0, 5, 7, 9, 11]
+    assert one.bounds_k.tolist() == [0, 5, 10, 15, 20]
+
+
+def test_a_group_with_too_long_a_prompt_needs_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_tree, "_PATHS", 1)
+    own, shared = flash_passes(tree_of_a_group())
     assert own.causal
     assert not shared.causal
     # the first row lies in one run with the prompt
     assert shared.bounds_q.tolist() == [0, 6]
     assert shared.bounds_k.tolist() == [0, 3]
+
+
+def tree_of_a_group() -> TokenTree:
+    return build_tree(torch.tensor([[1, 2, 3, row, 5] for row in range(4)]), [5] * 4)

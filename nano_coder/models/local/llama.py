@@ -129,6 +129,8 @@ class Norm:
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.is_cuda:  # one kernel in place of seven; rounds once, and so does the trainer's
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)

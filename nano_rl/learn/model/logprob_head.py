@@ -21,7 +21,7 @@ CHUNK_LOGITS = 2**26
 """number of logits that exist at once, in the weights' precision"""
 BLOCK_LOGITS = 2**20
 """number of logits that are processed at once in float32, so that they stay in a CPU's caches"""
-GPU_BLOCK_LOGITS = 2**25
+GPU_BLOCK_LOGITS = 2**26
 """the same off the CPU, where each block costs some thirty launches"""
 
 Anticipate = Callable[[Tensor, Tensor, slice], Tensor]

@@ -182,25 +182,27 @@ def kept_sequences(
 
 
 def policy_loss(
-    logprobs_BT: Tensor, batch: Batch, config: ObjectiveConfig, *, entropy_BT: Tensor | None = None
-) -> tuple[Tensor, dict[str, float]]:
+    logprobs_BT: Tensor, batch: Batch, config: ObjectiveConfig, *, entropy_BT: Tensor | None = None,
+    measured: bool = True,
+) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
     """The scalar loss of a micro-batch and its metrics; both are summed over the micro-batches of a step.
 
     `logprobs_BT` are the current log-probs with gradient. The loss of a batch without trained tokens is 0.0.
     Metrics are sums over trained tokens, to be averaged by `mean_metrics`; those ending in `_max` are maxima,
-    in `_min` minima.
+    in `_min` minima. Without `measured` there are none.
 
     Raises ValueError if beta > 0 and the batch has no reference log-probs, and for an entropy bonus without
     entropies that have a gradient.
     """
     mask = batch.mask_BT
     entropy_N = None if entropy_BT is None else entropy_BT[mask]
-    return token_loss(logprobs_BT[mask], Tokens.of(batch), config, entropy_N=entropy_N)
+    return token_loss(logprobs_BT[mask], Tokens.of(batch), config, entropy_N=entropy_N, measured=measured)
 
 
 def token_loss(
-    new_N: Tensor, tokens: Tokens, config: ObjectiveConfig, *, entropy_N: Tensor | None = None
-) -> tuple[Tensor, dict[str, float]]:
+    new_N: Tensor, tokens: Tokens, config: ObjectiveConfig, *, entropy_N: Tensor | None = None,
+    measured: bool = True,
+) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
     """As `policy_loss`, given the trained tokens alone: whole rows, or any slice if `config.separable`."""
     tokens = tokens.to(new_N)
     # the same tensor, so that the ratio is exactly 1 with the gradient of REINFORCE
@@ -235,7 +237,8 @@ def token_loss(
     if config.entropy_bonus > 0:
         loss_N = loss_N - config.entropy_bonus * _with_gradient(entropy_N, new_N)
     loss = (tokens.weight_N * loss_N).sum()
-
+    if not measured:
+        return loss, {}
     with torch.no_grad():
         sums |= _ratio_metrics(ratio_N, log_ratio_N, advantages_N, config)
         sums |= _mismatch_metrics(mismatch_N, raw_N, config)
