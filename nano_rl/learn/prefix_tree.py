@@ -212,8 +212,8 @@ class FlashPass:
     longest_q: int
     longest_k: int
     causal: bool
-    """whether a query sees its stretch of keys only up to itself, which is as far from the end as it is from
-    that of its own stretch"""
+    """aligned at the ends: the last query of a stretch sees all keys of its pair, the one before it all but
+    the last, and so on"""
 
     def queries(self, values: Tensor) -> Tensor:
         return values if self.queries_n is None else values.index_select(0, self.queries_n)
@@ -222,14 +222,14 @@ class FlashPass:
         return values if self.keys_m is None else values.index_select(0, self.keys_m)
 
 
-_PATHS = 8
-"""largest number of keys of one pass over whole paths, in nodes of the tree"""
+_MAX_KEYS_PER_NODE = 8
+"""bound of the keys of one pass over whole paths, copies counted, by the nodes of the tree"""
 
 
 @lru_cache(maxsize=2)
 def flash_passes(tree: TokenTree) -> list[FlashPass]:
-    """One pass in which each run sees its whole path, a copy of its own. Where the copies take too much, the
-    runs by themselves, then all crosses in as few passes as the depth of the tree allows."""
+    """One causal pass in which each run attends to a copy of its whole path. Where the copies would take too
+    much memory: the runs by themselves, then all crosses in as few passes as the depth of the tree allows."""
     device = tree.ids_N.device
 
     def bounds(sizes: Sequence[int]) -> tuple[Tensor, int]:
@@ -241,7 +241,7 @@ def flash_passes(tree: TokenTree) -> list[FlashPass]:
     own, longest = bounds([end - start for start, end in tree.runs])
     whole = paths(tree)
     sizes = [sum(end - start for start, end in path) for path in whole]
-    if tree.crosses and sum(sizes) <= _PATHS * tree.num_nodes:
+    if tree.crosses and sum(sizes) <= _MAX_KEYS_PER_NODE * tree.num_nodes:
         of_paths, longest_path = bounds(sizes)
         return [
             FlashPass(

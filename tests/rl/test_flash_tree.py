@@ -80,7 +80,7 @@ def test_passes_of_flash_attention_are_the_attention_along_the_tree(
     tree = build_tree(ids_BT, [len(s.ids) for s in samples])
     plain = attended(tree)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefix_tree, "_PATHS", copies)
+        patch.setattr(prefix_tree, "_MAX_KEYS_PER_NODE", copies)
         flash_passes.cache_clear()
         patch.setattr(prefix_tree, "has_flash", lambda query: True)
         patch.setattr(prefix_tree, "flash", flash)
@@ -97,7 +97,7 @@ def test_a_group_needs_one_pass_with_a_copy_of_the_prompt_for_each_row() -> None
 
 
 def test_a_group_with_too_long_a_prompt_needs_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_tree, "_PATHS", 1)
+    monkeypatch.setattr(prefix_tree, "_MAX_KEYS_PER_NODE", 1)
     own, shared = flash_passes(tree_of_a_group())
     assert own.causal
     assert not shared.causal
