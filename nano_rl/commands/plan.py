@@ -71,7 +71,7 @@ class Planned:
     needed: int
     """bytes on the device: on a CPU of all ranks together, on a GPU of rank 0"""
     needed_with: Callable[[UpdateConfig], float]
-    """the same with other settings"""
+    """bytes on the device with other settings"""
 
     def report(self) -> dict[str, Any]:
         of_ranks = {"other_rank": self.memory.other_rank} if self.memory.other_rank else {}
@@ -83,7 +83,7 @@ class Planned:
         }  # fmt: skip
 
     def larger_max_tokens(self) -> int | None:
-        """On a GPU a larger micro-batch that fits; there it is faster."""
+        """On a GPU, which learns faster from larger micro-batches, one that fits; None if there is none."""
         from nano_rl.learn.model.plan import wider_micro_batch
 
         if self.device.type == "cpu" or self.fitting != {}:
