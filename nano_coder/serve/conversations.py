@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from nano_coder import __version__
@@ -190,6 +191,8 @@ class Conversations:
         """notified when a turn was sampled"""
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._by_key: dict[tuple[str, str], list[tuple[_Held, int]]] = {}
+        self._sought: list[tuple[str, frozenset[str]]] = []
+        """session and keys of each request that looks for its conversation, which is held meanwhile"""
         self._owners = 0
         self._began = time.time()
 
@@ -213,8 +216,9 @@ class Conversations:
         """
         request, keys = self._limited(request), request.keys()
         model = model or self.model
-        self._recall(request, keys, session, model)
-        held, new = self._place(request, keys, session, model)
+        with self._seeking(session, keys):
+            self._recall(request, keys, session, model)
+            held, new = self._place(request, keys, session, model)
         held.client = client
         try:
             return self._sample(held, new, request, keys[-1], on_text)
@@ -254,6 +258,23 @@ class Conversations:
             }
         )  # fmt: skip
         return replace(request, sampling=sampling, more={})
+
+    @contextmanager
+    def _seeking(self, session: str, keys: Sequence[str]) -> Iterator[None]:
+        """Meanwhile no conversation is forgotten that one of the keys is of."""
+        sought = (session, frozenset(keys))
+        with self._lock:
+            self._sought.append(sought)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sought.remove(sought)
+
+    def _is_sought(self, held: _Held) -> bool:
+        return any(
+            held.session == session and not keys.isdisjoint(held.keys) for session, keys in self._sought
+        )
 
     def _recall(self, request: ModelRequest, keys: Sequence[str], session: str, model: ServedModel) -> None:
         """Hold those of the log's conversations that the request may continue, where none is held: they are
@@ -397,8 +418,8 @@ class Conversations:
         held = _Held(run=run, model=model, session=session, owner=self._owners, keys=list(keys), busy=True)
         self._held[run.id] = held
         if (surplus := len(self._held) - MOST_HELD) > 0:
-            idle = [other for other in self._held.values() if not other.busy]
-            for other in idle[:surplus]:
+            idle = (other for other in self._held.values() if not (other.busy or self._is_sought(other)))
+            for other in list(islice(idle, surplus)):
                 self._forget(other)
         return held
 
@@ -449,17 +470,29 @@ class Conversations:
             previous_ended=run.turns[-1].ended if run.turns else None,
             top=top,
         )
-        self._record(held, turn, answer, key)
-        return answer
+        return replace(answer, run=self._record(held, turn, answer, key))
 
-    def _record(self, held: _Held, turn: Turn, answer: ModelAnswer, key: str) -> None:
-        """Log the turn, and continue the conversation after it."""
+    def _record(self, held: _Held, turn: Turn, answer: ModelAnswer, key: str) -> str:
+        """Log the turn, and continue the conversation after it. Returns the run's id: that of a fork, if
+        another process has ended the run, as `nano-coder feedback` does."""
         run, store = held.run, held.model.store
         if not run.own_turns:
             store.begin(run)
         answered = content_hash([key, answer.message.key])
         asked = ClientRequest(held.session, held.client, answered)
-        store.append_turn(run.id, turn, None if self._episode else asked)
+        try:
+            store.append_turn(run.id, turn, None if self._episode else asked)
+        except LogError:
+            if self._episode or store.get(run.id).stop is None:
+                raise
+            with self._lock:
+                held.ended = True
+                fork = self._continued(held, len(run.turns), held.model)
+            fork.client = held.client
+            id = self._record(fork, turn, answer, key)
+            with self._lock:
+                fork.busy = False
+            return id
         with self._lock:
             if self._episode is not None:
                 self._episode.overflowed = False
@@ -470,6 +503,7 @@ class Conversations:
             held.keys.append(answered)
             self._by_key.setdefault((held.session, answered), []).append((held, len(held.keys)))
             self._held.move_to_end(run.id)
+        return run.id
 
     def _complete(
         self, held: _Held, conversation: Conversation, request: ModelRequest, on_text: OnText | None
@@ -617,9 +651,10 @@ class Conversations:
             return
         held.ended = True
         last = held.run.turns[-1]
-        held.model.store.finish(
-            held.run.id, stop=StopReason.FINISHED, answer=last.completion.text, ended=last.ended
-        )
+        with suppress(LogError):  # another process was first
+            held.model.store.finish(
+                held.run.id, stop=StopReason.FINISHED, answer=last.completion.text, ended=last.ended
+            )
 
 
 def end_interrupted(store: LogStore, idle_seconds: float) -> int:

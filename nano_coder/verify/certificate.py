@@ -44,7 +44,11 @@ class Certificate:
         return not self.findings
 
     def as_dict(self) -> dict[str, Any]:
-        bounds = {"max": MAX_GAP} if self.dtype == "float32" else {"mean": MEAN_GAP, "turn_mean": TURN_GAP}
+        bounds = (
+            {"max": MAX_GAP}
+            if self.dtype == "float32"
+            else {"relative_mean": MEAN_GAP, "turn_mean": TURN_GAP}
+        )
         return {
             "certified": self.certified,
             "policy": self.policy,
@@ -100,7 +104,7 @@ def _far(gap: Gap) -> RunFinding:
         True,
         RefusalCode.OTHER_LOGPROBS.value,
         f"its log-probs are {gap.mean:.2g} nats from the policy's in the mean and {gap.max:.2g} at most;"
-        f" turn {gap.worst_turn} by {gap.worst_turn_mean:.2g}",
+        f" turn {gap.worst_turn} is the farthest",
     )
 
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 MAX_GAP = 1e-4
 """nats; bound for any token, if the policy sampled in float32"""
 MEAN_GAP = 0.05
-"""nats; bound for the mean over a run, if the policy sampled in bfloat16: over 384 runs of the shipped policy
-the mean is 0.002 and the largest 0.036"""
+"""bound for the mean relative gap of a run, if the policy sampled in bfloat16: over 384 runs of the shipped
+policy the mean is 0.002 and the largest 0.036, over 20 chats that it finds unlikely 0.02 and 0.033"""
 TURN_GAP = 0.1
-"""nats; bound for the mean over one turn, for any dtype: a turn that another policy wrote is nats away, which
-a long run must not hide"""
+"""bound for the mean relative gap of one turn, for any dtype: a turn that another policy wrote is nats away,
+which a long run must not hide"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,12 @@ class Gap:
     tokens: int
     mean: float
     max: float
+    relative_mean: float
+    """where a recorded log-prob is below -1, its gap divided by it: rounding grows with what is rounded"""
     worst_turn: int
-    """the turn with the largest mean"""
+    """the turn with the largest relative mean"""
     worst_turn_mean: float
+    """relative"""
 
     @property
     def exact(self) -> bool:
@@ -43,7 +46,7 @@ class Gap:
     @property
     def close(self) -> bool:
         """Whether the gap is within the bounds for bfloat16; False for NaN."""
-        return self.mean <= MEAN_GAP and self.worst_turn_mean <= TURN_GAP
+        return self.relative_mean <= MEAN_GAP and self.worst_turn_mean <= TURN_GAP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,14 @@ class Scored:
     recomputed: float
     entropy: float | None = None
     """of the distribution that it was drawn from, nats; None if it was not asked for"""
+
+    @property
+    def gap(self) -> float:
+        return abs(self.recomputed - self.recorded)
+
+    @property
+    def relative_gap(self) -> float:
+        return self.gap / max(1.0, -self.recorded)
 
 
 def logprob_gap(run: Trajectory, engine: Engine) -> Gap:
@@ -69,13 +80,13 @@ def gap_of(tokens: Sequence[Scored]) -> Gap:
     """The gap of tokens that have been scored. Raises ValueError if there are none."""
     if not tokens:
         raise ValueError("no token was sampled, so no log-prob can differ")
-    far = [(token.turn, abs(token.recomputed - token.recorded)) for token in tokens]
-    turns = groupby(far, key=lambda pair: pair[0])
-    means = {turn: _mean([gap for _, gap in group]) for turn, group in turns}
-    every = [gap for _, gap in far]
+    turns = groupby(tokens, key=lambda token: token.turn)
+    means = {turn: _mean([token.relative_gap for token in group]) for turn, group in turns}
+    every = [token.gap for token in tokens]
     worst = max(means, key=lambda turn: math.inf if math.isnan(means[turn]) else means[turn])
     return Gap(
         tokens=len(every), mean=_mean(every), max=math.nan if any(map(math.isnan, every)) else max(every),
+        relative_mean=_mean([token.relative_gap for token in tokens]),
         worst_turn=worst, worst_turn_mean=means[worst],
     )  # fmt: skip
 

@@ -72,7 +72,7 @@ DAMAGE = frozenset(
 )
 
 MEANINGS = {
-    RefusalCode.UNFINISHED: "it never ended; nano-coder resume goes on with it",
+    RefusalCode.UNFINISHED: "it never ended: nano-coder resume goes on, or a reward ends a conversation",
     RefusalCode.OURS: "it ended in a failure that the policy could not cause",
     RefusalCode.NO_TURNS: "no turn was logged",
     RefusalCode.TEXT_ONLY: "a turn has no token ids and log-probs; it can still imitate",

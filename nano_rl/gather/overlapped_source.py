@@ -138,8 +138,8 @@ class OverlappedGatherer(Gatherer):
             )
 
     def _worker_mismatch(self, pending: PendingStep) -> dict[str, float]:
-        """`worker_mismatch`: |log-prob in the worker - log-prob here| of the probe under the same weights,
-        mean and largest, nats."""
+        """`worker_mismatch`: relative gap of the probe's log-probs in the worker and here, under the same
+        weights, mean and largest."""
         if pending.probe is None or self._rollouts.scored is None:
             return {}
         return mean_and_max("worker_mismatch", [pending.probe.gap_N(self._rollouts.scored)])

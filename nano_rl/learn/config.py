@@ -298,9 +298,10 @@ class GuardConfig(Config):
     """Bounds at which a training stops by itself."""
 
     mismatch_max: float = Field(1e-4, gt=0)
-    """float32 weights: largest |log-prob of sampler - of trainer| of any fresh token, nats"""
-    mismatch_mean: float = Field(0.02, gt=0)
-    """bfloat16 weights: largest mean of that difference, nats"""
+    """float32 weights: largest |log-prob of sampler - of trainer| of any fresh token, nats; for a log-prob
+    below -1 divided by it"""
+    mismatch_mean: float = Field(0.05, gt=0)
+    """bfloat16 weights: largest mean of that difference"""
     patience: int = Field(3, ge=1)
     """number of steps in a row without any signal, all cut off, or collapsed, after which training stops"""
     entropy_min: float = Field(1e-3, ge=0)

@@ -110,8 +110,8 @@ def _mismatch(metrics: StepMetrics, config: GuardConfig, bfloat16: bool) -> str 
     for kind, whose in MISMATCHES.items():
         name, bound = _bound(kind, config, bfloat16)
         value = metrics.get(name, 0.0)
-        # `mismatch` covers rows of older weights too; later updates keep the value of the first
-        mixed = kind == "mismatch" and metrics.get("stale", 0) > 0
+        # it covers rows of older weights too; later updates keep the value of the first
+        mixed = kind == "mismatch_relative" and metrics.get("stale", 0) > 0
         # written so that NaN trips too
         if not value <= bound and not mixed:
             return (
@@ -122,7 +122,7 @@ def _mismatch(metrics: StepMetrics, config: GuardConfig, bfloat16: bool) -> str 
 
 
 MISMATCHES = {
-    "mismatch": "fresh tokens",
+    "mismatch_relative": "fresh tokens",
     "mismatch_fresh": "fresh tokens beside older ones",
     "mismatch_ahead": "tokens that the rollout worker sampled",
     "worker_mismatch": "a probe that the rollout worker scored",

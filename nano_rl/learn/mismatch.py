@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nano_rl.learn.model.learner import with_weights
 from nano_rl.learn.model.logprob import can_share, plain_rows, token_logprobs
+from nano_rl.learn.objectives.loss import relative_gap
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample, to_samples
@@ -53,14 +54,16 @@ class Probe:
         return None
 
     def compare(self, batch: Batch, logprobs_BT: Tensor) -> dict[str, float]:
-        """`ratio_apart` and `ratio_apart_max`: |log-prob in a batch of the update - log-prob alone|, mean and
-        largest, nats; empty if the row is not in the batch."""
+        """`ratio_apart` and `ratio_apart_max`: relative gap of the log-probs in a batch of the update and
+        alone, mean and largest; empty if the row is not in the batch."""
         own = self.batch.to(batch.ids_BT.device)
         length = own.ids_BT.shape[1]
         for place, run in enumerate(batch.run_ids):
             if run == own.run_ids[0] and torch.equal(batch.ids_BT[place, :length], own.ids_BT[0]):
                 trained_N = batch.mask_BT[place, :length][own.mask_BT[0]].cpu()
-                gap_N = (logprobs_BT[place, :length][own.mask_BT[0]].cpu() - self.before_N).abs()[trained_N]
+                gap_N = relative_gap(logprobs_BT[place, :length][own.mask_BT[0]].cpu(), self.before_N)[
+                    trained_N
+                ]
                 if gap_N.numel():
                     return {"ratio_apart": gap_N.mean().item(), "ratio_apart_max": gap_N.max().item()}
         return {}
@@ -71,16 +74,17 @@ class Probe:
         return self.batch.mask_BT[0].nonzero()[:, 0].tolist()
 
     def gap_N(self, served: Sequence[float]) -> Tensor:
-        """[N] |log-prob before the update - `served`|; `served` starts at the first sampled token."""
-        return (self.before_N - self._sampled(served)).abs()
+        """[N] relative gap of the log-probs before the update and `served`, which starts at the first sampled
+        token."""
+        return relative_gap(self.before_N, self._sampled(served))
 
     def _sampled(self, served: Sequence[float]) -> Tensor:
         places = self.places
         return torch.tensor([served[place - places[0]] for place in places], dtype=self.before_N.dtype)
 
     def metrics(self, model: nn.Module, engine: Any) -> dict[str, float]:
-        """`probe_mismatch` and `probe_mismatch_max`: |trainer - sampler| after the update, mean and largest,
-        nats; `probe_shift`: mean |change| of the trainer's log-probs by the update.
+        """`probe_mismatch` and `probe_mismatch_max`: relative gap of trainer and sampler after the update,
+        mean and largest; `probe_shift`: mean |change| of the trainer's log-probs by the update, nats.
 
         `engine` is the sampler's.
         """
@@ -89,7 +93,7 @@ class Probe:
         (served,) = engine.score(
             [tuple(self.batch.ids_BT[0].tolist())], temperature, first=self.places[0]
         )  # fmt: skip
-        gap_N = (after_N - self._sampled(served)).abs()
+        gap_N = relative_gap(after_N, self._sampled(served))
         return {
             "probe_mismatch": gap_N.mean().item(),
             "probe_mismatch_max": gap_N.max().item(),
@@ -121,13 +125,13 @@ class LogprobMonitor:
         rows = [place for place, run in enumerate(batch.run_ids) if run in self._fresh]
         if rows:
             batch = batch.to(logprobs_BT.device)
-            gap_BT = (logprobs_BT[rows] - batch.behaviour_logprobs_BT[rows]).abs()
+            gap_BT = relative_gap(logprobs_BT[rows], batch.behaviour_logprobs_BT[rows])
             self._gaps.append(gap_BT[batch.mask_BT[rows]].detach())
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`ratio_apart` of the probe, and of the `fresh` runs `mismatch_fresh`, |sampler - trainer|; the mean
-        of each and the largest (`_max`), nats."""
+        """`ratio_apart` of the probe, and of the `fresh` runs `mismatch_fresh`, the relative gap of sampler
+        and trainer; the mean of each and the largest (`_max`)."""
         return {**self._probe_metrics, **mean_and_max("mismatch_fresh", self._gaps)}
 
 
@@ -142,8 +146,8 @@ def mean_and_max(name: str, gaps: list[Tensor]) -> dict[str, float]:
 def mismatch_ahead(
     model: nn.Module, samples: Sequence[TrainSample], weights: Mapping[str, Tensor], *, max_tokens: int
 ) -> dict[str, float]:
-    """`mismatch_ahead` and `mismatch_ahead_max`: |sampler - trainer| with the weights that sampled, mean and
-    largest, nats.
+    """`mismatch_ahead` and `mismatch_ahead_max`: relative gap of sampler and trainer with the weights that
+    sampled, mean and largest.
 
     Of the step's most expensive micro-batch alone, in one pass without gradient, which bounds the cost.
     """
@@ -153,5 +157,5 @@ def mismatch_ahead(
     device = next(model.parameters()).device
     batch = batches[0].to(device)
     with torch.no_grad(), with_weights(model, weights):
-        gap_BT = (token_logprobs(model, batch) - batch.behaviour_logprobs_BT).abs()
+        gap_BT = relative_gap(token_logprobs(model, batch), batch.behaviour_logprobs_BT)
     return mean_and_max("mismatch_ahead", [gap_BT[batch.mask_BT].cpu()])

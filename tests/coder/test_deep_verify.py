@@ -83,7 +83,7 @@ def test_what_was_sampled_in_bfloat16_is_certified_in_the_mean(home: Path) -> No
     run = runs(home)[1]
     code, deep = verified(home / "log.db", run.id)
     assert (code, deep["certified"], deep["dtype"]) == (0, True, "bfloat16")
-    assert deep["difference"]["mean"] <= MEAN_GAP == deep["bounds"]["mean"]
+    assert deep["difference"]["relative_mean"] <= MEAN_GAP == deep["bounds"]["relative_mean"]
 
 
 def test_an_invented_logprob_is_not_certified(home: Path, tmp_path: Path) -> None:
@@ -202,6 +202,13 @@ def test_the_worst_turn_does_not_hide_in_a_long_run() -> None:
     assert (gap.worst_turn, gap.tokens) == (1, 1005)
     assert gap.mean < MEAN_GAP
     assert not gap.close
+
+
+def test_rounding_may_grow_with_the_number_that_is_rounded() -> None:
+    """In bfloat16 a chat that the policy finds unlikely is not another policy's."""
+    unlikely = gap_of([Scored(turn=0, recorded=-4.0, recomputed=-3.85)] * 16)
+    assert (unlikely.close, unlikely.mean) == (True, pytest.approx(0.15))
+    assert not gap_of([Scored(turn=0, recorded=-0.5, recomputed=-0.35)] * 16).close
 
 
 def test_not_a_number_is_neither_exact_nor_close() -> None:

@@ -27,6 +27,7 @@ from nano_coder.serve.app import serve_app
 from nano_coder.serve.bounded_connection import BoundedConnection
 from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
 from nano_coder.serve.generation import ServerLimits
+from nano_coder.serve.given_reward import give_reward
 from nano_coder.serve.request import TextDelta
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
@@ -131,6 +132,54 @@ def scripted(serve: Callable[..., Served]) -> Callable[..., Served]:
 
 
 # ------------------------------------------------------------------------------------------- answers
+
+
+def test_a_conversation_is_held_while_its_request_looks_for_it(
+    tiny: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others begin meanwhile, and only one conversation can be held."""
+    monkeypatch.setattr("nano_coder.serve.conversations.MOST_HELD", 1)
+    client = tiny.openai()
+
+    def ask(*messages: Any) -> str:
+        answer = client.chat.completions.create(model="tiny", messages=[*messages], max_tokens=4, seed=1)
+        return answer.choices[0].message.content or ""
+
+    said = ask(ASK)
+    place, others = tiny.conversations._place, iter(["One.", "Two."])
+
+    def late(*args: Any) -> Any:
+        for other in others:
+            ask({"role": "user", "content": other})
+        return place(*args)
+
+    monkeypatch.setattr(tiny.conversations, "_place", late)
+    ask(ASK, {"role": "assistant", "content": said}, {"role": "user", "content": "Go on."})
+    assert sorted(len(run.turns) for run in tiny.runs()) == [1, 1, 2]
+
+
+def test_a_conversation_that_another_process_has_ended_is_forked(tiny: Served) -> None:
+    """`nano-coder feedback` gives a reward beside the server, and its clients go on."""
+    client = tiny.openai("/sessions/both/v1")
+    talk: list[Any] = [ASK]
+
+    def ask() -> None:
+        answer = client.chat.completions.create(model="tiny", messages=talk, max_tokens=4, seed=1)
+        talk.append({"role": "assistant", "content": answer.choices[0].message.content})
+        talk.append({"role": "user", "content": "Go on."})
+
+    ask()
+    (first,) = tiny.runs()
+    give_reward(tiny.store, [first.id], 1.0)
+    ask()
+    ask()
+    rewarded, fork = sorted(tiny.runs(), key=lambda run: len(run.turns))
+    assert (rewarded.id, rewarded.reward, len(rewarded.turns)) == (first.id, 1.0, 1)
+    assert (fork.parent, fork.parent_step, len(fork.turns)) == (first.id, 1, 3)
+    give_reward(tiny.store, [fork.id], 0.0)
+    tiny.close()
+    assert {run.stop for run in tiny.runs()} == {StopReason.FINISHED}
+    tiny.check_tokens()
 
 
 def test_an_answer_is_logged_with_its_tokens(tiny: Served) -> None:

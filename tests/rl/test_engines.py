@@ -91,7 +91,7 @@ def test_a_training_whose_rollouts_a_server_makes(tiny: Path, server: EngineServ
         ("no tokens", "gave no token ids or log-probs"),
         ("wrong ids", "log-probs of what it sampled and then scored differ|ends no turn"),
         ("rendered anew", "read other ids than it was sent"),
-        ("other log-probs", "log-probs of a fixed row .* differ by 0.01"),
+        ("other log-probs", "log-probs of a fixed row .* differ by 0.00"),
     ],
 )
 def test_a_server_that_answers_wrongly_is_named(

@@ -36,8 +36,11 @@ def test_healthy_step_passes() -> None:
         ({"ratio_deviation_max": 1e-7}, "ratio is 1e-07 away from 1 on the first update"),
         ({"ratio_deviation_max": math.nan}, "ratio is nan away from 1"),
         ({"kl_reference": 0.01}, "KL to the reference is 0.01 before any update"),
-        ({"mismatch_max": 2e-4}, "fresh tokens differ by 0.0002 (mismatch_max), more than 0.0001"),
-        ({"mismatch_max": math.nan}, "fresh tokens differ by nan"),
+        (
+            {"mismatch_relative_max": 2e-4},
+            "fresh tokens differ by 0.0002 (mismatch_relative_max), more than 0.0001",
+        ),
+        ({"mismatch_relative_max": math.nan}, "fresh tokens differ by nan"),
     ],
 )
 def test_guard_trips_with_its_sentence(change: dict[str, float], sentence: str) -> None:
@@ -57,16 +60,16 @@ def test_later_steps_may_leave_the_reference() -> None:
 
 
 def test_stale_rows_excuse_the_mismatch_and_nothing_else() -> None:
-    stale = HEALTHY | {"stale": 3, "mismatch_max": 1.0}
+    stale = HEALTHY | {"stale": 3, "mismatch_relative_max": 1.0}
     check_step(stale, CONFIG)
     with pytest.raises(GuardTripped, match="away from 1"):
         check_step(stale | {"ratio_deviation_max": 0.1}, CONFIG)
 
 
 def test_bfloat16_is_judged_by_the_mean() -> None:
-    check_step(HEALTHY | {"mismatch_max": 0.5, "mismatch": 0.01}, CONFIG, bfloat16=True)
-    with pytest.raises(GuardTripped, match=r"differ by 0.03 \(mismatch\), more than 0.02"):
-        check_step(HEALTHY | {"mismatch": 0.03}, CONFIG, bfloat16=True)
+    check_step(HEALTHY | {"mismatch_relative_max": 0.5, "mismatch_relative": 0.01}, CONFIG, bfloat16=True)
+    with pytest.raises(GuardTripped, match=r"differ by 0.06 \(mismatch_relative\), more than 0.05"):
+        check_step(HEALTHY | {"mismatch_relative": 0.06}, CONFIG, bfloat16=True)
 
 
 def test_dead_groups_stop_the_run_only_after_several_steps() -> None:

@@ -68,8 +68,8 @@ class AdapterProbe:
     def gaps(
         self, server: TokenServer, adapter: PublishedAdapter, deadline: float
     ) -> tuple[list[float], str]:
-        """|log-prob of the server - of the trainer| of each token of the row, nats, and the server's name
-        for the weights. Raises InvalidAnswer beyond the bound, and where the log-probs are rather those of
+        """Relative gap of the log-probs of server and trainer for each token of the row, and the server's
+        name for the weights. Raises InvalidAnswer beyond the bound, and where the log-probs are rather those of
         the adapter before."""
         served = server.score(adapter.name, adapter.row, deadline=deadline)
         gaps = _gaps(served, adapter.expected)
@@ -101,7 +101,7 @@ class AdapterProbe:
 
 
 def _gaps(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [abs(a - b) for a, b in zip(one, other, strict=True)]
+    return [abs(a - b) / max(1.0, abs(b)) for a, b in zip(one, other, strict=True)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -173,7 +173,7 @@ class EnginePool:
 
     def metrics(self) -> dict[str, float]:
         """`engines_ready`, `engines_out`, `engine_retries`, and of the last probes `engine_mismatch` and
-        `engine_mismatch_max`, |log-prob of an engine - of the trainer|, nats."""
+        `engine_mismatch_max`, relative gap of the log-probs of an engine and of the trainer."""
         ready = self._ready
         gaps = [gap for engine in ready for gap in engine.gaps]
         values = {

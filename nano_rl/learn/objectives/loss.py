@@ -241,7 +241,7 @@ def token_loss(
         return loss, {}
     with torch.no_grad():
         sums |= _ratio_metrics(ratio_N, log_ratio_N, advantages_N, config)
-        sums |= _mismatch_metrics(mismatch_N, raw_N, config)
+        sums |= _mismatch_metrics(mismatch_N, tokens.behaviour_N, raw_N, config)
         sums |= _advantage_metrics(advantages_N)
         if entropy_N is not None:
             sums["entropy"] = entropy_N
@@ -320,11 +320,22 @@ def _ratio_metrics(
     return metrics
 
 
-def _mismatch_metrics(mismatch_N: Tensor, raw_N: Tensor, config: ObjectiveConfig) -> dict[str, Tensor]:
+def relative_gap(one_N: Tensor, other_N: Tensor) -> Tensor:
+    """[N] |difference| of log-probs, divided by that of `other_N` where it is below -1: rounding grows with
+    the number that is rounded."""
+    return (one_N - other_N).abs() / other_N.abs().clamp(min=1)
+
+
+def _mismatch_metrics(
+    mismatch_N: Tensor, behaviour_N: Tensor, raw_N: Tensor, config: ObjectiveConfig
+) -> dict[str, Tensor]:
     cap = float("inf") if config.tis_cap is None else config.tis_cap
+    relative_N = relative_gap(mismatch_N + behaviour_N, behaviour_N)
     metrics = {
         "mismatch": mismatch_N.abs(),
         "mismatch_max": mismatch_N.abs(),
+        "mismatch_relative": relative_N,
+        "mismatch_relative_max": relative_N,
         "mismatch_ratio": clamped_exp(mismatch_N.abs()),
         "mismatch_kl": clamped_exp(mismatch_N) - 1 - mismatch_N,
         "weight": raw_N,
