@@ -44,11 +44,9 @@ class Certificate:
         return not self.findings
 
     def as_dict(self) -> dict[str, Any]:
-        bounds = (
-            {"max": MAX_GAP}
-            if self.dtype == "float32"
-            else {"relative_mean": MEAN_GAP, "turn_mean": TURN_GAP}
-        )
+        bounds = {"relative_mean": MEAN_GAP, "worst_turn_mean": TURN_GAP}
+        if self.dtype == "float32":
+            bounds = {"max": MAX_GAP}
         return {
             "certified": self.certified,
             "policy": self.policy,

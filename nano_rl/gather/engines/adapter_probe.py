@@ -69,8 +69,8 @@ class AdapterProbe:
         self, server: TokenServer, adapter: PublishedAdapter, deadline: float
     ) -> tuple[list[float], str]:
         """Relative gap of the log-probs of server and trainer for each token of the row, and the server's
-        name for the weights. Raises InvalidAnswer beyond the bound, and where the log-probs are rather those of
-        the adapter before."""
+        name for the weights. Raises InvalidAnswer beyond the bound, and where the log-probs are rather those
+        of the adapter before."""
         served = server.score(adapter.name, adapter.row, deadline=deadline)
         gaps = _gaps(served, adapter.expected)
         self._refuse(server, gaps, f"log-probs of a fixed row under {adapter.name}")
