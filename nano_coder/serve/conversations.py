@@ -489,10 +489,11 @@ class Conversations:
                 held.ended = True
                 fork = self._continued(held, len(run.turns), held.model)
             fork.client = held.client
-            id = self._record(fork, turn, answer, key)
-            with self._lock:
-                fork.busy = False
-            return id
+            try:
+                return self._record(fork, turn, answer, key)
+            finally:
+                with self._lock:
+                    fork.busy = False
         with self._lock:
             if self._episode is not None:
                 self._episode.overflowed = False

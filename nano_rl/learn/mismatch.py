@@ -61,9 +61,8 @@ class Probe:
         for place, run in enumerate(batch.run_ids):
             if run == own.run_ids[0] and torch.equal(batch.ids_BT[place, :length], own.ids_BT[0]):
                 trained_N = batch.mask_BT[place, :length][own.mask_BT[0]].cpu()
-                gap_N = relative_gap(logprobs_BT[place, :length][own.mask_BT[0]].cpu(), self.before_N)[
-                    trained_N
-                ]
+                now_N = logprobs_BT[place, :length][own.mask_BT[0]].cpu()
+                gap_N = relative_gap(now_N, self.before_N)[trained_N]
                 if gap_N.numel():
                     return {"ratio_apart": gap_N.mean().item(), "ratio_apart_max": gap_N.max().item()}
         return {}

@@ -241,7 +241,7 @@ def token_loss(
         return loss, {}
     with torch.no_grad():
         sums |= _ratio_metrics(ratio_N, log_ratio_N, advantages_N, config)
-        sums |= _mismatch_metrics(mismatch_N, tokens.behaviour_N, raw_N, config)
+        sums |= _mismatch_metrics(old_N, tokens.behaviour_N, raw_N, config)
         sums |= _advantage_metrics(advantages_N)
         if entropy_N is not None:
             sums["entropy"] = entropy_N
@@ -321,16 +321,16 @@ def _ratio_metrics(
 
 
 def relative_gap(one_N: Tensor, other_N: Tensor) -> Tensor:
-    """[N] |difference| of log-probs, divided by that of `other_N` where it is below -1: rounding grows with
-    the number that is rounded."""
+    """|difference| of log-probs, divided by |`other_N`| where that is above 1, since rounding grows with the
+    number that is rounded."""
     return (one_N - other_N).abs() / other_N.abs().clamp(min=1)
 
 
 def _mismatch_metrics(
-    mismatch_N: Tensor, behaviour_N: Tensor, raw_N: Tensor, config: ObjectiveConfig
+    old_N: Tensor, behaviour_N: Tensor, raw_N: Tensor, config: ObjectiveConfig
 ) -> dict[str, Tensor]:
     cap = float("inf") if config.tis_cap is None else config.tis_cap
-    relative_N = relative_gap(mismatch_N + behaviour_N, behaviour_N)
+    mismatch_N, relative_N = old_N - behaviour_N, relative_gap(old_N, behaviour_N)
     metrics = {
         "mismatch": mismatch_N.abs(),
         "mismatch_max": mismatch_N.abs(),
