@@ -65,6 +65,8 @@ class Scale:
     learning_rate: float = 2e-4
     max_tokens: int = 64
     """of one completion"""
+    positions: int = 512
+    """of the tiny model"""
     keep_every: int = 0
     """steps between checkpoints kept for a curve; 0 keeps the last alone"""
 
@@ -159,7 +161,7 @@ class Flywheel:
             self.home / "tiny",
             texts,
             seed=self.seed,
-            max_positions=512,
+            max_positions=scale.positions,
         )
         opened = open_weights(str(tiny))
         template = local_policy(opened.loaded, opened.profile).template

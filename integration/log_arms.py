@@ -109,7 +109,7 @@ class Bench:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
             with LogStore.open(folder / "log.db") as store:
-                collect(tasks, self._runtime(checkpoint, store), group_size=GROUP, seed=self.seed)
+                collect(tasks, self.runtime(checkpoint, store), group_size=GROUP, seed=self.seed)
             done.touch()
         return LogStore.open(folder / "log.db")
 
@@ -140,7 +140,7 @@ class Bench:
     def success(self, checkpoint: Path) -> dict[str, Any]:
         """Held-out programs, one run a task, sampled as in training: the row of all, and each by itself."""
         with LogStore.open(self.home / "evaluation.db") as store:
-            runs = collect(self.tasks.held_out, self._runtime(checkpoint, store), seed=self.seed)
+            runs = collect(self.tasks.held_out, self.runtime(checkpoint, store), seed=self.seed)
         return {
             "row": asdict(table(runs)[0]),
             "rewards": [run.reward or 0.0 for run in runs],
@@ -162,6 +162,7 @@ class Bench:
         keep: Sequence[int] = (),
         shuffle_rewards: bool = False,
         guards: GuardConfig | None = None,
+        reflect: int = 0,
     ) -> Path:
         """Train a checkpoint from logs (`stores`), or on `tasks`; `keep` keeps the weights of those steps.
 
@@ -183,6 +184,7 @@ class Bench:
             logs=logs or LogsConfig(largest_group=GROUP),
             guards=guards or GuardConfig(patience=steps + 1),
             shuffle_rewards=shuffle_rewards,
+            reflect=reflect,
         )
         opened = open_weights(str(checkpoint))
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
@@ -195,7 +197,7 @@ class Bench:
                 self.save(f"{name}-{done}", model, opened, config, checkpoint, done, [])
 
         with LogStore.open(folder / "log.db") as own:
-            runtime = replace(self._runtime(checkpoint, own), policy=ScriptedPolicy([]))
+            runtime = replace(self.runtime(checkpoint, own), policy=ScriptedPolicy([]))
             sources = Sources(tasks=tuple(tasks))
             if stores:
                 template = local_policy(opened.loaded, opened.profile).template_hash
@@ -207,7 +209,9 @@ class Bench:
         done = len(read_metrics(folder / METRICS))
         return self.save(name, model, opened, config, checkpoint, done, used)
 
-    def imitate(self, name: str, checkpoint: Path, store: LogStore, *, steps: int) -> Path:
+    def imitate(
+        self, name: str, checkpoint: Path, store: LogStore, *, steps: int, learning_rate: float | None = None
+    ) -> Path:
         """Maximum likelihood on the successes of a log, once through, in about as many steps."""
         target = self.home / "checkpoints" / name
         if target.exists():
@@ -222,7 +226,7 @@ class Bench:
             lora_rank=0,
             max_tokens=8192,
             seed=self.seed,
-            optimizer=OptimizerConfig(learning_rate=self.scale.learning_rate),
+            optimizer=OptimizerConfig(learning_rate=learning_rate or self.scale.learning_rate),
         )
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
         folder = self.home / "state" / name
@@ -242,7 +246,7 @@ class Bench:
             )  # fmt: skip
         return target
 
-    def _runtime(self, checkpoint: Path, store: LogStore) -> Runtime:
+    def runtime(self, checkpoint: Path, store: LogStore) -> Runtime:
         opened = open_weights(str(checkpoint))
         return Runtime(
             policy=local_policy(opened.loaded, opened.profile, version=opened.version),

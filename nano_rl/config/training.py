@@ -61,6 +61,9 @@ class TrainConfig(UpdateConfig):
     refill: int = Field(0, ge=0)
     """dynamic sampling: times that a step replaces groups whose rollouts all earned the same by groups of
     other tasks; 0 by default, since each time costs a round of rollouts"""
+    reflect: int = Field(0, ge=0)
+    """second attempts of each fresh rollout that failed, which read its diff and its check's output and are a
+    group; 0 for none, else 2 or more"""
     scheduler: Scheduler = "lockstep"
     """of rollouts: lockstep decodes in rounds that a seed reproduces bit for bit; free decodes each request
     when it comes"""
@@ -175,6 +178,26 @@ class TrainConfig(UpdateConfig):
             raise ValueError(
                 "`asynchronous` learns from rollouts of older versions, which importance weights correct: set"
                 " tis_cap, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reflecting(self) -> TrainConfig:
+        if not self.reflect:
+            return self
+        if self.reflect == 1 and self.objective.objective != "ppo" and not self.objective.over_time:
+            raise ValueError(
+                "reflect = 1: one second attempt has nothing to be compared with; use at least 2"
+            )
+        if not self.group_size:
+            raise ValueError(
+                "`reflect` goes on from fresh rollouts, and group_size = 0 rolls out none; second attempts of"
+                " a log are made by nano-rl rollout --reflect N"
+            )
+        if self.ray or (self.asynchronous and not self.engine):
+            raise ValueError(
+                "`reflect` is for rollouts of this process, on its own weights or on those of `engine`: leave"
+                " out `ray`, and `asynchronous` without `engine`"
             )
         return self
 

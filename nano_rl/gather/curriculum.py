@@ -232,8 +232,10 @@ class Curriculum:
         return pool[order[place]]
 
     def record(self, groups: Sequence[Group]) -> None:
-        """Record the groups of a step. Rollouts without a reward are ignored."""
+        """Record the groups of a step. Forks and rollouts without a reward are ignored."""
         for group in groups:
+            if group.forked:
+                continue
             task = group.trajectories[0].task
             scored = [r for r in group.rewards_G if not math.isnan(r)]
             if not scored or task.level is None or (task.level, task.view or "") not in self._records:

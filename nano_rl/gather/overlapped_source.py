@@ -29,7 +29,7 @@ from nano_rl.config.training import TrainConfig
 from nano_rl.gather.remote_rollouts import RemoteRollouts
 from nano_rl.gather.rollout_worker import ProbeRow, RolloutRequest, WorkerConfig
 from nano_rl.gather.rollouts import OnRun
-from nano_rl.gather.sources import Gathered, Gatherer, Sources
+from nano_rl.gather.sources import Gathered, Gatherer, Sources, by_group
 from nano_rl.learn.mismatch import Probe, mean_and_max
 from nano_rl.rewards import Reward
 from nano_shared.errors import UsageError
@@ -177,8 +177,7 @@ class OverlappedGatherer(Gatherer):
                 runs.append(run)
         if self._reward:
             runs = self._reward.apply(runs, runtime)
-        keys = [one.key for task in tasks for one in (*task.earlier, task)]
-        return {key: [run for run in runs if run.task.key == key] for key in keys}
+        return by_group(tasks, runs)
 
     def _submit(self, tasks: Sequence[Task], sizes: Sequence[int], runtime: Runtime, step: int) -> None:
         assert self._pending is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -209,7 +210,7 @@ class Gatherer:
     def __init__(
         self, sources: Sources, config: TrainConfig, reward: Reward | None = None, roll_out: RollOut = collect
     ) -> None:
-        self._roll_out = roll_out
+        self._roll_out = partial(roll_out, reflect=config.reflect) if config.reflect else roll_out
         self.baselines = RunningBaselines()
         self._sources = sources
         self._buffer = ReplayBuffer(
@@ -250,10 +251,12 @@ class Gatherer:
             rounds += 1
             if rounds > self._config.refill:
                 break
-            live = sum(c.has_signal for c in credited)
-            tasks = self._draw(step, wanted - live, taken=[c.group.task_key for c in credited])
+            of_tasks = [c for c in credited if not c.group.forked]
+            live = sum(c.has_signal for c in of_tasks)
+            tasks = self._draw(step, wanted - live, taken=[c.group.task_key for c in of_tasks])
+        first = sum(not c.group.forked for c in credited)
         return Gathered(
-            credited=credited, refill_rounds=max(0, rounds - 1), refill_groups=max(0, len(credited) - wanted)
+            credited=credited, refill_rounds=max(0, rounds - 1), refill_groups=max(0, first - wanted)
         )
 
     def record(self, credited: Sequence[CreditedGroup]) -> dict[str, float]:
@@ -405,8 +408,8 @@ class Gatherer:
         step: int,
         on_run: OnRun | None,
     ) -> dict[str, list[Trajectory]]:
-        """`missing[task.key]` fresh rollouts of each task, and those of earlier tasks, by task key."""
-        fresh: dict[str, list[Trajectory]] = {task.key: [] for task in tasks}
+        """`missing[task.key]` fresh rollouts of each task, those of earlier tasks and second attempts, by the
+        key of their group."""
         runs = self._roll_out(
             tasks,
             runtime,
@@ -415,6 +418,12 @@ class Gatherer:
             on_run=on_run,
             reward=self._reward,
         )
-        for run in runs:
-            fresh.setdefault(run.task.key, []).append(run)
-        return fresh
+        return by_group(tasks, runs)
+
+
+def by_group(tasks: Sequence[Task], runs: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
+    """The runs by `Trajectory.group_key`, those of `tasks` first."""
+    found: dict[str, list[Trajectory]] = {task.key: [] for task in tasks}
+    for run in runs:
+        found.setdefault(run.group_key, []).append(run)
+    return found

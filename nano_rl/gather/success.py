@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nano_coder.run.execution import Runtime
+from nano_coder.run.reflection import is_reflection
 from nano_rl.checkpoints.evaluate import row_of
 from nano_rl.gather.rollouts import collect
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, RowWriter
@@ -63,8 +64,9 @@ class HeldOut:
 
 
 def success_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """`success/...` and `graded/...` by level, `part/...` of each part of a composed reward, `reward_min` and
-    `reward_max` of the step, and `reward_error`, the standard error of the mean reward.
+    """`success/...` and `graded/...` by level and of second attempts (`second`, in no other rate), `part/...`
+    of each part of a composed reward, `reward_min` and `reward_max` of the step, and `reward_error`, the
+    standard error of the mean reward.
 
     A success is a test outcome of 1, whatever a composed reward adds. The standard error is computed over
     groups, since rollouts of one task are not independent; it is absent below two scored groups.
@@ -73,7 +75,9 @@ def success_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for group in groups:
         for run in group.trajectories:
             value = outcome(run.verdict)
-            if value is not None:
+            if value is not None and is_reflection(run):
+                outcomes["second"].append(value)
+            elif value is not None:
                 outcomes["all"].append(value)
                 if run.task.level is not None:
                     outcomes[f"level_{run.task.level}"].append(value)

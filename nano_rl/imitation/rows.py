@@ -106,13 +106,13 @@ def imitation_samples(
     """Samples from the texts of a run: the mask is 1 on completions and their end-of-turn tokens.
 
     The context is rendered turn by turn by the serving template, so that training sees what the runtime will
-    show. Refused turns and redacted completions are context.
+    show. Refused turns, redacted completions and the turns before a fork are context.
     """
-    samples = []
+    samples, own = [], {turn.index for turn in trajectory.own_turns}
     for shown, turns in row_conversations(trajectory, profile, blobs):
         said = iter(turns)
         sampled = [next(said) if m.role is Role.ASSISTANT else None for m in shown.messages]
-        trained = [turn is not None and _teaches(turn) for turn in sampled]
+        trained = [turn is not None and turn.index in own and _teaches(turn) for turn in sampled]
         if any(trained) or not trajectory.has_summary:
             samples += conversation_samples(trajectory.id, shown, trained, template, eos_id)
     return samples
@@ -271,7 +271,7 @@ def succeeded(run: Trajectory) -> bool:
     """True if a run may be imitated: it ended without a failure of ours, has a turn that was neither
     redacted nor refused, and has outcome 1 on a task that is no impossible control."""
     ended = run.stop is not None and not run.stop.ours
-    teaches = any(map(_teaches, run.turns))
+    teaches = any(map(_teaches, run.own_turns))
     return ended and teaches and not run.task.is_control and outcome(run.verdict) == 1.0
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from domains import runtime
 
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime, run_task
+from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
 from nano_rl.gather.rollouts import execute
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import RunEncoder, refused, succeeded
@@ -17,7 +18,8 @@ from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.suites.functions.views import SUITE, VIEWS
 from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tiny_model import build_tiny
-from nano_shared.types import Sampling, Split, Task, Trajectory
+from nano_shared.hidden_checks import CommandChecks
+from nano_shared.types import Sampling, Split, Task, ToolCall, Trajectory
 
 AGAIN = next(view for view in VIEWS if view.name == "repair_again")
 
@@ -102,3 +104,26 @@ def test_the_same_holds_for_tokens_that_were_logged(
 def test_a_run_of_mistakes_alone_is_no_success(run: Trajectory) -> None:
     assert succeeded(run)
     assert not succeeded(run.model_copy(update={"turns": run.turns[2:4]}))
+
+
+def test_of_a_second_attempt_the_first_is_shown_and_not_learned(
+    within: Runtime, reader: RunEncoder
+) -> None:
+    task = Task(key="t", prompt="Write three.", hidden=CommandChecks(command="grep -q three a.py"))
+
+    def acting(text: str) -> Runtime:
+        calls = [
+            ToolCall(name="write_file", arguments={"path": "a.py", "content": text}),
+            ToolCall(name="submit", arguments={}),
+        ]
+        form = DIALECTS[within.profile.dialect]
+        script = [form.render("", (call,), within.profile.tools) for call in calls]
+        return replace(within, policy=ScriptedPolicy(script))
+
+    failed = grade_run(run_task(task, acting("two\n")), within)
+    second = grade_run(reflect_run(failed, acting("three\n")), within)
+    assert (failed.reward, second.reward) == (0, 1)
+    (row,) = reader.rows(second)
+    assert "two" in read(row, reader)
+    assert "two" not in read(row, reader, trained=True)
+    assert "three" in read(row, reader, trained=True)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from looping import Loop, parity, same, tiny_model
+from pydantic import ValidationError
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import PROFILES
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
+from nano_coder.run.reflection import is_reflection
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.cli import cli
 from nano_rl.commands.rollout import split_attempts, worth_of
+from nano_rl.config.training import TrainConfig
 from nano_rl.gather.rollouts import collect
 from nano_rl.learn.rows.group import form_groups
 from nano_rl.learn.rows.sample import to_samples
@@ -20,7 +26,7 @@ from nano_rl.logs.admission import TargetPolicy, check_runs
 from nano_shared.command_line import run_command
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.store import LogStore
-from nano_shared.types import Task, ToolCall
+from nano_shared.types import Task, ToolCall, Trajectory
 
 PROFILE = PROFILES["compact-1"]
 
@@ -91,3 +97,48 @@ def test_an_oracle_is_not_reflected_on(tmp_path: Path, capsys: pytest.CaptureFix
         run_command(cli, command)
     assert end.value.code == 2
     assert "oracles do not fail" in capsys.readouterr().err
+
+
+def parity_of_second(run: Trajectory) -> float:
+    """Of a first attempt 0, of a second one 0 or 1 by its tokens."""
+    return parity(run) if is_reflection(run) else 0.0
+
+
+def test_a_training_learns_from_second_attempts_alone_where_every_first_one_fails(tmp_path: Path) -> None:
+    tiny = tiny_model(tmp_path / "tiny", max_positions=1024)
+    rows: list[dict[str, float]] = []
+
+    def go(folder: str, reflect: int) -> dict[str, torch.Tensor]:
+        rows.clear()
+        loop = Loop(tiny, tmp_path / folder)
+        return loop.go(score=parity_of_second, reflect=reflect, on_step=lambda _, __, row: rows.append(row))
+
+    without = go("without", 0)
+    assert all(row["frac_zero_std"] == 1 for row in rows)
+    weights = go("with", 3)
+    for row in rows:
+        assert row["rollouts"] == 2 * 2 * (1 + 3)  # prompts, group_size, the first and three more
+        assert row["groups"] == 2 + 4
+        assert (row["graded/all"], row["graded/second"]) == (4, 12)
+        assert row["success/all"] == 0
+    assert not same(weights, without)
+    assert same(weights, go("again", 3))
+    refilled: list[dict[str, float]] = []
+    Loop(tiny, tmp_path / "refill").go(
+        score=parity_of_second, reflect=2, refill=1, steps=1, on_step=lambda _, __, v: refilled.append(v)
+    )
+    assert (refilled[0]["refill_groups"], refilled[0]["graded/all"]) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"reflect": 1}, "use at least 2"),
+        ({"reflect": 2, "group_size": 0}, "group_size = 0 rolls out none"),
+        ({"reflect": 2, "asynchronous": True}, "leave out"),
+        ({"reflect": 2, "engine": "http://a:1/v1", "ray": "auto"}, "leave out"),
+    ],
+)
+def test_second_attempts_that_cannot_be_trained_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TrainConfig.model_validate({"steps": 1, **settings})

@@ -23,7 +23,7 @@ from nano_rl.gather.engines.pacing import Pacing
 from nano_rl.gather.engines.workers import Workers
 from nano_rl.gather.overlapped_source import NOT_FROM_LOGS
 from nano_rl.gather.rollouts import OnRun, collect
-from nano_rl.gather.sources import Gathered, Gatherer, Sources
+from nano_rl.gather.sources import Gathered, Gatherer, Sources, by_group
 from nano_rl.learn.rows.group import Group
 from nano_rl.rewards import Reward
 from nano_shared.errors import UsageError
@@ -140,7 +140,7 @@ class PacedGatherer(Gatherer):
             on_run(run)
         if self._reward:
             runs = self._reward.apply(runs, runtime)
-        return {task.key: [run for run in runs if run.task.key == task.key] for task in tasks}
+        return by_group(tasks, runs)
 
 
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
