@@ -1,9 +1,9 @@
 """Completions of thousands of tokens, trained on a CPU: a tiny policy that has to write long files.
 
-A task names a line and asks for a file that holds it at least 1,000 times: some 4,100 tokens, in one call.
-The policy first imitates short files, then longer ones, up to 1,500 lines whatever was asked for, so that it
-stops anywhere; then GRPO, whose reward is whether the line is there so often. Success is that on lines that
-were in neither, before and after.
+A task names a word and asks for a file that holds it on 2,000 lines or more: over 4,000 tokens, in one call.
+The policy first imitates short files, then longer ones, up to 3,000 lines whatever was asked for, so that it
+stops anywhere; then GRPO, whose reward is whether the word is there so often. Success is that before and
+after, on words of which it has seen short files alone.
 
     python integration/long_completions.py --out FOLDER --seeds 0 1 2
 
@@ -36,10 +36,12 @@ from nano_rl.tasks.make import read_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_shared.types import Sampling
 
-LINES = 1000
+LINES = 2000
 """that a file has to have"""
-STAGES = ((1, 20, 2000, 4.0), (20, 300, 300, 3.0), (200, 1500, 150, 4.0))
-"""of imitation: lines of a file, least and most, files, epochs"""
+STAGES = ((1, 20, 10, 8.0), (20, 300, 3, 4.0), (100, 3000, 4, 4.0))
+"""of imitation: lines of a file, least and most, files of a word, epochs"""
+HELD_OUT = 12
+"""words of which there is no long file before the evaluation"""
 POSITIONS = 8192
 COMPLETION = 7400
 WORDS = (  # noqa: SIM905 (words are read more easily)
@@ -57,8 +59,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="for homes, tasks and results.json")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--held-out", type=int, default=30)
-    parser.add_argument("--repeat", type=int, default=2, help="runs of each held-out task, before and after")
+    parser.add_argument("--repeat", type=int, default=4, help="runs of each held-out task, before and after")
     parser.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="more for nano-rl train")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -77,10 +78,11 @@ def main() -> int:
 def one_seed(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, Any]:
     """Imitate, train and measure: success before and after, tokens of a completion, minutes of each part."""
     home, chance, began = folder / "home", random.Random(seed), [time.monotonic()]
-    for name, size in (("train", 100), ("held_out", options.held_out)):
-        write_tasks(folder / f"{name}.jsonl", size, LINES, LINES, chance)
+    words = chance.sample(WORDS, len(WORDS))
+    write_tasks(folder / "train.jsonl", words[HELD_OUT:], 1, LINES, LINES, chance)
+    write_tasks(folder / "held_out.jsonl", words[:HELD_OUT], 1, LINES, LINES, chance)
     if not (home / "checkpoints" / "warm").exists():
-        imitate(folder, home, seed, chance)
+        imitate(folder, home, seed, words, chance)
     began.append(time.monotonic())
     before = success(options, folder, "warm", seed)
     began.append(time.monotonic())
@@ -101,12 +103,12 @@ def one_seed(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, 
     }  # fmt: skip
 
 
-def imitate(folder: Path, home: Path, seed: int, chance: random.Random) -> None:
+def imitate(folder: Path, home: Path, seed: int, words: list[str], chance: random.Random) -> None:
     """The checkpoint `warm`, in stages of files that grow."""
     model: Path | str = folder / "tiny"
-    for number, (least, most, size, epochs) in enumerate(STAGES):
+    for number, (least, most, files, epochs) in enumerate(STAGES):
         file = folder / f"stage-{number}.jsonl"
-        write_tasks(file, size, least, most, chance)
+        write_tasks(file, words[HELD_OUT if number else 0 :], files, least, most, chance)
         if number == 0:
             shown = list(read_tasks(file))
             texts = [message.content for one in shown for message in first_messages(COMPACT_1, one, [])]
@@ -121,21 +123,25 @@ def imitate(folder: Path, home: Path, seed: int, chance: random.Random) -> None:
         model = name
 
 
-def write_tasks(file: Path, size: int, least: int, most: int, chance: random.Random) -> None:
-    """Three of 48 words make a line; one that is drawn again is left out."""
-    drawn = dict.fromkeys(" ".join(chance.sample(WORDS, 3)) for _ in range(size))
-    rows = [json.dumps(task(line, chance.randint(least, most))) for line in drawn]
+def write_tasks(
+    file: Path, words: list[str], files: int, least: int, most: int, chance: random.Random
+) -> None:
+    rows = [
+        json.dumps(task(f"{word}-{number}", word, chance.randint(least, most)))
+        for word in words
+        for number in range(files)
+    ]
     write(file.parent, {file.name: "".join(row + "\n" for row in rows)})
 
 
-def task(line: str, lines: int) -> dict[str, Any]:
+def task(key: str, word: str, lines: int) -> dict[str, Any]:
     """A row of a task file, and an oracle that writes so many lines, which are enough if it is imitated."""
     checker = (
-        f"rows = open('lines.txt').read().splitlines()\nassert rows.count({line!r}) >= {min(lines, LINES)}\n"
+        f"rows = open('lines.txt').read().splitlines()\nassert rows.count({word!r}) >= {min(lines, LINES)}\n"
     )
-    content = f"{line}\n" * lines
+    content = f"{word}\n" * lines
     return {
-        "key": line, "prompt": f"Write lines.txt, {LINES} lines or more, each: {line}",
+        "key": key, "prompt": f"Write lines.txt, {LINES} lines or more, each: {word}",
         "hidden": {"kind": "command", "command": "python check.py", "files": {"check.py": checker}},
         "oracle": [
             {"name": "write_file", "arguments": {"path": "lines.txt", "content": content}},

@@ -57,7 +57,7 @@ CORRECTED = 600
 """tasks whose failures are corrected for imitation"""
 REPEATS = 4
 """first tries at a held-out task"""
-SHIPPED_STEPS, SHIPPED_REPEATS, HELD_OUT = 16, 2, 120
+SHIPPED_CORRECTED, SHIPPED_STEPS, SHIPPED_REPEATS, HELD_OUT = 320, 16, 2, 120
 SCALE = Scale(
     tasks=300 + CORRECTED + STEPS * PROMPTS, oracles=300, held_out=100, learning_rate=1e-4, max_tokens=32,
 )  # fmt: skip
@@ -75,7 +75,10 @@ class Shipped:
     def at(cls, home: Path, seed: int) -> Shipped:
         drawn = {
             split: make_tasks(levels=[2], n=n, seed=61 + seed, split=split, views=["fix", "repair"])
-            for split, n in ((Split.TRAIN, CORRECTED + SHIPPED_STEPS * PROMPTS), (Split.TEST, HELD_OUT))
+            for split, n in (
+                (Split.TRAIN, SHIPPED_CORRECTED + SHIPPED_STEPS * PROMPTS),
+                (Split.TEST, HELD_OUT),
+            )
         }
         home.mkdir(parents=True, exist_ok=True)
         return cls(
@@ -143,14 +146,15 @@ def _run(home: Path, seed: int) -> None:
 
 def _run_shipped(bench: Shipped) -> None:
     measured(bench, "warm", Path("shipped"))
-    corrections(bench, Path("shipped"), bench.tasks.train[:CORRECTED]).close()
-    trained = bench.home / "train.jsonl"
-    write_tasks(trained, bench.tasks.train[CORRECTED:])
+    corrections(bench, Path("shipped"), bench.tasks.train[:SHIPPED_CORRECTED]).close()
+    shown, trained = bench.home / "shown.jsonl", bench.home / "train.jsonl"
+    write_tasks(shown, bench.tasks.train[:SHIPPED_CORRECTED:2])
+    write_tasks(trained, bench.tasks.train[SHIPPED_CORRECTED:])
     made = bench.home / "checkpoints"
     if not (made / "taught").exists():
         bench.command(
             f"sft --model shipped --name taught --from-logs --log {bench.home}/corrected/log.db"
-            " --learning-rate 3e-4 --set batch=16"
+            f" --tasks {shown} --learning-rate 1e-4 --set batch=16"  # first tries are not to be forgotten
         )
     measured(bench, "taught", Path("taught"))
     for arm, first in FIRST.items():

@@ -48,7 +48,7 @@ def command(
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import sandbox_opener
     from nano_rl.tasks.mine.candidates import KINDS
-    from nano_rl.tasks.mine.mining import Miner, MiningJournal
+    from nano_rl.tasks.mine.mining import Miner, MiningJournal, StoppableSandbox
     from nano_rl.tasks.mine.packages import read_package
 
     kinds = tuple(word for given in kind or [",".join(KINDS)] for word in given.split(","))
@@ -61,8 +61,9 @@ def command(
     journal = MiningJournal(out.with_name(f"{out.name}.journal"))
     with closing(journal), bar("mining", 1) as progress:
         miner = Miner(
-            store=open_log(log, create=True).blobs, sandbox=sandbox_opener()(), journal=journal, kinds=kinds,
-            bugs=bugs, seed=seed, workers=workers or os.cpu_count() or 1, on_progress=progress.reach,
+            store=open_log(log, create=True).blobs, sandbox=StoppableSandbox(sandbox_opener()()),
+            journal=journal, kinds=kinds, bugs=bugs, seed=seed, workers=workers or os.cpu_count() or 1,
+            on_progress=progress.reach,
         )  # fmt: skip
         tasks, yields = miner.mine(packages)
     write_tasks(out, tasks)

@@ -106,9 +106,7 @@ def test_a_run_of_mistakes_alone_is_no_success(run: Trajectory) -> None:
     assert not succeeded(run.model_copy(update={"turns": run.turns[2:4]}))
 
 
-def test_of_a_second_attempt_the_first_is_shown_and_not_learned(
-    within: Runtime, reader: RunEncoder
-) -> None:
+def test_of_a_second_attempt_the_first_is_shown_and_not_learned(within: Runtime, reader: RunEncoder) -> None:
     task = Task(key="t", prompt="Write three.", hidden=CommandChecks(command="grep -q three a.py"))
 
     def acting(text: str) -> Runtime:

@@ -6,6 +6,8 @@ import ast
 import io
 import json
 import tarfile
+import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,8 @@ from nano_rl.tasks.mine.targets import outline, targets_of, without_body, withou
 from nano_rl.tasks.mine.test_tasks import cut_out
 from nano_rl.tasks.mine.traces import trace_file, traced_tests
 from nano_rl.tasks.mine.trials import TrialJob, Version, try_versions
-from nano_shared.errors import UsageError
-from nano_shared.types import Trust
+from nano_shared.errors import SandboxError, UsageError
+from nano_shared.types import Limits, Trust
 
 ROOT = Path(__file__).parents[2]
 MODULE = '''"""Sums."""
@@ -342,6 +344,24 @@ def test_an_interrupted_mining_writes_what_it_has(
     assert (found["called"], found["repeated"], found["tried"]) == (3, 1, 1)
     assert command([project], out, kind=["bug"], bugs=1, workers=1) == 0
     assert len(read_tasks(out)) == 2
+
+
+def test_an_interrupted_mining_does_not_wait_for_what_runs() -> None:
+    sandbox, started = mining.StoppableSandbox(open_sandbox()), threading.Event()
+
+    def work(job: int) -> dict[str, Any]:
+        with closing(sandbox.open(None, Limits())) as jail:
+            while job == 2:  # its first program is ended, and there is no second
+                started.set()
+                jail.run(["sleep", "500"], timeout=600)
+        return {}
+
+    jobs = mining.in_threads([1, 2], work, 2, sandbox.stop)
+    assert next(jobs) == (1, {})
+    started.wait()
+    jobs.close()
+    with pytest.raises(SandboxError, match="interrupted"):
+        sandbox.open(None, Limits())
 
 
 def test_a_journal_of_another_kind_is_refused(project: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ so that a mining which was killed goes on where it was, and ends with the same t
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -14,9 +15,9 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Jail, Sandbox
 from nano_rl.tasks.mine.candidates import GENERATOR, CandidateTrials, MinedTarget, mined_targets
 from nano_rl.tasks.mine.packages import MinedPackage
 from nano_rl.tasks.mine.targets import targets_of
@@ -24,16 +25,61 @@ from nano_rl.tasks.mine.traces import trace_file, traced_tests
 from nano_rl.tasks.suite import split_of
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
-from nano_shared.errors import UsageError
+from nano_shared.errors import SandboxError, UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.strict_json import Row
-from nano_shared.types import Task
+from nano_shared.types import Limits, Task
 
 _TOGETHER = 8
 """functions that are tried in one jail"""
+_STOP_EVERY_S = 0.1
 Work = TypeVar("Work")
 OnProgress = Callable[[int, int, str], None]
 """(done, all, remark)"""
+
+
+class StoppableSandbox:
+    """A sandbox whose jails other threads can stop: what runs ends, and what would follow raises
+    SandboxError."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        self._inner, self._stopped = inner, False
+        self._open: list[Jail] = []
+
+    def open(self, workspace: Path | None, limits: Limits) -> Any:
+        self._refuse_stopped()
+        jail = self._inner.open(workspace, limits)
+        self._open.append(jail)
+        return _StoppableJail(jail, self)
+
+    def stop(self) -> None:
+        """End what runs now; again, for what began meanwhile."""
+        self._stopped = True
+        for jail in list(self._open):
+            getattr(jail, "interrupt", jail.close)()
+
+    def forget(self, jail: Jail) -> None:
+        self._open = [other for other in self._open if other is not jail]
+
+    def _refuse_stopped(self) -> None:
+        if self._stopped:
+            raise SandboxError("the mining was interrupted")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _StoppableJail:
+    def __init__(self, inner: Jail, sandbox: StoppableSandbox) -> None:
+        self._inner, self._sandbox = inner, sandbox
+
+    def close(self) -> None:
+        self._sandbox.forget(self._inner)
+        self._inner.close()
+
+    def __getattr__(self, name: str) -> Any:
+        self._sandbox._refuse_stopped()
+        return getattr(self._inner, name)
 
 
 class MiningJournal:
@@ -94,7 +140,7 @@ class Miner:
 
     store: BlobStore
     """of the log: the workspaces of the tasks go there"""
-    sandbox: Sandbox
+    sandbox: StoppableSandbox
     journal: MiningJournal
     kinds: tuple[str, ...]
     bugs: int
@@ -187,7 +233,7 @@ class Miner:
         """Do the jobs that the journal lacks, some at once, and note each when it is done."""
         left = [job for job in jobs if name(job) not in self.journal.rows]
         done, count = len(jobs) - len(left), 0
-        for job, row in in_threads(left, work, self.workers):
+        for job, row in in_threads(left, work, self.workers, self.sandbox.stop):
             self.journal.add(name(job), row)
             done, count = done + 1, count + len(row.get("tasks", ()))
             self.on_progress(done, len(jobs), f"{label}; {count} tasks now" if "tasks" in row else label)
@@ -198,8 +244,11 @@ def _trace_id(job: tuple[MinedPackage, str]) -> str:
     return f"trace 1 {package.id} {file}"
 
 
-def in_threads(jobs: Iterable[Work], work: Callable[[Work], Row], workers: int) -> Iterator[tuple[Work, Row]]:
-    """Each job with its result, as they end; so many at a time."""
+def in_threads(
+    jobs: Iterable[Work], work: Callable[[Work], Row], workers: int, stop: Callable[[], None]
+) -> Iterator[tuple[Work, Row]]:
+    """Each job with its result, as they end; so many at a time. What runs where the iteration ends early is
+    stopped by `stop`, which is called until it has ended."""
     source = iter(jobs)
     pool = ThreadPoolExecutor(workers)
     running: dict[Future[Row], Work] = {pool.submit(work, job): job for job in islice(source, workers)}
@@ -211,4 +260,7 @@ def in_threads(jobs: Iterable[Work], work: Callable[[Work], Row], workers: int) 
                 for following in islice(source, 1):
                     running[pool.submit(work, following)] = following
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+        while not all(future.done() for future in running):
+            stop()
+            time.sleep(_STOP_EVERY_S)
