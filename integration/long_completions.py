@@ -3,7 +3,7 @@
 A task names a word and asks for a file that holds it on 2,000 lines or more: over 4,000 tokens, in one call.
 The policy first imitates short files, then longer ones, up to 3,000 lines whatever was asked for, so that it
 stops anywhere; then GRPO, whose reward is whether the word is there so often. Success is that before and
-after, on words of which it has seen short files alone.
+after, on words that GRPO has not seen.
 
     python integration/long_completions.py --out FOLDER --seeds 0 1 2
 
@@ -41,7 +41,7 @@ LINES = 2000
 STAGES = ((1, 20, 10, 8.0), (20, 300, 3, 4.0), (100, 3000, 4, 4.0))
 """of imitation: lines of a file, least and most, files of a word, epochs"""
 HELD_OUT = 12
-"""words of which there is no long file before the evaluation"""
+"""words that GRPO does not see"""
 POSITIONS = 8192
 COMPLETION = 7400
 WORDS = (  # noqa: SIM905 (words are read more easily)
@@ -58,7 +58,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Long completions on a CPU.")
     parser.add_argument("--out", type=Path, required=True, help="for homes, tasks and results.json")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=4, help="runs of each held-out task, before and after")
     parser.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="more for nano-rl train")
     options = parser.parse_args()
@@ -89,7 +89,7 @@ def one_seed(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, 
     if not (home / "checkpoints" / "long").exists():
         nano(
             home, "nano-rl", "train", "--tasks", folder / "train.jsonl", "--name", "long", "--model", "warm",
-            "--lora-rank", 0, "--learning-rate", 2e-4, "--steps", options.steps, "--prompts", 4,
+            "--lora-rank", 0, "--learning-rate", 2e-4, "--steps", options.steps, "--prompts", 3,
             "--group-size", 8, "--seed", seed, "--set", "max_tokens=8192", *options.train,
         )  # fmt: skip
     began.append(time.monotonic())
@@ -108,7 +108,7 @@ def imitate(folder: Path, home: Path, seed: int, words: list[str], chance: rando
     model: Path | str = folder / "tiny"
     for number, (least, most, files, epochs) in enumerate(STAGES):
         file = folder / f"stage-{number}.jsonl"
-        write_tasks(file, words[HELD_OUT if number else 0 :], files, least, most, chance)
+        write_tasks(file, words, files, least, most, chance)
         if number == 0:
             shown = list(read_tasks(file))
             texts = [message.content for one in shown for message in first_messages(COMPACT_1, one, [])]

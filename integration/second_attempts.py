@@ -282,27 +282,27 @@ def report(out: Path) -> dict[str, Any]:
         for arm, found in by_arm.items()
         if found
     ]
-    gains = {
-        "trained, reflection against a fresh try": ("on", "two_reflected", "on", "two_fresh"),
-        "trained on against off, both with reflection": ("on", "two_reflected", "off", "two_reflected"),
-        "on with reflection against off with a fresh try": ("on", "two_reflected", "off", "two_fresh"),
-        "untrained, reflection against a fresh try": ("taught", "two_reflected", "taught", "two_fresh"),
-    }
     worth = []
-    for said, (arm, name, other, its) in gains.items() if homes else ():
-        each = [a[name] - b[its] for a, b in zip(by_arm[arm], by_arm[other], strict=True)]
-        gain, low, high = over_seeds(each) if len(each) > 1 else (each[0], float("nan"), float("nan"))
-        worth.append(
-            {
-                "what": said,
-                "gain": round(100 * gain, 1),
-                "low": round(100 * low, 1),
-                "high": round(100 * high, 1),
-            }
-        )
+    if homes:
+        beyond = {arm: [one["reflected"] - one["fresh"] for one in found] for arm, found in by_arm.items()}
+        taught = [new - old for new, old in zip(beyond["taught"], beyond["warm"], strict=True)]
+        tries = zip(by_arm["on"], by_arm["off"], strict=True)
+        gains = {f"{arm}: a second attempt beyond a fresh one": each for arm, each in beyond.items()}
+        gains["the same, taught beyond warm"] = taught
+        gains["two tries: on with reflection beyond off with a fresh one"] = [
+            on["two_reflected"] - off["two_fresh"] for on, off in tries
+        ]
+        worth = [{"what": what, **_interval(each)} for what, each in gains.items()]
     for row in (*rows, *worth):
         print(json.dumps(row))
     return {"seeds": len(homes), "rows": rows, "worth": worth}
+
+
+def _interval(gains: Sequence[float]) -> dict[str, Any]:
+    """Points over seeds; no interval of one."""
+    gain, low, high = over_seeds(gains) if len(gains) > 1 else (gains[0], None, None)
+    rounded = {"gain": gain, "low": low, "high": high}
+    return {name: value if value is None else round(100 * value, 1) for name, value in rounded.items()}
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

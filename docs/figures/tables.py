@@ -133,6 +133,27 @@ def capabilities(data: Row) -> str:
     )
 
 
+def second_attempts(data: Row) -> str:
+    return table(
+        {
+            "policy": of("{policy}"),
+            "first tries": seeds("first"),
+            "second, reflecting": seeds("reflected"),
+            "second, afresh": seeds("fresh"),
+            "two tries, reflecting": seeds("two_reflected"),
+            "two tries, afresh": seeds("two_fresh"),
+        },
+        data["rows"],
+    )
+
+
+def second_attempts_worth(data: Row) -> str:
+    return table(
+        {"difference": of("{what}"), "points, over seeds": of("{gain:+.1f} ({low:+.1f} to {high:+.1f})")},
+        data["worth"],
+    )
+
+
 def mined(data: Row) -> str:
     def count(kind: str) -> Cell:
         return lambda row: str(row["tasks"].get(kind, 0))
@@ -410,6 +431,8 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "own_project": ("own_project", own_project),
     "supply_teaches": ("supply_teaches", supply_teaches),
     "capabilities": ("capabilities", capabilities),
+    "second_attempts": ("second_attempts", second_attempts),
+    "second_attempts_worth": ("second_attempts", second_attempts_worth),
     "mined": ("mined", mined),
     "day_tasks": ("day_tasks", day_tasks),
     "grpo_step": ("grpo_step", grpo_step),
