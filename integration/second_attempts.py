@@ -42,7 +42,7 @@ from nano_coder.run.execution import Runtime, grade_run, reflect_run
 from nano_coder.run.reflection import can_reflect, is_reflection
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.gather.rollouts import collect
-from nano_rl.tasks.attempts import ORACLE, runtime_for
+from nano_rl.tasks.attempts import runtime_for
 from nano_rl.tasks.make import make_tasks, write_tasks
 from nano_shared import snapshot
 from nano_shared.store import LogStore
@@ -204,7 +204,7 @@ def corrected(failed: Trajectory, runtime: Runtime) -> Trajectory | None:
     texts = [form.render(thought, (call,), tools) for thought, call in zip(said, calls, strict=True)]
     last = (task.oracle or ())[-1]
     texts.append(form.render("", (ToolCall(name=last.name, arguments=last.arguments),), tools))
-    within = replace(runtime_for(task, runtime), policy=ScriptedPolicy(texts, id=ORACLE), policy_name=ORACLE)
+    within = replace(runtime_for(task, runtime), policy=ScriptedPolicy(texts), policy_name="script")
     return grade_run(reflect_run(failed, within), within)
 
 
