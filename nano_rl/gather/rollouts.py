@@ -14,7 +14,7 @@ from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
 from nano_coder.run.reflection import can_reflect
 from nano_rl.rewards import Reward
 from nano_rl.tasks.attempts import oracle_policy, run_in_project, runtime_for
-from nano_shared.errors import NanoError, PolicyError, SandboxError
+from nano_shared.errors import NanoError, PolicyError, SandboxError, UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Policy
 from nano_shared.types import StopReason, Task, Trajectory
@@ -59,7 +59,7 @@ def collect(
 
     With `reflect`, a failed run is followed by `reflect` second attempts, which are shown its diff and the
     output of its check. They are forks of its last step, so that they form a group, and are returned after
-    it.
+    it. Raises UsageError for `reflect` of an agent of others.
 
     `concurrency` agents run at a time. Agents that wait for tools do not delay the decoding of others, and
     grading runs in parallel to both. Under a policy's lockstep scheduler the batches depend on the seed
@@ -70,6 +70,11 @@ def collect(
         return []
     at_once = min(concurrency, len(jobs), runtime.environments.sessions or concurrency)
     if runtime.agent is not None:
+        if reflect:
+            raise UsageError(
+                "second attempts go on where nano's own agent ended, and an agent of others begins anew:"
+                " leave out --reflect (of nano-rl train `reflect`), or --agent"
+            )
         at_once = min(at_once, _AGENTS_PER_CPU * len(os.sched_getaffinity(0)))
     slots = slots_for(runtime.policy, len(jobs), at_once)
     done: list[Trajectory] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import PROFILES
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
+from nano_coder.run.foreign_agent import ForeignAgent
 from nano_coder.run.reflection import is_reflection
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.cli import cli
@@ -24,6 +26,7 @@ from nano_rl.learn.rows.group import form_groups
 from nano_rl.learn.rows.sample import to_samples
 from nano_rl.logs.admission import TargetPolicy, check_runs
 from nano_shared.command_line import run_command
+from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.store import LogStore
 from nano_shared.types import Task, ToolCall, Trajectory
@@ -89,6 +92,12 @@ def test_the_worth_counts_a_failure_as_the_mean_of_its_second_attempts(tmp_path:
     assert (worth.graded, worth.first, worth.reflected) == (2, 0.5, 0.75)
     alone = worth_of(split_attempts(runs)[0])
     assert (alone.first, alone.reflected) == (0.5, 0.5)
+
+
+def test_an_agent_of_others_makes_no_second_attempts(tmp_path: Path) -> None:
+    agent = ForeignAgent(command="python agent.py")
+    with pytest.raises(UsageError, match="an agent of others begins anew"):
+        collect([a_task()], replace(a_runtime(tmp_path, WRONG, SUBMIT), agent=agent), reflect=2)
 
 
 def test_an_oracle_is_not_reflected_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
