@@ -89,7 +89,7 @@ def one_seed(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, 
     if not (home / "checkpoints" / "long").exists():
         nano(
             home, "nano-rl", "train", "--tasks", folder / "train.jsonl", "--name", "long", "--model", "warm",
-            "--lora-rank", 0, "--learning-rate", 2e-4, "--steps", options.steps, "--prompts", 3,
+            "--lora-rank", 0, "--learning-rate", 1e-3, "--steps", options.steps, "--prompts", 3,
             "--group-size", 8, "--seed", seed, "--set", "max_tokens=8192", *options.train,
         )  # fmt: skip
     began.append(time.monotonic())

@@ -10,7 +10,7 @@ Each policy has two tries at every held-out task, the second after a failure alo
 and that the check failed, or a fresh one with another seed.
 
     python integration/second_attempts.py --out FOLDER --seeds 0 1 2    some 20 minutes a seed on one thread
-    python integration/second_attempts.py --out FOLDER --shipped        the shipped policy, for a GPU
+    python integration/second_attempts.py --out FOLDER --shipped        the shipped policy, taught alone
     python integration/second_attempts.py --out FOLDER --write          docs/results/second_attempts.json
 """
 
@@ -22,8 +22,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -57,7 +56,7 @@ CORRECTED = 600
 """tasks whose failures are corrected for imitation"""
 REPEATS = 4
 """first tries at a held-out task"""
-SHIPPED_CORRECTED, SHIPPED_STEPS, SHIPPED_REPEATS, HELD_OUT = 320, 16, 2, 120
+SHIPPED_CORRECTED, SHIPPED_REPEATS, HELD_OUT = 320, 2, 120
 SCALE = Scale(
     tasks=300 + CORRECTED + STEPS * PROMPTS, oracles=300, held_out=100, learning_rate=1e-4, max_tokens=32,
 )  # fmt: skip
@@ -65,7 +64,7 @@ SCALE = Scale(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipped:
-    """As `Bench`, for the shipped policy: what is trained is trained by commands."""
+    """As `Bench`, for the shipped policy, which is taught by a command."""
 
     home: Path
     seed: int
@@ -75,43 +74,27 @@ class Shipped:
     def at(cls, home: Path, seed: int) -> Shipped:
         drawn = {
             split: make_tasks(levels=[2], n=n, seed=61 + seed, split=split, views=["fix", "repair"])
-            for split, n in (
-                (Split.TRAIN, SHIPPED_CORRECTED + SHIPPED_STEPS * PROMPTS),
-                (Split.TEST, HELD_OUT),
-            )
+            for split, n in ((Split.TRAIN, SHIPPED_CORRECTED), (Split.TEST, HELD_OUT))
         }
         home.mkdir(parents=True, exist_ok=True)
+        os.environ["NANO_HOME"] = str(home)
         return cls(
             home=home, seed=seed,
             tasks=TaskSets(train=drawn[Split.TRAIN], held_out=drawn[Split.TEST], families=[]),
         )  # fmt: skip
 
     def runtime(self, checkpoint: Path, store: LogStore) -> Runtime:
-        with self._at_home():
-            opened = open_policy(str(checkpoint), dtype="bfloat16")
+        opened = open_policy(str(checkpoint), dtype="bfloat16")
         return Runtime(
             policy=opened.policy, sandbox=open_sandbox(), store=store, profile=opened.profile,
             sampling=Sampling(temperature=1.0), policy_name=checkpoint.name,
         )  # fmt: skip
 
     def command(self, words: str) -> None:
-        """Run `nano-rl` on checkpoints of this folder."""
+        """Run `nano-rl`."""
         print("nano-rl", words, flush=True)
-        with self._at_home():
-            command = [sys.executable, "-m", "nano_rl", *words.split(), "--set", "dtype=bfloat16"]
-            subprocess.run(command, check=True)
-
-    @contextmanager
-    def _at_home(self) -> Iterator[None]:
-        before = os.environ.get("NANO_HOME")
-        os.environ["NANO_HOME"] = str(self.home)
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["NANO_HOME"]
-            else:
-                os.environ["NANO_HOME"] = before
+        command = [sys.executable, "-m", "nano_rl", *words.split(), "--set", "dtype=bfloat16"]
+        subprocess.run(command, check=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,8 +116,8 @@ def _run(home: Path, seed: int) -> None:
     warm = bench.warm()
     measured(bench, "warm", warm)
     behind = bench.tasks.train[SCALE.oracles :]
-    with corrections(bench, warm, behind[:CORRECTED]) as corrected:
-        taught = bench.imitate("taught", warm, corrected, steps=40, learning_rate=1e-3)
+    with corrections(bench, warm, behind[:CORRECTED]) as seconds:
+        taught = bench.imitate("taught", warm, seconds, steps=40, learning_rate=1e-3)
     measured(bench, "taught", taught)
     for arm, first in FIRST.items():
         trained = bench.train(
@@ -147,24 +130,14 @@ def _run(home: Path, seed: int) -> None:
 def _run_shipped(bench: Shipped) -> None:
     measured(bench, "warm", Path("shipped"))
     corrections(bench, Path("shipped"), bench.tasks.train[:SHIPPED_CORRECTED]).close()
-    shown, trained = bench.home / "shown.jsonl", bench.home / "train.jsonl"
+    shown = bench.home / "shown.jsonl"
     write_tasks(shown, bench.tasks.train[:SHIPPED_CORRECTED:2])
-    write_tasks(trained, bench.tasks.train[SHIPPED_CORRECTED:])
-    made = bench.home / "checkpoints"
-    if not (made / "taught").exists():
+    if not (bench.home / "checkpoints" / "taught").exists():
         bench.command(
             f"sft --model shipped --name taught --from-logs --log {bench.home}/corrected/log.db"
             f" --tasks {shown} --learning-rate 1e-4 --set batch=16"  # first tries are not to be forgotten
         )
     measured(bench, "taught", Path("taught"))
-    for arm, first in FIRST.items():
-        if not (made / arm).exists():
-            bench.command(
-                f"train --model taught --name {arm} --tasks {trained} --log {bench.home}/{arm}.db"
-                f" --steps {SHIPPED_STEPS} --prompts {PROMPTS} --group-size {first} --learning-rate 2e-4"
-                f" --set reflect={SECOND if arm == 'on' else 0} --set save_every=1000 --set max_tokens=16384"
-            )
-        measured(bench, arm, Path(arm))
 
 
 def corrections(bench: Bench | Shipped, checkpoint: Path, tasks: Sequence[Task]) -> LogStore:
