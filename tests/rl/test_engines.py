@@ -85,6 +85,17 @@ def test_a_training_whose_rollouts_a_server_makes(tiny: Path, server: EngineServ
     assert versions == {0, 1, 2}
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_second_attempts_are_made_on_the_server_too(
+    ahead: bool, tiny: Path, server: EngineServer, tmp_path: Path
+) -> None:
+    loop = Loop(tiny, tmp_path / "loop")
+    loop.go(on(server.url, reflect=2, asynchronous=ahead), score=lambda _: 0.0)
+    for row in rows(loop):
+        assert row["graded/all"] == 4
+        assert row["graded/second"] == row["rollouts"] - 4 > 0
+
+
 @pytest.mark.parametrize(
     ("mode", "sentence"),
     [
