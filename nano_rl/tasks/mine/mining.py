@@ -44,22 +44,22 @@ class StoppableSandbox:
 
     def __init__(self, inner: Sandbox) -> None:
         self._inner, self._stopped = inner, False
-        self._open: list[Jail] = []
+        self._open: dict[int, Jail] = {}
 
     def open(self, workspace: Path | None, limits: Limits) -> Any:
         self._refuse_stopped()
         jail = self._inner.open(workspace, limits)
-        self._open.append(jail)
+        self._open[id(jail)] = jail
         return _StoppableJail(jail, self)
 
     def stop(self) -> None:
         """End what runs now; again, for what began meanwhile."""
         self._stopped = True
-        for jail in list(self._open):
+        for jail in list(self._open.values()):
             getattr(jail, "interrupt", jail.close)()
 
     def forget(self, jail: Jail) -> None:
-        self._open = [other for other in self._open if other is not jail]
+        self._open.pop(id(jail), None)
 
     def _refuse_stopped(self) -> None:
         if self._stopped:
