@@ -9,7 +9,7 @@ imitating those teaches the form of a second attempt. From these weights two tra
 Each policy has two tries at every held-out task, the second after a failure alone: one that reads its diff
 and that the check failed, or a fresh one with another seed.
 
-    python integration/second_attempts.py --out FOLDER --seeds 0 1 2    some 20 minutes a seed on one thread
+    python integration/second_attempts.py --out FOLDER --seeds 0 1 2    some ten minutes a seed on one thread
     python integration/second_attempts.py --out FOLDER --shipped        the shipped policy, taught alone
     python integration/second_attempts.py --out FOLDER --write          docs/results/second_attempts.json
 """

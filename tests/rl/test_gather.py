@@ -6,11 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from builders import trajectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from looping import TASKS, Loop, same, tiny_model
 
 from nano_rl.gather.curriculum import Curriculum, TaskOrder
+from nano_rl.gather.sources import by_group
 from nano_rl.logs.used_runs import read_used
 from nano_rl.tasks.make import make_tasks
 from nano_shared.types import Split, Trajectory
@@ -110,3 +112,11 @@ def test_refill_ends_where_its_rounds_or_the_tasks_do(tiny: Path, tmp_path: Path
         steps=1, refill=1, score=lambda _: 0.0, on_step=lambda _, __, v: rows.append(v)
     )
     assert [row["groups"] for row in rows] == [4]
+
+
+def test_runs_of_earlier_tasks_and_forks_are_groups_of_their_own() -> None:
+    run, other = trajectory(key="asked"), trajectory(key="earlier", run_id="run-1")
+    fork = run.model_copy(update={"id": "fork", "parent": run.id, "parent_step": 1})
+    found = by_group([run.task], [other, run, fork])
+    assert found == {"asked": [run], "earlier": [other], fork.group_key: [fork]}
+    assert next(iter(found)) == "asked"
