@@ -230,7 +230,7 @@ class Agent:
             result = ToolResult(text=f"error: {failure}", ok=False)
         self._liberties += (f"{call.name}: {name}" for name in result.repairs)
         changed: tuple[str, ...] = ()
-        if not recorded and call.name in TOOLS and TOOLS.find(call.name).mutates:
+        if not recorded and call.name in self._offered() and call.name in TOOLS and TOOLS[call.name].mutates:
             try:
                 changed = self.workspace.refresh()
             except SnapshotError as problem:  # the workspace outgrew its limits, which the agent can mend
@@ -271,13 +271,17 @@ class Agent:
         )
 
     def _tool(self, call: ToolCall) -> ToolResult:
-        offered = [tool.name for tool in self.tools]
+        offered = self._offered()
         if call.name not in offered:
             raise ToolFailure(f"unknown tool {call.name}; the tools are {', '.join(offered)}")
         if self.session is not None and self.session.offers(call.name):
             return self.session.step(call)
         context = replace(self.context, turn=len(self.turns))
         return TOOLS.find(call.name)(context, dict(call.arguments))
+
+    def _offered(self) -> list[str]:
+        """Names of the tools that this agent may call: not all that are installed."""
+        return [tool.name for tool in self.tools]
 
     def _refuse(self, parsed: Parsed, completion: Completion) -> list[Observation]:
         """The parse error as an observation; one for each call of an API, which requires an answer to

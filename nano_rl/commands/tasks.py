@@ -174,16 +174,19 @@ def list_tasks(
     """What is in a task file: tasks by level, view and split. With --suites: what can be made."""
     if suites == (file is not None):
         raise UsageError("name a task file, or give --suites to see what can be made")
-    rows = _suite_rows() if file is None else _task_rows(file)
+    rows, broken = _suite_rows() if file is None else (_task_rows(file), [])
+    for problem in broken:
+        print(f"error: {problem}", file=sys.stderr)
+    code = broken[0].exit_code if broken else 0
     if as_json:
         print(json.dumps(rows))
-        return 0
+        return code
     columns = ("suite", "level", "views", "about") if file is None else ("level", "view", "split", "tasks")
     table = Table(*columns, box=None)
     for row in rows:
         table.add_row(*(str(row[column]) for column in columns))
     Console().print(table)
-    return 0
+    return code
 
 
 def _task_rows(file: Path) -> list[dict[str, Any]]:
@@ -194,14 +197,20 @@ def _task_rows(file: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _suite_rows() -> list[dict[str, Any]]:
+def _suite_rows() -> tuple[list[dict[str, Any]], list[ConfigError]]:
+    """The rows of all suites that can be loaded, and why others cannot."""
     rows: list[dict[str, Any]] = []
+    broken: list[ConfigError] = []
     for name in suite_names():
-        suite = find_suite(name)
+        try:
+            suite = find_suite(name)
+        except ConfigError as problem:
+            broken.append(problem)
+            continue
         for level in sorted({view.level for view in suite.views}):
             named = (v.name + (" (by name only)" if v.extra else "") for v in suite.views if v.level == level)
             rows.append({"suite": name, "level": level, "views": ", ".join(named), "about": suite.about})
-    return rows
+    return rows, broken
 
 
 def import_tasks(

@@ -11,6 +11,7 @@ from executions import SUBMIT, a_runtime, a_task, act, limits
 from nano_coder.agent.loop import turn_seed
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1
 from nano_coder.run.execution import Runtime, run_task
+from nano_shared import extensions
 from nano_shared.types import StopReason, Task, Trajectory
 
 
@@ -94,6 +95,24 @@ def test_a_task_restricts_the_tools(tmp_path: Path) -> None:
     first = bytes(tokens.context_ids).decode()
     assert "@calculate" in first
     assert "@shell" not in first
+
+
+def test_a_call_of_an_installed_tool_that_is_broken_and_not_offered_is_an_unknown_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "site/teapot-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: teapot\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[nano.tools]\npour = no_such_module:pour\n")
+    monkeypatch.syspath_prepend(info.parent)
+    extensions._registered.cache_clear()
+    try:
+        trajectory, _ = run(tmp_path / "run", ["@pour", SUBMIT])
+    finally:
+        monkeypatch.undo()
+        extensions._registered.cache_clear()
+    assert trajectory.stop is StopReason.FINISHED
+    assert seen(trajectory)[0].startswith("error: unknown tool pour; the tools are read_file, ")
 
 
 def test_a_failed_action_is_an_observation(tmp_path: Path) -> None:

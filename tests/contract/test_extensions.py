@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,11 +18,13 @@ from nano_coder.agent.profiles import COMPACT_1, PROFILES, find_profile, serving
 from nano_coder.models.opening import open_policy
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.registry import TOOLS
+from nano_rl.cli import cli as rl_cli
 from nano_rl.formats import find_format
 from nano_rl.learn.config import find_objective
 from nano_rl.rewards.registry import part_kind
 from nano_rl.tasks.suite import find_suite
 from nano_shared import extensions
+from nano_shared.command_line import run_command
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.extensions import find_extension
 from nano_shared.types import Task
@@ -107,6 +110,18 @@ def test_two_packages_of_one_name_are_both_named(install: Callable[..., Path]) -
     install("second", "nano.suites", "twice", "second_m:SUITE")
     refused(lambda: find_suite("twice"), "first_m:SUITE (package first)", "second_m:SUITE (package second)")
     assert find_suite("logic").name == "logic"
+
+
+def test_the_list_of_suites_names_what_is_broken_and_shows_the_rest(
+    install: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("teapot", "nano.suites", "brew", "no_such_module_2:SUITE")
+    with pytest.raises(SystemExit) as ended:
+        run_command(rl_cli, ["tasks", "list", "--suites", "--json"])
+    assert ended.value.code == 3
+    said = capsys.readouterr()
+    assert {"logic", "workplace"} < {row["suite"] for row in json.loads(said.out)}
+    assert said.err.startswith("error: no_such_module_2:SUITE (package teapot) cannot be loaded")
 
 
 def test_a_package_cannot_take_the_name_of_ours_in_silence(install: Callable[..., Path]) -> None:
