@@ -444,6 +444,7 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "sandbox": ("sandbox", sandbox),
     "grading": ("grading", grading),
     "servers": ("servers", servers),
+    "servers_gemma": ("servers_gemma", servers),
     "serving": ("serving", serving),
     "scale": ("scale_simulation", scale),
     "scale_larger": ("scale_simulation", scale_larger),

@@ -191,3 +191,29 @@ def test_a_model_that_disagrees_with_our_forward_is_found_out(capsys: pytest.Cap
     assert deviation(engine) < 1e-4
     assert isinstance(engine.decoder, PaddedDecoder)
     assert "our logits deviate from its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("dtype", "moved", "decoder"),
+    [
+        (torch.bfloat16, [-2], ContinuousDecoder),
+        (torch.bfloat16, [-3, -2], PaddedDecoder),
+        (torch.float32, [-2], PaddedDecoder),
+    ],
+)
+def test_one_token_of_a_row_that_rounding_moved_far_is_no_other_forward(
+    dtype: torch.dtype, moved: list[int], decoder: type
+) -> None:
+    """As in Gemma 3 in bfloat16, whose module is further from itself in float32 at some tokens."""
+    model = build("Llama", initializer_range=0.05).to(dtype)
+
+    def move(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        sign = torch.ones(output.shape[1], 1, dtype=dtype)
+        if len(sign) > 3:  # not a step of a decoder
+            sign[moved] = -1
+        return output * sign
+
+    model.model.norm.register_forward_hook(move)
+    engine = engine_of(model)
+    engine.generate([GenerationRequest((1, 2, 3), Sampling(max_tokens=2), 0)])
+    assert isinstance(engine.decoder, decoder)
