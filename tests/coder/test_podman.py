@@ -5,6 +5,7 @@ The promises that it shares with the other backends are in test_bwrap.py.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import subprocess
@@ -53,9 +54,12 @@ def busybox() -> str:
             link = tarfile.TarInfo(f"bin/{name}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             archive.addfile(link)
-    argv = ["podman", "import", "--quiet", "--change", "ENV GREETING=hello", "-", IMAGE]
-    subprocess.run(argv, input=packed.getvalue(), check=True, capture_output=True)
-    return IMAGE
+    # named after what it holds: an import each time would leave the last one behind without a name
+    image = f"{IMAGE}:{hashlib.sha256(packed.getvalue()).hexdigest()[:12]}"
+    if subprocess.run(["podman", "image", "exists", image], check=False).returncode:
+        argv = ["podman", "import", "--quiet", "--change", "ENV GREETING=hello", "-", image]
+        subprocess.run(argv, input=packed.getvalue(), check=True, capture_output=True)
+    return image
 
 
 @pytest.fixture(scope="module")
