@@ -3,6 +3,8 @@
 # its base in 4 bits, from fresh rollouts and from the log alone, evaluated and exported; plain PEFT says the same.
 #
 #   bash integration/one_gpu.sh [DEVICE] [FOLDER]      # needs the extras rl and quantised; cuda and ./one-gpu
+#
+# On a CPU bitsandbytes 0.50 computes single tokens another way than several, and the guard of log-probs stops it.
 set -euo pipefail
 device=${1:-cuda}
 mkdir -p "${2:-one-gpu}"
