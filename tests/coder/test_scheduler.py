@@ -111,20 +111,47 @@ def test_a_short_row_is_answered_while_a_long_one_is_decoded(
     assert ends["short"] < ends["long"]
 
 
+class Clock:
+    """A clock that stands still but for the engine's steps, which take a second each."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class Timed(Watched):
+    def __init__(self, loaded: LoadedModel, clock: Clock) -> None:
+        super().__init__(loaded)
+        self.clock = clock
+
+    def step(self) -> list[DecodingRow]:
+        self.clock.seconds += 1
+        return super().step()
+
+
 @pytest.mark.parametrize("schedule", ["free", "lockstep"])
-def test_a_step_is_on_the_clocks_of_its_rows_in_equal_shares(schedule: Any, loaded: LoadedModel) -> None:
+def test_a_step_is_on_the_clocks_of_its_rows_in_equal_shares(
+    schedule: Any, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that what a run waits while others are decoded is no time of its own."""
+    clock = Clock()
+    monkeypatch.setattr("nano_coder.models.local.scheduler.time", clock)
+    monkeypatch.setattr("nano_coder.models.local.policy.time", clock)
+    engine = Timed(loaded, clock)
     template = ChatTemplate(loaded.chat_template, loaded.tokenizer.backend_tokenizer)
-    policy = LocalPolicy(Watched(loaded), template, id="tiny", scheduler=schedule)
+    policy = LocalPolicy(engine, template, id="tiny", scheduler=schedule)
     conversations = [Conversation((Message(role=Role.USER, content="a" * 40),)) for _ in range(4)]
-    began = time.monotonic()
     agents = [lambda c=c: policy.complete(c, Sampling(max_tokens=100)) for c in conversations]
     run(policy._scheduler, agents)
-    wall = time.monotonic() - began
+    steps = len(engine.steps)
     waited = [conversation.waited for conversation in conversations]
-    # four clocks ran for `wall` at most; all that the engine did is on them once
-    assert sum(waited) > 2 * wall
-    assert all(0 < seconds < wall for seconds in waited)
+    if schedule == "lockstep":  # all four rows are in each step: a quarter of it is a row's own
+        assert waited == pytest.approx([0.75 * steps] * 4)
+    # each call lasts through the 99 steps of its row at least; each step is on the clocks once
+    assert sum(waited) >= 4 * 99 - steps - 1e-6
+    assert all(0 <= seconds < steps for seconds in waited)
 
 
 def test_a_free_request_joins_rows_that_are_being_decoded(loaded: LoadedModel) -> None:
