@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import logging
 import os
 import shutil
 import sys
@@ -128,6 +129,8 @@ def load_policy(
     loaded = _load(name, dtype, merge, _quantised(quantise, dtype, placed))
     if not quantise:
         loaded.model.to(placed)
+    elif placed.type == "cpu":
+        _compute_as_in_training(loaded.model)
     return loaded
 
 
@@ -151,11 +154,34 @@ def _quantised(quantise: BaseBits | None, dtype: Dtype, device: torch.device) ->
     import torch
     from transformers import BitsAndBytesConfig
 
+    # on a CPU it warns of faster kernels, which are not used
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     config = BitsAndBytesConfig(
         load_in_4bit=quantise == "4bit", load_in_8bit=quantise == "8bit", bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=getattr(torch, dtype),
     )  # fmt: skip
     return {"quantization_config": config, "device_map": {"": device}}
+
+
+def _compute_as_in_training(model: torch.nn.Module) -> None:
+    """Keep bitsandbytes on a CPU from its kernels for inference: they round to bfloat16 or int8, so that the
+    sampler's log-probs would not be the trainer's, and the weights that they repack have no gradient."""
+    import bitsandbytes
+
+    class Linear8bit(bitsandbytes.nn.Linear8bitLt):  # type: ignore[misc]  # the library has no types
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mode, self.training = self.training, True
+            try:
+                product: torch.Tensor = super().forward(x)
+                return product
+            finally:
+                self.training = mode
+
+    for module in model.modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+        elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
+            module.__class__ = Linear8bit
 
 
 def _load(name: str | None, dtype: Dtype, merge: bool, more: dict[str, Any]) -> LoadedModel:

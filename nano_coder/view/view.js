@@ -163,6 +163,7 @@ function listing({ columns, load, href, empty }) {
     const known = new Map(rows.map((row, n) => [row.id || row.of, n]));
     for (const row of answer.rows) if (known.has(row.id || row.of)) rows[known.get(row.id || row.of)] = row;
     rows.unshift(...answer.rows.filter((row) => !known.has(row.id || row.of)));
+    if (!rows.length) return;  // what says so stays
     if (!table.isConnected) box.replaceChildren(table);
     draw();
   }

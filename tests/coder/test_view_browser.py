@@ -157,6 +157,11 @@ def test_filters_are_part_of_the_address(shown: Page, root: str) -> None:
     assert again.locator("[name=task]").input_value() == "sum"
     again.locator("[name=text]").fill("no such text")
     again.wait_for_selector("text=No run matches.")
+    for _ in range(2):  # the list is asked for again every 2.5 s
+        with again.expect_response(lambda answer: "runs" in answer.url):
+            pass
+    again.wait_for_timeout(100)
+    assert again.locator("text=No run matches.").is_visible()
 
 
 def test_the_keyboard_goes_from_the_list_to_the_first_token_that_differs(shown: Page, root: str) -> None:

@@ -378,7 +378,8 @@ def _several(modules: Sequence[Any], sizes: Sequence[int] | None = None) -> Seve
 
 
 def _quantised(module: Any) -> bool:
-    return type(getattr(module, "base_layer", module)).__module__.startswith("bitsandbytes")
+    kinds = type(getattr(module, "base_layer", module)).__mro__
+    return any(kind.__module__.startswith("bitsandbytes") for kind in kinds)
 
 
 def _norm(module: Any, config: Any) -> Apply:
