@@ -33,6 +33,7 @@ test: $(INSTALLED)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow"
 
 test-all: $(INSTALLED) exchange-examples
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[quantised]'
 	OMP_NUM_THREADS=1 NANO_EXCHANGE_EXAMPLES=$(EXAMPLES_DIR) TEST_CONTAINER_IMAGE=$(CONTAINER_IMAGE) \
 	  $(BIN)/python -m pytest -n 2
 

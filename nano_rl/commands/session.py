@@ -90,6 +90,7 @@ def policy_runtime(
     opened = open_policy(
         model or config.model, base_url=config.base_url, api_key=config.api_key,
         dtype=dtype_of(config, sources), profile=config.profile, device=config.device,
+        kv_gib=config.kv_gib,
     )  # fmt: skip
     return Runtime(
         policy=opened.policy, sandbox=sandbox,
@@ -155,7 +156,7 @@ def training_runtime(
     name = name_to_train(config.model)
     opened = open_weights(
         name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile, merge=False,
-        device=config.device, quantise=quantise,
+        device=config.device, quantise=quantise, kv_gib=config.kv_gib,
     )  # fmt: skip
     configured = _configured(config, sources, opened.profile, temperature, names)
     opened = replace(opened, profile=configured["profile"])

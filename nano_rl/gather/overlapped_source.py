@@ -214,6 +214,7 @@ def _worker_config(opened: OpenedWeights, runtime: Runtime, config: TrainConfig)
         dtype=config.dtype,
         quantise=config.quantise,
         device=str(next(loaded.model.parameters()).device),
+        kv_gib=ours.kv_gib,
         lora_rank=config.lora_rank,
         seed=config.seed,
         profile=opened.profile.name,

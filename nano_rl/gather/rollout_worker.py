@@ -40,6 +40,7 @@ class WorkerConfig(Value):
     quantise: Literal["4bit", "8bit"] | None
     device: str
     """where the trainer's weights are"""
+    kv_gib: float | None
     lora_rank: int
     seed: int
     profile: str
@@ -131,7 +132,7 @@ class Worker:
             TOOLS.give(tool)
         opened = open_weights(
             config.model, dtype=config.dtype, profile=config.profile, merge=False, device=config.device,
-            quantise=config.quantise,
+            quantise=config.quantise, kv_gib=config.kv_gib,
         )  # fmt: skip
         if opened.loaded.id != config.model_id:
             raise CheckpointError(

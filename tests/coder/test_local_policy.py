@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from nano_coder.agent.chat_template import CHATML, ChatTemplate
+from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.local.scheduler import SchedulerKind
+from nano_coder.models.opening import open_policy
 from nano_coder.models.weights import LoadedModel, load_policy
 from nano_shared.errors import ContextFull, PolicyError, UsageError
 from nano_shared.policy import Conversation, Policy
@@ -285,3 +287,23 @@ def test_requests_carry_the_seed_of_their_call(policy: LocalPolicy, loaded: Load
     completion = policy.complete(asking("hi"), sampling)
     assert completion.tokens is not None
     assert completion.tokens.sampled_ids == expected.ids
+
+
+def test_a_setting_bounds_the_kv_cache(tiny_folder: Path) -> None:
+    """What does not fit waits, and gets the same tokens."""
+
+    def answers(kv_gib: float | None) -> tuple[list[Any], int]:
+        opened = open_policy(str(tiny_folder), profile="compact-1", kv_gib=kv_gib).policy
+        assert isinstance(opened, LocalPolicy)
+        requests = [GenerationRequest((3, 4, 5 + n), Sampling(max_tokens=8), n) for n in range(4)]
+        rows = opened.engine.admit(requests)
+        opened.engine.step()
+        decoder = opened.engine.decoder
+        assert isinstance(decoder, ContinuousDecoder)
+        at_once = len(decoder.decoding)
+        while opened.engine.busy:
+            opened.engine.step()
+        return [row.ids for row in rows], at_once
+
+    (many, four), (few, one) = answers(None), answers(1e-6)
+    assert (many, four, one) == (few, 4, 1)

@@ -50,6 +50,7 @@ BEYOND = {
     "git": "true",
     "dtype": "'bfloat16'",
     "device": "'cuda:7'",
+    "kv_gib": "1000.0",
     "log": "'postgresql://elsewhere/log'",
     "max_turns": "100000",
     "max_seconds": "1e9",

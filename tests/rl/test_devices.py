@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from nano_coder.cli import cli
 from nano_coder.models.weights import place
+from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import UsageError
 
 
@@ -29,6 +32,16 @@ def test_a_gpu_that_is_not_there_is_a_sentence() -> None:
     with pytest.raises(UsageError, match="sees no CUDA device here; use --device auto or cpu") as refused:
         place("cuda")
     assert refused.value.exit_code == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_server_is_on_the_device_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = build_tiny(tmp_path, ["def f(x):\n    return x\n"] * 9, hidden=64, layers=1)
+    monkeypatch.setenv("NANO_DEVICE", "cuda")
+    with pytest.raises(UsageError, match="sees no CUDA device here"):
+        CliRunner().invoke(cli, ["serve", "--model", str(tiny), "--port", "0"], catch_exceptions=False)
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ def test_a_critic_of_a_checkpointed_policy_is_checkpointed_too() -> None:
 
 
 def quantised(folder: Path, bits: Any, dtype: Any) -> Any:
+    pytest.importorskip("bitsandbytes")  # which `make test-all` installs
     from nano_coder.models.weights import load_policy
 
     return load_policy(str(folder), dtype=dtype, merge=False, quantise=bits).model
@@ -75,8 +76,6 @@ def quantised(folder: Path, bits: Any, dtype: Any) -> Any:
 
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])
 def test_a_quantised_base_samples_and_trains_as_itself(bits: str, tmp_path: Path) -> None:
-    from bitsandbytes.nn import Linear4bit, Linear8bitLt
-
     from nano_coder.models.local.continuous_batching import ContinuousDecoder
     from nano_coder.models.local.engine import Engine
     from nano_coder.models.local.sampler import GenerationRequest
@@ -87,7 +86,7 @@ def test_a_quantised_base_samples_and_trains_as_itself(bits: str, tmp_path: Path
     with pytest.raises(ConfigError, match="weights of 4 or 8 bits cannot be trained themselves"):
         prepare(base, lora_rank=0, seed=0)
     model = prepare(base, lora_rank=2, seed=0)
-    assert any(isinstance(m, (Linear4bit, Linear8bitLt)) for m in model.modules())
+    assert any(type(m).__name__ in ("Linear4bit", "Linear8bit") for m in model.modules())
     before = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

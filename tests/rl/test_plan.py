@@ -137,6 +137,15 @@ def test_the_command_prints_parts_and_speed(tiny: str, capsys: pytest.CaptureFix
     assert report["training_tokens_per_second"] > 0 < report["decoding_tokens_per_second"]
 
 
+def test_the_plan_counts_the_kv_cache_up_to_its_bound(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kv() -> int:
+        return command.plan_of(tiny, TrainConfig(), "cpu").memory.parts["KV cache"]
+
+    usual = kv()
+    monkeypatch.setenv("NANO_KV_GIB", "0.001")
+    assert kv() == 2 * round(0.001 * 2**30) < usual
+
+
 def test_what_does_not_fit_is_not_timed(
     tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
