@@ -87,7 +87,8 @@ class NanoAgent(BaseAgent):  # type: ignore[misc]
         config, _ = load_config({**given, **self._settings}, self.logs_dir)
         opened = open_policy(
             config.model, base_url=config.base_url, api_key=config.api_key, profile=config.profile,
-            dtype=config.dtype, device=config.device, kv_gib=config.kv_gib, own_temperature=config.temperature is None,
+            dtype=config.dtype, device=config.device, kv_gib=config.kv_gib,
+            own_temperature=config.temperature is None,
         )  # fmt: skip
         with LogStore.open(config.log) as store:
             with place.downloaded() as folder:
