@@ -183,7 +183,12 @@ def list_tasks(
         return code
     columns = ("suite", "level", "views", "about") if file is None else ("level", "view", "split", "tasks")
     table = Table(*columns, box=None)
+    described = None
     for row in rows:
+        if file is None and row["suite"] == described:
+            row |= {"suite": "", "about": ""}
+        else:
+            described = row.get("suite")
         table.add_row(*(str(row[column]) for column in columns))
     Console().print(table)
     return code
