@@ -42,7 +42,14 @@ from nano_rl.learn.update import Updater
 from nano_rl.logs.used_runs import USED, UsedRuns
 from nano_rl.preferences.dpo import preference_term
 from nano_rl.record import SHORTEST, EventKind, Phases, note
-from nano_rl.resume.progress import Progress, TrainingStopped, interruptible, saved_progress, seed_all
+from nano_rl.resume.progress import (
+    Progress,
+    TrainingStopped,
+    interruptible,
+    saved_progress,
+    seed_all,
+    usual_save_every,
+)
 from nano_rl.resume.states import STATES, Identity, States
 from nano_rl.rewards import Reward
 from nano_shared.errors import UsageError
@@ -105,6 +112,7 @@ def train(
         else:
             seed_all(config.seed)
             progress.save()
+        save_every = config.save_every or usual_save_every(model)
         used, phases = UsedRuns(folder / USED, step=learner.step), Phases(ahead=config.off_policy_bound)
         stepper = _Stepper(
             model=model, opened=opened, runtime=runtime, sources=sources, updater=updater, config=config,
@@ -123,7 +131,7 @@ def train(
                 used.append(step, groups)
                 metrics.write(step, values)
                 progress.note(values, config.guards.patience)
-                if learner.step % config.save_every == 0:
+                if learner.step % save_every == 0:
                     progress.save()
                 on_step(learner.step, config.steps, values)
         progress.save()

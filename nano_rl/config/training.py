@@ -51,13 +51,14 @@ class TrainConfig(UpdateConfig):
     """fresh rollouts of each task; 0 trains on logs alone"""
     temperature: float = Field(1.0, gt=0)
     """of the sampler, and of the trainer's softmax; top-p and top-k are off in training"""
-    save_every: int = Field(1, ge=1)
-    """steps between saved states; a process that is killed goes on from the last one"""
+    save_every: int | None = Field(None, ge=1)
+    """steps between saved states; None: 1, and one more for each 2 GiB of a state; a process that is killed
+    goes on from the last one"""
     keep_states: int = Field(2, ge=1)
     """saved states that stay, the newest ones; the best one stays beside them"""
     resume: bool = False
     """go on with a training of that name, or refuse where none is saved; settings that the steps done do not
-    depend on (steps, save_every, keep_states, max_tokens, guards) may then differ"""
+    depend on (steps, keep_states, max_tokens, guards) may then differ"""
     refill: int = Field(0, ge=0)
     """dynamic sampling: times that a step replaces groups whose rollouts all earned the same by groups of
     other tasks; 0 by default, since each time costs a round of rollouts"""

@@ -28,9 +28,9 @@ from nano_shared.durable import durable_folder, file_hash, sweep, write_text
 from nano_shared.errors import CheckpointError
 from nano_shared.types import Value
 
-FREE = ("steps", "save_every", "keep_states", "max_tokens", "heartbeat_seconds", "peak_tflops")
+FREE = ("steps", "keep_states", "max_tokens", "heartbeat_seconds", "peak_tflops")
 """settings that do not affect the steps done so far, so that `resume` may change them"""
-_NEVER = ("resume", "offload", "engine", "ray", "rollout_workers")
+_NEVER = ("resume", "save_every", "offload", "engine", "ray", "rollout_workers")
 """settings that are not compared"""
 
 

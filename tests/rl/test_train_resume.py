@@ -20,7 +20,7 @@ from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.metrics import MEASURED, read_metrics
 from nano_rl.logs.used_runs import read_used
-from nano_rl.resume.progress import save_best
+from nano_rl.resume.progress import save_best, usual_save_every
 from nano_rl.resume.states import States
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.store import LogStore
@@ -228,6 +228,24 @@ def test_runs_that_were_learned_from_must_be_on_record(tiny: Path, tmp_path: Pat
     used.write_text(used.read_text().splitlines(keepends=True)[0])
     with pytest.raises(CheckpointError, match="does not hold the runs of the 2 steps"):
         loop.go(steps=2)
+
+
+@pytest.mark.parametrize(("trained", "steps"), [(135e6, 1), (42e6, 1), (1.54e9, 9)])
+def test_large_states_are_saved_less_often(trained: float, steps: int) -> None:
+    model = torch.nn.Module()
+    model.trained = torch.nn.Parameter(torch.empty(int(trained), device="meta"))
+    model.frozen = torch.nn.Parameter(torch.empty(10**11, device="meta"), requires_grad=False)
+    assert usual_save_every(model) == steps
+
+
+def test_a_training_whose_states_are_large_ends_as_any_other(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Loop(tiny, tmp_path / "often").go()
+    monkeypatch.setattr(loop_module, "usual_save_every", lambda model: 2)
+    seldom = Loop(tiny, tmp_path / "seldom")
+    assert same(seldom.go(save_every=None), expected)
+    assert States(seldom.folder / "states").steps() == [2, 3]
 
 
 def test_settings_are_compared_where_they_decide(tiny: Path) -> None:
