@@ -133,10 +133,10 @@ def load_policy(
     elif dtype == "bfloat16" and not multiplies_bfloat16(placed):
         _say_slow()
     loaded = _load(name, dtype, merge, _quantised(quantise, dtype, placed))
-    if not quantise:
-        loaded.model.to(placed)
-    elif placed.type == "cpu":
+    if quantise:
         _compute_as_in_training(loaded.model)
+    else:
+        loaded.model.to(placed)
     return replace(loaded, kv_bytes=None if kv_gib is None else round(kv_gib * 2**30))
 
 
@@ -168,19 +168,22 @@ def _quantised(quantise: BaseBits | None, dtype: Dtype, device: torch.device) ->
 
 
 def _compute_as_in_training(model: torch.nn.Module) -> None:
-    """Keep bitsandbytes on a CPU from its kernels for inference: they round to bfloat16 or int8, so that the
-    sampler's log-probs would not be the trainer's, and the weights that they repack have no gradient."""
+    """Make the layers of bitsandbytes multiply by the dequantised weights wherever they are called.
+
+    Its 4-bit kernel for inference on a CPU rounds to bfloat16, and the weights that it repacks have no
+    gradient; its 8-bit product rounds activations, by columns that depend on the whole batch. The sampler's
+    log-probs would not be the trainer's.
+    """
     import bitsandbytes
+    from bitsandbytes.autograd._functions import MatMul8bitFp
 
     class Linear8bit(bitsandbytes.nn.Linear8bitLt):  # type: ignore[misc]  # the library has no types
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            was_training: bool = self.training
-            self.train()
-            try:
-                product: torch.Tensor = super().forward(x)
-                return product
-            finally:
-                self.train(was_training)
+            if self.weight.CB is not None:
+                self.init_8bit_state()
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            product: torch.Tensor = MatMul8bitFp.apply(x, self.weight, None, bias, self.state)
+            return product
 
     for module in model.modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
