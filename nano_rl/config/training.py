@@ -109,6 +109,15 @@ class TrainConfig(UpdateConfig):
         bound = _BOUND if bound is None else bound
         return bound if self.engine else min(bound, 1)
 
+    @classmethod
+    def elsewhere(cls, name: str) -> str | None:
+        """Where a setting of the runtime is set, which a training reads beside these."""
+        from nano_coder.config import AgentConfig
+
+        if name not in AgentConfig.model_fields:
+            return None
+        return f"no such setting of a training; set it in nano.toml, or as NANO_{name.upper()}"
+
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_versions(cls, settings: Any) -> Any:

@@ -64,7 +64,13 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
 
 
 def no_such_setting(name: str, kind: type[BaseModel]) -> str:
-    """The sentence about an unknown setting, with the nearest known one."""
+    """The sentence about an unknown setting, with the nearest known one.
+
+    A kind whose commands read settings of another kind too has a method `elsewhere`, which says of a name
+    where that is set, if it is one of those.
+    """
+    if told := getattr(kind, "elsewhere", lambda name: None)(name):
+        return f"{name}: {told}"
     meant = nearest(name, [known for known, _ in setting_fields(kind)])
     return f"{name}: no such setting" + (f"; did you mean {meant}?" if meant else "")
 

@@ -122,5 +122,5 @@ def test_every_wrong_value_has_its_line() -> None:
         parse_config(TrainConfig, {"model": "tiny", "seed": -1})
     assert str(error.value).splitlines() == [
         "seed = -1: Input should be greater than or equal to 0",
-        "model: no such setting",
+        "model: no such setting of a training; set it in nano.toml, or as NANO_MODEL",
     ]
