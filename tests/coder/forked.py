@@ -18,11 +18,12 @@ from functools import cache
 from pathlib import Path
 
 _SERVER = """
-import importlib, json, os, socket, sys, tempfile
+import atexit, gc, importlib, json, os, socket, sys, tempfile, threading, traceback
 
 link = socket.socket(fileno=int(sys.argv[1]))
 for name in sys.argv[2:]:
     importlib.import_module(name)
+gc.freeze()
 while True:
     request, fds, _, _ = socket.recv_fds(link, 1 << 20, 3)
     if not request:
@@ -46,7 +47,21 @@ sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
 sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
 sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
 main = importlib.import_module(wanted["program"].replace("-", "_") + ".cli").main
-sys.exit(main())
+try:
+    code = main()
+except SystemExit as end:
+    code = end.code
+except BaseException:
+    traceback.print_exc()
+    code = 1
+if not isinstance(code, int):
+    print(*filter(None, [code]), end="\\n" * bool(code), file=sys.stderr)
+    code = int(bool(code))
+threading._shutdown()
+atexit._run_exitfuncs()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(code & 0xFF)  # taking the modules apart would take longer than most commands
 """
 _IMPORTED = (
     "nano_coder.commands.changes", "nano_coder.commands.config", "nano_coder.commands.exec",
