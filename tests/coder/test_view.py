@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ def trainable(name: str, **changed: Any) -> Trajectory:
     return run(name, quiet, **hashes, **changed)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LogStore:
-    """250 runs of 25 tasks, and a few of every other kind."""
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a log: 250 runs of 25 tasks, and a few of every other kind."""
     many = [
         run(
             f"run-{n:03}",
@@ -59,7 +60,15 @@ def store(tmp_path: Path) -> LogStore:
         trainable("good", key="odd", at=303.0),
         hostile("hostile", at=304.0),
     ]
-    return log_of(tmp_path / "log.db", [*many, *others])
+    folder = tmp_path_factory.mktemp("logged")
+    log_of(folder / "log.db", [*many, *others]).close()
+    return folder
+
+
+@pytest.fixture
+def store(logged: Path, tmp_path: Path) -> LogStore:
+    shutil.copytree(logged, tmp_path, dirs_exist_ok=True)
+    return LogStore.open(tmp_path / "log.db")
 
 
 def every(view: LogView, name: str = "runs", **query: str) -> list[dict[str, Any]]:
