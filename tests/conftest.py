@@ -26,15 +26,16 @@ def pytest_collection_finish() -> None:
 
 
 @functools.cache
-def _empty_log() -> str:
-    """The SQL of a log that was migrated and holds nothing."""
+def _empty_log() -> bytes:
+    """The file of a log that was migrated and holds nothing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log.db"
         made = database.Database(database._engine(database._resolve(path)[0]), None)
         _upgrade(made)
         made.close()
-        with closing(sqlite3.connect(path)) as connection:
-            return "\n".join(connection.iterdump())
+        with closing(sqlite3.connect(path)) as connection:  # all of it into this file
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return path.read_bytes()
 
 
 def _made(log: database.Database) -> None:
@@ -42,10 +43,8 @@ def _made(log: database.Database) -> None:
     path = Path(log.name)
     if "contract/" in os.environ.get("PYTEST_CURRENT_TEST", "") or (path.exists() and path.stat().st_size):
         return _upgrade(log)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.executescript(_empty_log())
-    log.engine.dispose()
+    log.engine.dispose()  # which may hold the empty file open
+    path.write_bytes(_empty_log())
     return None
 
 
