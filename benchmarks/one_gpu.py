@@ -223,7 +223,7 @@ def memory_plan(shape: str, config: Any, case: Case, *, rows: int) -> dict[str, 
     import torch
     from transformers import AutoConfig
 
-    from nano_coder.models.local.engine import usual_kv_bytes
+    from nano_coder.models.local.engine import kv_bound
     from nano_coder.models.weights import build_empty
     from nano_rl.learn.model.plan import Workload, plan_memory
 
@@ -231,7 +231,7 @@ def memory_plan(shape: str, config: Any, case: Case, *, rows: int) -> dict[str, 
     work = Workload(
         rows=rows,
         row_tokens=case.prompt_tokens + case.new_tokens,
-        kv_bytes=usual_kv_bytes(torch.device(case.device)),
+        kv_bytes=kv_bound(torch.device(case.device)),
     )
     plan = plan_memory(
         lambda dtype: build_empty(architecture, dtype), config, work, torch.device(case.device)

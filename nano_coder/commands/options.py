@@ -131,7 +131,7 @@ def open_runtime(
     """
     from nano_coder.agent.profiles import completion_tokens, days_profile, with_tools
     from nano_coder.mcp.tools import further_tools
-    from nano_coder.models.opening import open_policy
+    from nano_coder.models.opening import open_configured
     from nano_coder.run.execution import Runtime
     from nano_coder.run.redacting_log import redacting_store
     from nano_coder.sandbox.proxy import allowed_hosts
@@ -140,11 +140,7 @@ def open_runtime(
 
     sandbox = _open_sandbox(config, directory)
     more = further_tools(config, sandbox, store)
-    opened = open_policy(
-        model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
-        profile=config.profile, device=config.device, kv_gib=config.kv_gib,
-        own_temperature=config.temperature is None,
-    )  # fmt: skip
+    opened = open_configured(config, model=model, own_temperature=config.temperature is None)
     profile = opened.profile if config.profile else days_profile(opened.profile)
     return Runtime(
         policy=opened.policy,

@@ -125,14 +125,10 @@ class _ModelOpener:
         self._loading = threading.Lock()
 
     def open(self, name: str | None) -> ServedModel:
-        from nano_coder.models.opening import open_policy
+        from nano_coder.models.opening import open_configured
 
-        config = self._config
         with self._loading:
-            found = open_policy(
-                name, base_url=config.base_url, api_key=config.api_key, dtype=config.dtype,
-                profile=config.profile, device=config.device, kv_gib=config.kv_gib, scheduler="free",
-            )  # fmt: skip
+            found = open_configured(self._config, model=name, scheduler="free")
         return self._served(found)
 
     def promoted(self, current: ServedModel) -> ServedModel | None:

@@ -23,6 +23,7 @@ from nano_shared.types import Trajectory
 
 if TYPE_CHECKING:
     from nano_coder.agent.chat_template import ChatTemplate
+    from nano_coder.config import AgentConfig
     from nano_coder.models.local.policy import LocalPolicy
     from nano_coder.models.local.scheduler import SchedulerKind
     from nano_coder.models.weights import BaseBits, Dtype, LoadedModel
@@ -68,6 +69,23 @@ def open_policy(
     for fact in getattr(policy.template, "facts", ()):
         print(f"nano: {name}: its chat template has {fact}", file=sys.stderr)
     return OpenedPolicy(policy=policy, profile=opened.profile, name=name)
+
+
+def open_configured(
+    config: AgentConfig,
+    *,
+    model: str | None = None,
+    dtype: str | None = None,
+    own_temperature: bool = False,
+    scheduler: SchedulerKind = "lockstep",
+) -> OpenedPolicy:
+    """The policy that a configuration names, or another `model` or `dtype` with its other settings. Raises as
+    `open_policy`."""
+    return open_policy(
+        model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=dtype or config.dtype,
+        profile=config.profile, device=config.device, kv_gib=config.kv_gib,
+        own_temperature=own_temperature, scheduler=scheduler,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +231,7 @@ def local_policy(
 ) -> LocalPolicy:
     """A policy over weights in this process. It shares the module: weights that are trained are also sampled
     from."""
-    from nano_coder.models.local.engine import Engine
+    from nano_coder.models.local.engine import Engine, kv_bound
     from nano_coder.models.local.policy import LocalPolicy
 
     template = bound_template(profile, loaded.tokenizer, loaded.chat_template)
@@ -223,7 +241,7 @@ def local_policy(
         pad_id=loaded.pad_id,
         context_limit=loaded.context_limit,
         decode=template.encoder.decode,
-        kv_bytes=loaded.kv_bytes,
+        kv_bytes=kv_bound(next(loaded.model.parameters()).device, loaded.kv_gib),
     )
     return LocalPolicy(engine, template, id=loaded.id, version=version, scheduler=scheduler)
 

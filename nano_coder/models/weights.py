@@ -65,8 +65,8 @@ class LoadedModel:
     """folder of the model, with a checkpoint's manifest.json; None for a hub model"""
     chat_template: str
     """Jinja source; empty if the model has none"""
-    kv_bytes: int | None = None
-    """bound of its KV cache, as the engine takes it; None: the device's usual one"""
+    kv_gib: float | None = None
+    """bound of its KV cache, as `kv_bound` takes it"""
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -137,7 +137,7 @@ def load_policy(
         _compute_as_in_training(loaded.model)
     else:
         loaded.model.to(placed)
-    return replace(loaded, kv_bytes=None if kv_gib is None else round(kv_gib * 2**30))
+    return replace(loaded, kv_gib=kv_gib)
 
 
 def refuse_unknown(name: str | None) -> None:
@@ -427,7 +427,7 @@ def _with_adapter(base: LoadedModel, folder: Path, merge: bool) -> LoadedModel:
             model = model.merge_and_unload()
         tokenizer, template = _adapter_tokenizer(folder, base.tokenizer, base.chat_template)
     return LoadedModel(
-        model.eval(), tokenizer, _adapter_id(base.id, folder), "adapter", folder, template, base.kv_bytes
+        model.eval(), tokenizer, _adapter_id(base.id, folder), "adapter", folder, template, base.kv_gib
     )
 
 

@@ -131,7 +131,7 @@ def plan_of(
 
     import torch
 
-    from nano_coder.models.local.engine import MAX_BATCH, usual_kv_bytes
+    from nano_coder.models.local.engine import MAX_BATCH, kv_bound
     from nano_coder.models.weights import build_empty, place
     from nano_rl.learn.model.plan import Workload, available_bytes, plan_memory, settings_that_fit
 
@@ -141,8 +141,7 @@ def plan_of(
     if ranks > 1 and config.quantise:
         raise UsageError("ranks take no `quantise`: leave it out, or plan for one process")
     rows = min(MAX_BATCH, config.prompts_per_step * max(1, config.group_size))
-    kv_bytes = usual_kv_bytes(placed) if agent.kv_gib is None else round(agent.kv_gib * 2**30)
-    work = Workload(rows=rows, row_tokens=row_tokens, kv_bytes=kv_bytes)
+    work = Workload(rows=rows, row_tokens=row_tokens, kv_bytes=kv_bound(placed, agent.kv_gib))
 
     def skeleton(dtype: torch.dtype) -> torch.nn.Module:
         empty: torch.nn.Module = build_empty(architecture, dtype)

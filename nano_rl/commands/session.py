@@ -15,7 +15,7 @@ from nano_coder.agent.profiles import COMPACT_1, completion_tokens, with_tools
 from nano_coder.commands.options import open_log
 from nano_coder.config import AgentConfig, load_config, said_limits
 from nano_coder.environment import Environments
-from nano_coder.models.opening import OpenedWeights, name_to_train, open_policy, open_weights
+from nano_coder.models.opening import OpenedWeights, name_to_train, open_configured, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.run.foreign_agent import open_agent
@@ -87,11 +87,7 @@ def policy_runtime(
     sandbox = sandbox_opener(config)()
     store = LogStore.open(config.log)
     tools = [TOOLS.give(tool).spec.name for tool in config.tools]
-    opened = open_policy(
-        model or config.model, base_url=config.base_url, api_key=config.api_key,
-        dtype=dtype_of(config, sources), profile=config.profile, device=config.device,
-        kv_gib=config.kv_gib,
-    )  # fmt: skip
+    opened = open_configured(config, model=model, dtype=dtype_of(config, sources))
     return Runtime(
         policy=opened.policy, sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None)), policy_name=opened.name,

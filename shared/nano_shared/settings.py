@@ -69,8 +69,9 @@ def no_such_setting(name: str, kind: type[BaseModel]) -> str:
     A kind whose commands read settings of another kind too has a method `elsewhere`, which says of a name
     where that is set, if it is one of those.
     """
-    if told := getattr(kind, "elsewhere", lambda name: None)(name):
-        return f"{name}: {told}"
+    elsewhere = getattr(kind, "elsewhere", None)
+    if elsewhere is not None and (problem := elsewhere(name)):
+        return f"{name}: {problem}"
     meant = nearest(name, [known for known, _ in setting_fields(kind)])
     return f"{name}: no such setting" + (f"; did you mean {meant}?" if meant else "")
 

@@ -63,8 +63,10 @@ MAX_BATCH = 64
 _KV_BYTES, _KV_SHARE = 2 << 30, 0.1
 
 
-def usual_kv_bytes(device: torch.device) -> int:
-    """The bound of a KV cache that none is said for: 2 GiB, or a tenth of a GPU's memory if that is more."""
+def kv_bound(device: torch.device, gib: float | None = None) -> int:
+    """Bytes of a KV cache of so many GiB; None: 2 GiB, or a tenth of a GPU's memory if that is more."""
+    if gib is not None:
+        return round(gib * 2**30)
     if device.type != "cuda":
         return _KV_BYTES
     return max(_KV_BYTES, int(_KV_SHARE * torch.cuda.get_device_properties(device).total_memory))
@@ -104,7 +106,7 @@ class Engine:
         kv_bytes: int | None = None,
     ) -> None:
         """`decode` turns ids into text, for stop strings. `kv_bytes` bounds the KV of the rows being decoded
-        and, separately, that of retained rows and prefixes; None: `usual_kv_bytes`."""
+        and, separately, that of retained rows and prefixes; None: `kv_bound`."""
         keep_freed_memory()
         self.model = model
         self.eos_ids = eos_ids
@@ -112,7 +114,7 @@ class Engine:
         self.context_limit = context_limit
         self._ends = StopConditions(eos_ids, context_limit, decode)
         self._max_batch = max_batch
-        self._kv_bytes = usual_kv_bytes(self.device) if kv_bytes is None else kv_bytes
+        self._kv_bytes = kv_bound(self.device) if kv_bytes is None else kv_bytes
         self._decoder: ContinuousDecoder | PaddedDecoder | None = None
         self._probes: Stamp = ()
         self._counters: Stamp = ()
