@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """folder of the policy that comes with the package"""
+OWN_MODELS = ("shipped", "smollm2-135m-instruct")
+"""names of models that come with nano, which no checkpoint may have"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

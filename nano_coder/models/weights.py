@@ -77,6 +77,17 @@ class LoadedModel:
         found = [*ids, self.tokenizer.eos_token_id, end_of_turn(self.tokenizer, self.chat_template)]
         return frozenset(i for i in found if i is not None)
 
+    def end_id(self, template: str) -> int:
+        """The token of `eos_ids` that training writes after an assistant message: the one that `template`
+        writes, else the tokenizer's."""
+        found = [end_of_turn(self.tokenizer, template), self.tokenizer.eos_token_id]
+        return next((i for i in found if i in self.eos_ids), min(self.eos_ids))
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens that the model embeds; a tokenizer may know more."""
+        return int(self.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+
     @property
     def pad_id(self) -> int:
         pad = self.tokenizer.pad_token_id

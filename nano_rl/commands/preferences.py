@@ -166,8 +166,11 @@ def open_pairs(
         if not found.pairs:
             raise UsageError(no_pair(found.refused))
         pairs = list(found.pairs)
-    vocabulary = int(opened.loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-    rows = pair_rows(pairs, reader_of(opened), vocabulary=vocabulary)
+    rows = pair_rows(pairs, reader_of(opened), f"{pairs_file}, " if pairs_file else "")
+    if not rows:
+        raise UsageError(
+            "no pair fits the context of the model: shorten them, or name a model that reads more"
+        )
     encoded = sum(row.encoded for row in rows)
     exact = f"{len(rows) - encoded} with the tokens that were logged"
     print(f"pairs: {len(rows)}, {exact}, {encoded} text-only, encoded here by the template", file=sys.stderr)

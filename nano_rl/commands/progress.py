@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,18 +38,33 @@ def report(target: Path, written: int, refusals: Sequence[Refusal], note: str = 
     return 2 if refusals else 0
 
 
+_LINE_SECONDS = 2.0
+"""shortest time between two lines of a bar that goes to no terminal"""
+
+
 class Bar:
-    """One progress bar with a changing remark."""
+    """One progress bar with a changing remark; lines where stderr is no terminal."""
 
     def __init__(self, progress: Progress, label: str, total: int) -> None:
-        self._progress = progress
+        self._progress, self._label = progress, label
         self._task = progress.add_task(label, total=total, remark="")
+        self._said = -_LINE_SECONDS
 
     def advance(self, remark: str = "") -> None:
         self._progress.update(self._task, advance=1, remark=remark)
+        self._say()
 
     def reach(self, done: int, total: int, remark: str = "") -> None:
         self._progress.update(self._task, completed=done, total=total, remark=remark)
+        self._say()
+
+    def _say(self) -> None:
+        task, now = self._progress.tasks[self._task], time.monotonic()
+        if self._progress.console.is_terminal or (now - self._said < _LINE_SECONDS and not task.finished):
+            return
+        self._said = now
+        line = f"{self._label} {task.completed:.0f}/{task.total:.0f}  {task.fields['remark']}"
+        print(line.rstrip(), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -57,7 +73,8 @@ def bar(label: str, total: int) -> Iterator[Bar]:
         TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
         TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[remark]}", markup=False),
     )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         yield Bar(progress, label, total)
 
 

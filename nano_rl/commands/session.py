@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ from nano_coder.agent.profiles import COMPACT_1, completion_tokens, with_tools
 from nano_coder.commands.options import open_log
 from nano_coder.config import AgentConfig, load_config, said_limits
 from nano_coder.environment import Environments
-from nano_coder.models.opening import OpenedWeights, name_to_train, open_configured, open_weights
+from nano_coder.models.opening import OWN_MODELS, OpenedWeights, name_to_train, open_configured, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.run.foreign_agent import open_agent
@@ -27,7 +28,7 @@ from nano_coder.tools.registry import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.make import read_tasks
-from nano_shared.checkpoint import checkpoints_dir
+from nano_shared.checkpoint import LATEST, checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
@@ -163,16 +164,34 @@ def training_runtime(
     return opened, name, runtime
 
 
-def training_folder(name: str) -> tuple[Path, Path]:
+def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Path]:
     """The checkpoint to be and the folder of the training's state; a command that leaves it empty removes it.
 
-    Raises UsageError for a name that cannot be a folder's, or of a checkpoint that exists.
+    With `extended_to` a training that has written its checkpoint goes on, and what it writes after that many
+    steps is checkpoint NAME-STEPS. Raises UsageError as `checkpoint_target`.
     """
-    target = checkpoint_target(name)
     folder = trainings_dir() / name
+    finished = extended_to is not None and (checkpoints_dir() / name).exists() and folder.exists()
+    if finished:
+        _refuse_done(name, folder, int(extended_to or 0))
+    target = checkpoint_target(f"{name}-{extended_to}" if finished else name)
+    if finished:
+        print(f"checkpoint {name} stays as it is; this one will be {target.name}", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     atexit.register(_remove_empty, folder)
     return target, folder
+
+
+def _refuse_done(name: str, folder: Path, steps: int) -> None:
+    """Raises UsageError if a finished training has done that many steps."""
+    from nano_rl.resume.states import STATES
+
+    done = max((int(path.name) for path in (folder / STATES).glob("*") if path.name.isdecimal()), default=0)
+    if steps <= done:
+        raise UsageError(
+            f"training {name} is finished after step {done}: --steps N above {done} goes on from there, and"
+            f" writes checkpoint {name}-N"
+        )
 
 
 def _remove_empty(folder: Path) -> None:
@@ -180,13 +199,25 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+_LONGEST_NAME = 100
+"""characters; the names of temporary files beside it must fit too"""
+
+
 def checkpoint_target(name: str) -> Path:
-    """The checkpoint to be. Raises UsageError for a name that cannot be a folder's, or that is taken."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise UsageError(f"--name {name!r}: use letters, digits, '.', '_' and '-'")
+    """The checkpoint to be. Raises UsageError for a name that cannot be a folder's, that stands for something
+    else where a model or a checkpoint is named, or that is taken."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or len(name) > _LONGEST_NAME:
+        raise UsageError(
+            f"--name {name!r}: use letters, digits, '.', '_' and '-', at most {_LONGEST_NAME} characters"
+        )
+    from nano_rl.checkpoints.promotion_history import HISTORY
+
+    if name.casefold() in {LATEST, HISTORY, *OWN_MODELS}:
+        raise UsageError(f"--name {name}: nano means something else by that name; choose another")
     target = checkpoints_dir() / name
-    if target.exists():
-        raise UsageError(f"checkpoint {name} exists already ({target}); choose another --name")
+    taken = [path.name for path in checkpoints_dir().glob("[!.]*") if path.name.casefold() == name.casefold()]
+    if taken:
+        raise UsageError(f"checkpoint {taken[0]} exists already ({target.parent}); choose another --name")
     return target
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,7 +94,7 @@ def _lessons(
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import oracle_runtime
     from nano_rl.imitation.demonstrations import logged_successes, oracle_runs, reader_of, why
-    from nano_rl.imitation.rows import read_messages
+    from nano_rl.imitation.rows import all_that_fit, read_messages
     from nano_rl.tasks.attempts import ORACLE
     from nano_rl.tasks.make import read_tasks
 
@@ -120,6 +121,13 @@ def _lessons(
         runs += successes
         tasks += [run.task for run in successes]
     encoded = sum(not reader.reads(run) for run in runs) + len(rows)
-    rows += [row for run in runs for row in reader.rows(run, blobs)]
-    print(f"rows: {len(rows)}, {encoded} of them texts, encoded here by the template", file=sys.stderr)
+    rows += [
+        row for rows_of_run in all_that_fit(runs, partial(reader.rows, blobs=blobs)) for row in rows_of_run
+    ]
+    longest = max((len(row.ids) for row in rows), default=0)
+    print(
+        f"rows: {len(rows)}, {encoded} of them texts, encoded here by the template; the longest has {longest}"
+        " tokens",
+        file=sys.stderr,
+    )
     return _Lessons(rows=rows, run_ids=[run.id for run in runs], tasks=tasks)

@@ -205,7 +205,7 @@ def _train(
     composed = open_reward(config.reward) if config.reward else None
     unseen = tuple(read_tasks(asked.held_out)) if asked.held_out else ()
     stores = further_logs(asked)
-    target, folder = training_folder(asked.name)
+    target, folder = training_folder(asked.name, config.steps if config.resume else None)
     environments, tasks = fresh_tasks(asked, config.seed, folder)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     ranks = _ranks()
@@ -224,12 +224,18 @@ def _train(
     from nano_rl.learn.metrics import METRICS, read_metrics
     from nano_rl.learn.model.learner import Learner, prepare
     from nano_rl.report.live import TrainingView, Watcher, open_view
-    from nano_rl.train import train
+    from nano_rl.resume.progress import accepted_step
+    from nano_rl.resume.states import STATES, States
+    from nano_rl.train import identify, train
 
     sources = open_sources(asked, tasks, config, opened, runtime, stores, composed, folder, quiet=quiet)
     held_out = HeldOut(tasks=unseen, folder=folder, seed=config.seed) if unseen else None
     if held_out:
         held_out.refuse_trained(sources.every_task)
+    states = States(folder / STATES)
+    accepted_step(states, identify(opened, runtime, sources, config), resume=config.resume)
+    with states.claimed():  # what is refused has kept no arguments
+        pass
     _record(asked, config, limit, folder, parent, opened, runtime, stores)
     trained = prepare(
         opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,

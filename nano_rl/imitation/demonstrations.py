@@ -15,7 +15,7 @@ from nano_coder.run.execution import Runtime, as_served
 from nano_coder.verify.trainable import blocking
 from nano_rl.config.training import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import OnRun, execute
-from nano_rl.imitation.rows import NO_DIRECTORY, RunEncoder, opens, own_successes, succeeded
+from nano_rl.imitation.rows import NO_DIRECTORY, RunEncoder, all_that_fit, opens, own_successes, succeeded
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores
 from nano_rl.learn.objectives.loss import sft_loss
@@ -188,7 +188,12 @@ def undamaged(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
 def reader_of(opened: OpenedWeights) -> RunEncoder:
     """The reader for the tokens of a model."""
     template = local_policy(opened.loaded, opened.profile).template
-    return RunEncoder(profile=opened.profile, template=template, eos_id=opened.loaded.tokenizer.eos_token_id)
+    loaded = opened.loaded
+    return RunEncoder(
+        profile=opened.profile, template=template, context_limit=loaded.context_limit,
+        vocabulary=loaded.vocabulary,
+        eos_id=loaded.end_id(opened.profile.chat_template or loaded.chat_template),
+    )  # fmt: skip
 
 
 def imitation_term(
@@ -219,9 +224,10 @@ def imitation_term(
             raise UsageError(
                 f"imitate = log: the log holds no success on these tasks that could be imitated{why(refused)}"
             )
-    rows = tuple(row for run in runs for row in reader.rows(run, runtime.store.blobs))
+    rows = all_that_fit(runs, lambda run: reader.rows(run, runtime.store.blobs))
+    shown = tuple(row for rows_of_run in rows for row in rows_of_run)
     return replace(
-        term, demonstrations=Demonstrations(rows=rows, batch=config.prompts_per_step, seed=config.seed)
+        term, demonstrations=Demonstrations(rows=shown, batch=config.prompts_per_step, seed=config.seed)
     )
 
 

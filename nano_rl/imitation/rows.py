@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -26,6 +27,29 @@ from nano_shared.redact.redactor import MARKER
 from nano_shared.types import Completion, Finish, Message, Role, Sampling, Trajectory, Turn, TurnTokens
 
 
+class LongRow(UsageError):
+    """A row is longer than the context of the model."""
+
+
+Item = TypeVar("Item")
+Encoded = TypeVar("Encoded")
+
+
+def all_that_fit(items: Iterable[Item], encode: Callable[[Item], Encoded]) -> list[Encoded]:
+    """What `encode` makes of each item; items with a row longer than the model's context are left out, and
+    said on stderr."""
+    kept: list[Encoded] = []
+    long: list[LongRow] = []
+    for item in items:
+        try:
+            kept.append(encode(item))
+        except LongRow as problem:
+            long.append(problem)
+    if long:
+        print(f"left out: {len(long)} longer than the model's context; the first: {long[0]}", file=sys.stderr)
+    return kept
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEncoder:
     """Encodes runs and texts for one policy: its profile, chat template and end-of-turn token."""
@@ -33,6 +57,10 @@ class RunEncoder:
     profile: InterfaceProfile
     template: ChatTemplate
     eos_id: int
+    context_limit: int | None = None
+    """largest number of tokens of a row; None: not checked"""
+    vocabulary: int | None = None
+    """number of tokens that the model embeds; None: not checked"""
 
     def reads(self, run: Trajectory) -> bool:
         """True if the logged tokens of a run have this policy's template, profile and vocabulary."""
@@ -57,8 +85,9 @@ class RunEncoder:
         `blobs` are the log's, for the directories in which runs began (`run_messages`).
         """
         if self.reads(run):
-            return imitated_samples(run)
-        return imitation_samples(run, self.profile, self.template, self.eos_id, blobs)
+            return self.fitting(run.id, imitated_samples(run))
+        rows = imitation_samples(run, self.profile, self.template, self.eos_id, blobs)
+        return self.fitting(run.id, rows)
 
     def last_row(self, run: Trajectory, blobs: BlobStore | None = None) -> tuple[int, ...]:
         """The token ids of the last row of a run, with refused turns, for a reward model."""
@@ -71,7 +100,22 @@ class RunEncoder:
     def messages(self, name: str, messages: Sequence[Message], trained: Sequence[bool]) -> list[TrainSample]:
         """The samples of a text conversation (`conversation_samples`)."""
         shown = Conversation(tuple(messages))
-        return conversation_samples(name, shown, trained, self.template, self.eos_id)
+        return self.fitting(name, conversation_samples(name, shown, trained, self.template, self.eos_id))
+
+    def fitting(self, name: str, rows: list[TrainSample]) -> list[TrainSample]:
+        """The rows of `name`. Raises LongRow if one is longer than the context, UsageError if one holds a
+        token that the model does not embed."""
+        longest = max((len(row.ids) for row in rows), default=0)
+        if self.context_limit is not None and longest > self.context_limit:
+            raise LongRow(f"{name} has {longest} tokens, of the {self.context_limit} that the model reads")
+        highest = max((max(row.ids) for row in rows), default=0)
+        if self.vocabulary is not None and highest >= self.vocabulary:
+            token = self.template.encoder.decode([highest])
+            raise UsageError(
+                f"{name} holds {token!r}, token {highest} of the tokenizer, and the model embeds the first"
+                f" {self.vocabulary}: use the tokenizer that belongs to it, or resize its embeddings"
+            )
+        return rows
 
     def _shows(self, run: Trajectory) -> bool:
         """True if the first prompt, decoded by this vocabulary, contains the task's prompt."""
@@ -337,13 +381,16 @@ def read_messages(path: Path, reader: RunEncoder) -> list[TrainSample]:
 
     Raises UsageError with line and field of the first bad row, and for a file without any.
     """
-    samples = []
-    for where, chat in read_models(path, Chat):
+
+    def encode(row: tuple[str, Chat]) -> list[TrainSample]:
+        where, chat = row
         messages = [Message(role=m.role, content=m.content) for m in chat.messages]
         try:
-            samples += reader.messages(where, messages, [m.trained for m in chat.messages])
+            return reader.messages(where, messages, [m.trained for m in chat.messages])
         except PolicyError as problem:
             raise UsageError(f"{where}: {problem}") from None
-    if not samples:
+
+    chats = list(read_models(path, Chat))
+    if not chats:
         raise UsageError(f'{path} holds no conversation; each line is {{"messages": [...]}}')
-    return samples
+    return [sample for samples in all_that_fit(chats, encode) for sample in samples]

@@ -226,8 +226,9 @@ def preference_term(
     if config.logs.lambda_preference == 0 or not pairs:
         return None
     reader = reader_of(opened)
-    vocabulary = int(opened.loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-    rows = tuple(_rows(pair, reader, vocabulary) for pair in pairs)
+    rows = tuple(row for pair in pairs for row in _rows(pair, reader))
+    if not rows:
+        return None
     settings = DpoConfig(beta=config.logs.preference_beta, seed=config.seed, max_tokens=config.max_tokens)
     return PreferenceTerm(
         weight=config.logs.lambda_preference, pairs=rows, reference=reference_scores(model, rows, settings),
@@ -236,11 +237,12 @@ def preference_term(
     )  # fmt: skip
 
 
-def _rows(pair: PreferencePair, reader: RunEncoder, vocabulary: int) -> PairRows:
-    """A pair as token rows: the logged tokens if they are this policy's, otherwise its encoded texts."""
+def _rows(pair: PreferencePair, reader: RunEncoder) -> list[PairRows]:
+    """A pair as token rows: the logged tokens if they are this policy's, otherwise its encoded texts; empty
+    if it is longer than the context."""
     try:
-        return pair_rows([pair], reader, vocabulary=vocabulary)[0]
+        return pair_rows([pair], reader)
     except UsageError:
         if pair.exact is None:
             raise
-        return pair_rows([pair.model_copy(update={"exact": None})], reader, vocabulary=vocabulary)[0]
+        return pair_rows([pair.model_copy(update={"exact": None})], reader)

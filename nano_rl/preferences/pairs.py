@@ -7,6 +7,7 @@ with the hash of their chat template, so that training uses the sampled tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -15,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from nano_rl.imitation.rows import RunEncoder, imitated_sample
+from nano_rl.imitation.rows import RunEncoder, all_that_fit, imitated_sample
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.tasks.jsonl import read_models, write_lines
 from nano_shared.errors import PolicyError, UsageError
@@ -124,15 +125,20 @@ def write_pairs(path: Path, pairs: Iterable[PreferencePair]) -> None:
     write_lines(path, (pair.model_dump_json(exclude_none=True) for pair in pairs))
 
 
-def pair_rows(pairs: Sequence[PreferencePair], reader: RunEncoder, *, vocabulary: int) -> list[PairRows]:
-    """The pairs as token rows of one policy: logged tokens as they are, texts by its template.
+def pair_rows(pairs: Sequence[PreferencePair], reader: RunEncoder, source: str = "") -> list[PairRows]:
+    """The pairs as token rows of one policy: logged tokens as they are, texts by its template; without those
+    that are longer than its context, which are said on stderr.
 
-    Raises UsageError for logged tokens of another template, profile or vocabulary, naming the pair.
+    Raises UsageError for logged tokens of another template, profile or vocabulary, naming `source` and pair.
     """
-    return [_rows(f"pair {number}", pair, reader, vocabulary) for number, pair in enumerate(pairs, start=1)]
+
+    def encode(numbered: tuple[int, PreferencePair]) -> PairRows:
+        return _rows(f"{source}pair {numbered[0]}", numbered[1], reader)
+
+    return all_that_fit(enumerate(pairs, start=1), encode)
 
 
-def _rows(name: str, pair: PreferencePair, reader: RunEncoder, vocabulary: int) -> PairRows:
+def _rows(name: str, pair: PreferencePair, reader: RunEncoder) -> PairRows:
     key = pair.task or "\n".join(m.content for m in pair.prompt)
     names = (pair.chosen_run or f"{name} chosen", pair.rejected_run or f"{name} rejected")
     if pair.exact is None:
@@ -143,10 +149,10 @@ def _rows(name: str, pair: PreferencePair, reader: RunEncoder, vocabulary: int) 
             )
         ]
     else:
-        _refuse_foreign(name, pair, reader, vocabulary)
+        _refuse_foreign(name, pair, reader)
         exact = (pair.exact.chosen, pair.exact.rejected)
         sides = [
-            tuple(imitated_sample(run, row.ids, row.mask) for row in rows)
+            tuple(reader.fitting(name, [imitated_sample(run, row.ids, row.mask) for row in rows]))
             for run, rows in zip(names, exact, strict=True)
         ]
     return PairRows(
@@ -167,7 +173,7 @@ def _encoded(
         raise UsageError(f"{name}: {problem}") from None
 
 
-def _refuse_foreign(name: str, pair: PreferencePair, reader: RunEncoder, vocabulary: int) -> None:
+def _refuse_foreign(name: str, pair: PreferencePair, reader: RunEncoder) -> None:
     assert pair.exact is not None
     cure = "name the --model that sampled it, or take `exact` out of the row, and its text is encoded"
     if pair.exact.template_hash != reader.template.template_hash:
@@ -175,6 +181,7 @@ def _refuse_foreign(name: str, pair: PreferencePair, reader: RunEncoder, vocabul
     rows = (*pair.exact.chosen, *pair.exact.rejected)
     texts = [m.content for m in (*pair.chosen, *pair.rejected) if m.role is Role.ASSISTANT]
     turns = [turn for row in rows for turn in _written(row, reader)]
+    vocabulary = reader.vocabulary or math.inf
     if max(max(row.ids) for row in rows) >= vocabulary or not all(
         any(turn.startswith(text) for turn in turns) for text in texts
     ):

@@ -11,7 +11,7 @@ import torch
 
 from nano_coder.agent.profiles import find_profile
 from nano_coder.models.opening import OpenedWeights, bound_template
-from nano_coder.models.weights import place, quiet_transformers
+from nano_coder.models.weights import end_of_turn, place, quiet_transformers
 from nano_rl.checkpoints.checkpoint import sign_checkpoint
 from nano_rl.imitation.rows import RunEncoder
 from nano_rl.learn.config import Config
@@ -123,9 +123,11 @@ def open_reward_model(name: str) -> SavedRewardModel | None:
         model.head.weight.copy_(classifier.score.weight)
     profile = find_profile(manifest.profile)
     own = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    end = end_of_turn(tokenizer, profile.chat_template or own)
     reader = RunEncoder(
-        profile=profile, template=bound_template(profile, tokenizer, own), eos_id=tokenizer.eos_token_id
-    )
+        profile=profile, template=bound_template(profile, tokenizer, own),
+        eos_id=end if end is not None else tokenizer.eos_token_id,
+    )  # fmt: skip
     limit = int(classifier.config.max_position_embeddings)
     return SavedRewardModel(manifest.name, model.requires_grad_(False), reader, context_limit=limit)
 

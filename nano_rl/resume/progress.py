@@ -220,10 +220,11 @@ class Progress:
         restore_random(saved["random"])
 
 
-def saved_progress(states: States, identity: Identity, *, resume: bool) -> dict[str, Any] | None:
-    """The tree of the newest saved state; None if there is none.
+def accepted_step(states: States, identity: Identity, *, resume: bool) -> int | None:
+    """The newest saved step, from which the training of `identity` may go on; None if none is saved.
 
-    Raises UsageError if there is none and `resume` is set, CheckpointError for a damaged state and for one of
+    Reads no weights and changes nothing, so that a command that will be refused is refused before it has kept
+    its arguments. Raises UsageError if no state is saved and `resume` is set, CheckpointError for a state of
     another model, other tasks or other settings.
     """
     steps = states.steps()
@@ -233,9 +234,15 @@ def saved_progress(states: States, identity: Identity, *, resume: bool) -> dict[
                 "there is nothing to resume: no state is saved under this --name; leave --resume out to start"
             )
         return None
-    manifest, tree = states.read(steps[-1])
+    manifest = states.manifest(steps[-1])
     differs = difference(manifest.identity, identity, resume=resume)
     if differs:
         raise CheckpointError(f"the training of this --name, saved at step {manifest.step}, {differs}")
-    saved: dict[str, Any] = tree
-    return saved
+    return steps[-1]
+
+
+def saved_progress(states: States, identity: Identity, *, resume: bool) -> dict[str, Any] | None:
+    """The tree of the newest saved state; None if there is none. Raises as `accepted_step`, and
+    CheckpointError for a damaged state."""
+    step = accepted_step(states, identity, resume=resume)
+    return None if step is None else states.read(step)[1]

@@ -234,10 +234,15 @@ class States:
         if writing is not None:
             writing.result()
 
+    def manifest(self, step: int) -> StateManifest:
+        """What the state after `step` steps is of. Raises CheckpointError as `read`, and verifies no other
+        file."""
+        return _manifest(self._folder / f"{step:08d}")
+
     def read(self, step: int) -> tuple[StateManifest, Any]:
         """The state after `step` steps. Raises CheckpointError for one that is missing, damaged or newer."""
         path = self._folder / f"{step:08d}"
-        manifest = _manifest(path)
+        manifest = self.manifest(step)
         for name, expected in manifest.files.items():
             if not (path / name).is_file() or file_hash(path / name) != expected:
                 raise CheckpointError(

@@ -200,6 +200,15 @@ def latest_checkpoint() -> Path | None:
         name = pointer.read_text().strip()
     except FileNotFoundError:
         return None
+    except IsADirectoryError:
+        raise CheckpointError(
+            f"{pointer} is a folder, and nano keeps the name of the promoted checkpoint there: rename that"
+            " folder, and what it holds is a checkpoint by its new name"
+        ) from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise CheckpointError(
+            f"{pointer} cannot be read ({problem}); promote a checkpoint to replace it"
+        ) from None
     target = checkpoints_dir() / name
     if not name or not (target / MANIFEST).is_file():
         raise CheckpointError(f"{pointer} names {name!r}, which is no checkpoint; promote another")

@@ -33,7 +33,9 @@ def task() -> Task:
 @pytest.fixture(scope="module")
 def opened(task: Task, tmp_path_factory: pytest.TempPathFactory) -> OpenedWeights:
     texts = [task.prompt, *task.files.values()] * 3
-    return open_weights(str(build_tiny(tmp_path_factory.mktemp("tiny"), texts, hidden=32, layers=1)))
+    return open_weights(
+        str(build_tiny(tmp_path_factory.mktemp("tiny"), texts, hidden=32, layers=1, max_positions=2048))
+    )
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -284,6 +285,49 @@ def test_imitation_of_conversations_and_of_logged_successes(
     assert "rows: 5, 4 of them texts" in said
     assert likes("warm", "please please go", "stop stop go") > before + 0.5
     assert read_checkpoint(checkpoints_dir() / "warm").trained_on.run_ids == ("good",)
+
+
+def test_rows_longer_than_the_context_are_named_and_left_out(
+    tiny: Path, tmp_path: Path, nano: Callable[..., tuple[int, str]]
+) -> None:
+    """By file and line, of each command that trains on fixed rows."""
+    talk, told = tmp_path / "talk.jsonl", {"role": "assistant", "content": "please go"}
+    short, long = ({"messages": [{"role": "user", "content": "go " * n}, told]} for n in (3, 2000))
+    talk.write_text("".join(json.dumps(row) + "\n" for row in (short, long, short)))
+    model = ("--model", tiny, *FAST)
+    code, said = nano("sft", "--messages", talk, "--name", "short", *model)
+    assert code == 0, said
+    assert f"left out: 1 longer than the model's context; the first: {talk}:2 has " in said
+    assert "imitation 1/1  loss " in said  # a line a step where stderr is no terminal
+    pairs = pairs_file(tmp_path, [{"prompt": "go " * 2000, "chosen": "a", "rejected": "b"}])
+    for command in ("dpo", "reward-model"):
+        code, said = nano(command, "--pairs", pairs, "--name", "none", *model)
+        assert code == 2
+        assert f"the first: {pairs}, pair 1 chosen has " in said
+        assert "no pair fits the context of the model" in said
+
+
+def test_the_end_of_a_turn_is_the_samplers_also_where_the_tokenizer_names_none(
+    tiny: Path, tmp_path: Path, nano: Callable[..., tuple[int, str]]
+) -> None:
+    bare, talk = tmp_path / "bare", tmp_path / "talk.jsonl"
+    shutil.copytree(tiny, bare)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (bare / name).exists():
+            kept = json.loads((bare / name).read_text())
+            kept.pop("eos_token", None)
+            (bare / name).write_text(json.dumps(kept))
+    opened = open_weights(str(bare))
+    assert opened.loaded.tokenizer.eos_token_id is None
+    assert reader_of(opened).eos_id in opened.loaded.eos_ids
+    talk.write_text(
+        json.dumps({"messages": [{"role": "user", "content": "go"}, {"role": "assistant", "content": "go"}]})
+    )
+    code, said = nano("sft", "--messages", talk, "--name", "bare", "--model", bare, *FAST)
+    assert code == 0, said
+    pairs = pairs_file(tmp_path, rows(4))
+    code, said = nano("dpo", "--pairs", pairs, "--name", "bare2", "--model", bare, *FAST)
+    assert code == 0, said
 
 
 @pytest.mark.parametrize(

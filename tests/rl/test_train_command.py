@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,12 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
 from nano_coder.view.token_texts import load_decoder
 from nano_rl.cli import cli
+from nano_rl.commands.session import training_folder
 from nano_rl.config.training import TrainConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.record import (
+    EVENTS,
+    RECORD,
     ROLLOUTS,
     TOKENIZER,
     EventKind,
@@ -26,7 +28,8 @@ from nano_rl.record import (
 )
 from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny_model import build_tiny
-from nano_shared.errors import NanoError, UsageError
+from nano_shared.checkpoint import latest_checkpoint
+from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Split
 
@@ -76,10 +79,24 @@ def test_a_training_is_recorded_watched_and_goes_on_from_its_name_alone(
     assert load_decoder(folder / TOKENIZER) is not None
     assert list((folder / "tensorboard").iterdir())
 
-    shutil.rmtree(home / "checkpoints")
+    first = (home / "checkpoints" / "mine" / "manifest.json").read_bytes()
+    kept = {name: (folder / name).read_bytes() for name in (RECORD, EVENTS)}
+    for refused, sentence in (
+        (["--resume"], "training mine is finished after step 1: --steps N above 1 goes on"),
+        (
+            ["--resume", "--steps", "2", "--learning-rate", "1e-3"],
+            "optimizer.learning_rate was 0.0001 and is",
+        ),
+    ):
+        with pytest.raises(NanoError, match=sentence):
+            train(home, *refused)
+    assert {name: (folder / name).read_bytes() for name in (RECORD, EVENTS)} == kept
+
     told, error = train(home, "--resume", "--steps", "2")
-    assert told.splitlines()[-1] == str(home / "checkpoints" / "mine")
+    assert told.splitlines()[-1] == str(home / "checkpoints" / "mine-2")
     assert "step 2/2" in error
+    assert "checkpoint mine stays as it is" in error
+    assert (home / "checkpoints" / "mine" / "manifest.json").read_bytes() == first
     assert [row["step"] for row in read_metrics(folder / METRICS)] == [0, 1]
     assert {step: len(runs) for step, runs in read_rollouts(folder / ROLLOUTS).items()} == {0: 2, 1: 2}
     kinds = [event.kind for event in read_events(folder)]
@@ -110,6 +127,36 @@ def test_arguments_that_contradict_each_other_are_refused(
     monkeypatch.setenv("NANO_HOME", str(home))
     with pytest.raises(UsageError, match=said):
         CliRunner().invoke(cli, ["train", "--name", "other", *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["latest", "Latest", "shipped", "promotions.json", "smollm2-135m-instruct", "a/b", ".x", "-x", "x" * 101],
+)
+def test_a_checkpoint_takes_no_name_that_means_something_else(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANO_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match=r"choose another|use letters, digits"):
+        training_folder(name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_is_no_other_in_other_letters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANO_HOME", str(tmp_path))
+    (tmp_path / "checkpoints" / "Fix").mkdir(parents=True)
+    with pytest.raises(UsageError, match="checkpoint Fix exists already"):
+        training_folder("fix")
+
+
+def test_a_folder_in_the_place_of_the_pointer_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made by hand, or by a nano that took every name."""
+    monkeypatch.setenv("NANO_HOME", str(tmp_path))
+    (tmp_path / "checkpoints" / "latest").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"is a folder.*rename that folder"):
+        latest_checkpoint()
 
 
 @pytest.mark.parametrize(
