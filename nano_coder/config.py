@@ -242,8 +242,14 @@ def parse_limits(texts: Sequence[str] | None) -> dict[str, Any]:
     limits: dict[str, Any] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
-        if not equals or name not in LIMITS:
-            raise UsageError(f"--limit {text!r} is no NAME=VALUE; the names are {', '.join(LIMITS)}")
+        if not equals:
+            raise UsageError(f"--limit {text!r}: write NAME=VALUE; the names are {', '.join(LIMITS)}")
+        if name not in LIMITS:
+            near = [limit for limit in LIMITS if name in limit.split("_")] or get_close_matches(
+                name, LIMITS, n=1
+            )
+            meant = f"did you mean {' or '.join(near)}? " if name and near else ""
+            raise UsageError(f"--limit {text!r}: no such limit; {meant}The limits are {', '.join(LIMITS)}")
         try:
             limits[name] = getattr(AgentConfig.model_validate({name: value}), name)
         except ValidationError as problem:

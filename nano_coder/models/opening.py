@@ -288,7 +288,7 @@ def bound_template(profile: InterfaceProfile, tokenizer: Any, own: str) -> ChatT
 
 NO_TEMPLATE = (
     "{} has no chat template; put one into its folder as chat_template.jinja, or name a profile that brings"
-    " one: --set profile=compact-1"
+    " one: NANO_PROFILE=compact-1"
 )
 
 
@@ -326,7 +326,7 @@ def own_profile(name: str) -> str:
     try:
         bound_template(find_profile(profile), tokenizer, template)
     except PolicyError as problem:
-        raise UsageError(f"{name}: {problem}; --set profile=compact-1 brings a template of its own") from None
+        raise UsageError(f"{name}: {problem}; NANO_PROFILE=compact-1 brings a template of its own") from None
     return profile
 
 

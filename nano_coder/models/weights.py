@@ -48,6 +48,10 @@ _SMALL = 1 << 30
 """bytes of weights up to which `auto` means float32"""
 _BASE_BYTES = 538_090_408
 """of the converted base, in float32"""
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
+"""what configurations call the context"""
+_ENDLESS = 10**9
+"""from here on transformers means no limit"""
 WeightsKind = Literal["base", "full", "adapter", "hub"]
 
 
@@ -95,8 +99,17 @@ class LoadedModel:
 
     @property
     def context_limit(self) -> int:
-        config: Any = self.model.config
-        return int(config.max_position_embeddings)
+        """Tokens that the model reads. Raises UsageError if neither its configuration nor its tokenizer says
+        so."""
+        stated = [getattr(self.model.config, name, None) for name in _CONTEXT]
+        stated.append(getattr(self.tokenizer, "model_max_length", None))
+        limit = next((n for n in stated if isinstance(n, int) and 0 < n < _ENDLESS), None)
+        if limit is None:
+            raise UsageError(
+                f"{self.path or self.id} does not say how many tokens it reads: set max_position_embeddings"
+                " in its config.json, say to the length that it was trained at"
+            )
+        return limit
 
 
 def place(device: str) -> torch.device:
@@ -159,7 +172,7 @@ def refuse_unknown(name: str | None) -> None:
     if name is None or name == BASE:
         _base_gguf()
     elif not (user_path(name).exists() or _is_hub_id(name)):
-        raise UsageError(f"unknown model {name!r}; {_known()}")
+        raise UsageError(f"unknown model {name!r}; a server's is openai:{name}, with --base-url; {_known()}")
 
 
 def _quantised(quantise: BaseBits | None, dtype: Dtype, device: torch.device) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from nano_rl.checkpoints.promotion_history import promote
 from nano_rl.commands.eval import How, Repeat, Temperature, how_options, print_differences
 from nano_rl.commands.lineage_report import as_json_report, print_lineage, summaries
 from nano_rl.commands.options import DtypeOption, Log, RewardOption, Seed
-from nano_rl.commands.session import checkpoint_target, trainings_dir
+from nano_rl.commands.session import checkpoint_target, look_first, trainings_dir
 from nano_shared.checkpoint import latest_checkpoint, latest_name, resolve_checkpoint
 from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.errors import UsageError
@@ -97,6 +97,7 @@ def promote_checkpoint(
     from nano_rl.tasks.make import read_tasks
 
     config, sources = configured(settings, limit=limit)
+    look_first(files=(tasks,), models=(against,))
     how = How(
         tasks=read_tasks(tasks), config=config, sources=sources, reward=reward, seed=seed, repeat=repeat,
         temperature=temperature,

@@ -29,7 +29,7 @@ from nano_rl.checkpoints.promotion import SuccessDifference as Difference
 from nano_rl.checkpoints.promotion import compare
 from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
-from nano_rl.commands.session import all_tasks, chosen_reward, dtype_of, policy_runtime
+from nano_rl.commands.session import all_tasks, chosen_reward, dtype_of, look_first, policy_runtime
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.attempts import number_of_runs
 from nano_shared.command_line import JsonOption
@@ -115,6 +115,7 @@ def command(
     What it did is kept in NANO_HOME/evaluations; with --against, nano-rl checkpoints promote finds it there.
     """
     config, sources = configured(settings, limit=limit, tools=tools)
+    look_first(files=(tasks,), models=(config.model, against))
     environments, work = all_tasks(tasks, env, Split.TEST, seed)
     setting = How(
         tasks=work, environments=environments, config=config, sources=sources, reward=reward,

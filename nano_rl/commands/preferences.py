@@ -46,11 +46,10 @@ def dpo(
 ) -> int:
     """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
     config = settings.config()
-    from nano_rl.commands.session import model_to_train, training_folder, weights_to_train
-
-    parent = model_to_train(model)  # before torch is imported, which takes seconds
+    parent = _looked_first(model, pairs, from_logs, log)
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
+    from nano_rl.commands.session import training_folder, weights_to_train
     from nano_rl.learn.model.learner import prepare
     from nano_rl.preferences.dpo import train_dpo
 
@@ -94,11 +93,10 @@ def reward_model(
 ) -> int:
     """Train a reward model on the backbone of --model; --reward preference:NAME=1 then uses it."""
     config = settings.config()
-    from nano_rl.commands.session import model_to_train, training_folder, weights_to_train
-
-    parent = model_to_train(model)  # before torch is imported, which takes seconds
+    parent = _looked_first(model, pairs, from_logs, log)
     from nano_coder.view.page import answer_key, render_page
     from nano_rl.commands.progress import bar
+    from nano_rl.commands.session import training_folder, weights_to_train
     from nano_rl.learn.model.scalar_model import scalar_model
     from nano_rl.preferences.reward_checkpoint import CALIBRATION, save_reward_model
     from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
@@ -131,6 +129,21 @@ def reward_model(
     return 0
 
 
+def _looked_first(model: str | None, pairs: Path | None, from_logs: bool, log: str | None) -> str:
+    """The model to train, looked at with the pairs before torch is imported and a model is loaded.
+
+    Raises UsageError for what is not there, LogError for a log.
+    """
+    from nano_rl.commands.session import look_first, model_to_train
+
+    if from_logs == (pairs is not None):
+        raise UsageError("give either --pairs FILE, or --from-logs")
+    look_first(files=(pairs,))
+    if from_logs:
+        open_log(log).close()
+    return model_to_train(model)
+
+
 def _show(report: RewardModelReport) -> None:
     """Accuracy and calibration on held-out pairs, on stderr."""
     title = (
@@ -156,8 +169,6 @@ def open_pairs(
     from nano_rl.preferences.log_pairs import log_pairs
     from nano_rl.preferences.pairs import pair_rows, read_pairs
 
-    if from_logs == (pairs_file is not None):
-        raise UsageError("give either --pairs FILE, or --from-logs")
     if pairs_file is not None:
         pairs = read_pairs(pairs_file)
     else:

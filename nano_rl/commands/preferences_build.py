@@ -19,6 +19,7 @@ from nano_rl.commands.session import sandbox_opener
 from nano_rl.preferences.log_pairs import ALONE, SOURCES, Groups, PairSource, RunScorer, log_pairs
 from nano_rl.rewards.part import Part, checked
 from nano_rl.rewards.registry import open_part
+from nano_rl.tasks.make import refuse_unwritable
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
@@ -89,6 +90,7 @@ def command(
 
     if out.exists():
         raise UsageError(f"{out} exists already; name another file with --out")
+    refuse_unwritable(out)
     settings = _settings(sources or (), judge_url, judge_model, principles)
     with open_log(log) as store:
         scorers = {name: _judge(name, given, store) for name, given in settings.items()}

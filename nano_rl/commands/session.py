@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from nano_coder.commands.options import open_log
 from nano_coder.config import AgentConfig, load_config, said_limits
 from nano_coder.environment import Environments
 from nano_coder.models.opening import OWN_MODELS, OpenedWeights, name_to_train, open_configured, open_weights
+from nano_coder.models.registry import find_opener
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.run.foreign_agent import open_agent
@@ -120,11 +121,12 @@ def model_to_train(model: str | None) -> str:
 def weights_to_train(
     name: str, dtype: str, device: str | None, quantise: Quantise | None = None
 ) -> OpenedWeights:
-    """Weights of a local model by name, for trainings without rollouts, where --device or the configuration
-    places them."""
-    where = load_config({"device": device}, Path())[0].device
+    """Weights of a local model by name, for trainings without rollouts; place and profile as configured."""
+    config = load_config({"device": device}, Path())[0]
     wide: Dtype = "bfloat16" if dtype == "bfloat16" else "float32"
-    return open_weights(name, dtype=wide, merge=False, device=where, quantise=quantise)
+    return open_weights(
+        name, dtype=wide, merge=False, device=config.device, quantise=quantise, profile=config.profile
+    )
 
 
 def training_runtime(
@@ -162,6 +164,17 @@ def training_runtime(
         store=redacting_store(store, reader_of(opened).template.encoder.decode), **configured,
     )  # fmt: skip
     return opened, name, runtime
+
+
+def look_first(*, files: Iterable[Path | None] = (), models: Iterable[str | None] = ()) -> None:
+    """Raises UsageError for a file that is not there and for a name that is no model's, before any work."""
+    for file in files:
+        if file is not None and not file.is_file():
+            what = "is a folder" if file.is_dir() else "no such file"
+            raise UsageError(f"{file}: {what}; name a file that is there")
+    for model in models:
+        if model is not None and not find_opener(model):
+            name_to_train(model)
 
 
 def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Path]:

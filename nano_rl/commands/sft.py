@@ -43,8 +43,11 @@ def command(
     config = settings.config()
     if not (tasks or from_logs or messages):
         raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")
-    from nano_rl.commands.session import model_to_train, training_folder, weights_to_train
+    from nano_rl.commands.session import look_first, model_to_train, training_folder, weights_to_train
 
+    look_first(files=(tasks, messages))
+    if from_logs:
+        open_log(log).close()
     parent = model_to_train(model)  # before torch is imported, which takes seconds
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained

@@ -238,6 +238,8 @@ def import_tasks(
     from nano_rl.formats.row_format import ReadOptions
 
     format = find_format(name) if name else guess_format(source)
+    target = out or source.with_name(f"{Path(os.path.realpath(source)).name}.tasks.jsonl")
+    refuse_unwritable(target)
     blobs = open_log(log, create=True).blobs if repo is not None else None
     found = list(format.read(source, ReadOptions(repo=repo, blobs=blobs)))
     refusals = [item for item in found if isinstance(item, Refusal)]
@@ -246,7 +248,6 @@ def import_tasks(
         first_problem(refusals)
     if not found:
         raise UsageError(f"{source}: holds no task of the format {format.name}")
-    target = out or source.with_name(f"{Path(os.path.realpath(source)).name}.tasks.jsonl")
     if tasks:
         write_tasks(target, tasks)
     ungraded = sum(task.hidden is None and task.check is None for task in tasks)

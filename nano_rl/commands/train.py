@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -117,12 +117,13 @@ def command(
     if name and settings.values.get("resume"):
         asked, settings, limits = _resumed(asked, settings, limits)
     config = _config(settings, reward, asked.group_size if asked.from_logs else None, asked)
-    asked.check(settings.flags)
-    from nano_rl.commands.session import model_to_train
+    asked.check(settings.flags, config.logs.mutants)
+    from nano_rl.commands.session import look_first, model_to_train
 
     model_to_train(asked.model)  # before torch is imported, which takes seconds
-    if idle := config.idle(given):
-        print(idle, file=sys.stderr)
+    for sentence in config.idle(given, from_logs=asked.from_logs):
+        print(sentence, file=sys.stderr)
+    look_first(files=(asked.tasks, asked.held_out))
     if config.off_policy_bound and asked.from_logs:
         from nano_rl.gather.overlapped_source import NOT_FROM_LOGS
 
@@ -315,23 +316,34 @@ def _record(
         backend.save(str(folder / TOKENIZER))
 
 
+def _success(row: Mapping[str, float]) -> str:
+    """A measurement on held-out tasks, as a phrase."""
+    interval = f"{row['low']:.1%} to {row['high']:.1%}"
+    return f"{row['success']:.1%} ({interval}) of {row['graded']:.0f} tasks after step {row['step']:.0f}"
+
+
 def _tell(target: Path, folder: Path, watch: Watcher, steps: int, *, quiet: bool) -> None:
     import json
     import math
 
     from nano_rl.commands.progress import print_metrics
-    from nano_rl.learn.metrics import METRICS, read_metrics
+    from nano_rl.gather.success import HELD_OUT_FILE
+    from nano_rl.learn.metrics import METRICS, read_metrics, read_rows
     from nano_rl.logs.used_runs import learned_from, learned_table
     from nano_shared.console import Console
 
     rows = read_metrics(folder / METRICS)
+    held_out = read_rows(folder / HELD_OUT_FILE) if (folder / HELD_OUT_FILE).exists() else []
     if quiet:
         last = {name: value if math.isfinite(value) else None for name, value in watch.last.items()}
         result = {"checkpoint": str(target), "steps": len(rows), "metrics": last}
+        result |= {"held_out": held_out} if held_out else {}
         learned = learned_from(rows)
         print(json.dumps({**result, "learned_from": learned} if learned else result))
         return
     print_metrics(rows)
+    if held_out:
+        print(f"held out: {_success(held_out[0])}, then {_success(held_out[-1])}", file=sys.stderr)
     table = learned_table(rows)
     if table is not None:
         Console(stderr=True).print(table)

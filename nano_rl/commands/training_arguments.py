@@ -62,8 +62,10 @@ class Asked:
         """With --from-logs: what fresh rollouts fill a group up to; 0 where they do not."""
         return FRESH if self.fresh is None else self.fresh
 
-    def check(self, flags: Collection[str] = ()) -> None:
-        """Raises UsageError where the arguments, or these settings given as flags, contradict each other."""
+    def check(self, flags: Collection[str] = (), mutants: int = 1) -> None:
+        """Raises UsageError where the arguments, or these settings given as flags, contradict each other.
+        `mutants` is `logs.mutants`, of which 0 asks for none."""
+        flags = [name for name in flags if mutants or name != "logs.mutants"]
         if self.from_logs == (self.tasks is not None) and (self.from_logs or not self.envs):
             raise UsageError(
                 "give either --tasks FILE or --env ENV, or --from-logs (with --fresh 0 for no rollouts beside"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -143,17 +143,29 @@ class TrainConfig(UpdateConfig):
             raise ValueError(f"{wrong[0]!r} is no URL; give http://HOST:PORT/v1")
         return named
 
-    def idle(self, given: Collection[str]) -> str | None:
-        """A sentence about those of the settings by their dotted names that cannot act, though nothing is
-        wrong with them."""
+    def idle(self, given: Collection[str], *, from_logs: bool = False) -> Iterator[str]:
+        """A sentence for each of the settings by their dotted names that cannot act, though nothing is wrong
+        with them."""
         clips = ("objective.clip_low", "objective.clip_high", "objective.dual_clip", "critic.value_clip")
         named = [name.partition(".")[2] for name in clips if name in given]
-        if not named or self.updates_per_step > 1 or self.minibatches > 1:
-            return None
-        return (
-            f"{', '.join(named)} cannot act: with one update a step every ratio is 1, and nothing has moved"
-            " that could be clipped; set updates_per_step or minibatches above 1 for a clip that does"
-        )
+        if named and self.updates_per_step == 1 and self.minibatches == 1:
+            yield (
+                f"{', '.join(named)} cannot act: with one update a step every ratio is 1, and nothing has"
+                " moved that could be clipped; set updates_per_step or minibatches above 1 for a clip that"
+                " does"
+            )
+        ahead = self.asynchronous or bool(self.engine) or self.ray is not None
+        needed = {
+            "heartbeat_seconds": (ahead, "asynchronous, engine or ray"),
+            "objective.max_staleness": (self.asynchronous or from_logs, "--async or --from-logs"),
+            "imitate": (self.lambda_sft > 0, "lambda_sft above 0"),
+            "logs.preference_beta": (self.logs.lambda_preference > 0, "logs.lambda_preference above 0"),
+            "scheduler": (not self.engine, "rollouts of this process, without engine"),
+        }
+        for name in (name for name in needed if name in given):
+            acts, condition = needed[name]
+            if not acts:
+                yield f"{name} cannot act here: it is read with {condition}"
 
     @model_validator(mode="after")
     def _comparable(self) -> TrainConfig:

@@ -41,6 +41,35 @@ COMMON = {
     PRINT: "|print all settings as TOML, and end",
 }
 """options that many commands share -> value and help: a command's help names them, the program's explains"""
+ALIASES = {
+    "--lr": ("--learning-rate",),
+    "--batch-size": ("--batch", "--prompts"),
+    "--num-epochs": ("--epochs",),
+    "--num-train-epochs": ("--epochs",),
+    "--max-steps": ("--steps",),
+    "--num-generations": ("--group-size",),
+    "--rank": ("--lora-rank",),
+    "--lora-r": ("--lora-rank",),
+    "--beta": ("--objective-beta", "--kl"),
+    "--kl-coef": ("--kl",),
+    "--max-new-tokens": ("--limit max_completion_tokens=N",),
+    "--max-completion-tokens": ("--limit max_completion_tokens=N",),
+    "--max-turns": ("--limit max_turns=N",),
+    "--max-seconds": ("--limit max_seconds=N",),
+    "--timeout": ("--limit max_seconds=N", "--timeout"),
+    "--dataset": ("--tasks", "--messages", "--pairs"),
+    "--data": ("--tasks", "--messages", "--pairs"),
+    "--output-dir": ("--name",),
+    "--output": ("--out", "--name"),
+    "--cwd": ("-C",),
+    "--dir": ("-C",),
+    "--api-base": ("--base-url",),
+    "--url": ("--base-url",),
+    "--temp": ("--temperature",),
+    "--gpu": ("--device cuda",),
+    "--checkpoint": ("--model",),
+}
+"""what other programs call an option -> what a command may call it; a setting by the option that it was"""
 _EPILOG = "Many commands share options, which their own help only names:\n\n" + "\n".join(
     f"{f'{name} {value}'.strip():23} {text}"
     for name, (value, _, text) in ((name, line.partition("|")) for name, line in COMMON.items())
@@ -69,6 +98,11 @@ class Command(TyperCommand):
             if option in self.moved:
                 raise UsageError(f"{option} moved: {self.moved[option]}") from None
             known = [name for param in self.params for name in param.opts]
+            for word in ALIASES.get(option, ()):
+                if word.split()[0] in (*known, *self.moved):
+                    raise UsageError(
+                        f"no such option: {option}; it is {self.moved.get(word, word)} here"
+                    ) from None
             near = get_close_matches(option, [*known, *self.moved], n=1, cutoff=0.7) if option else []
             if near and near[0] in self.moved:
                 raise UsageError(f"no such option: {option}; did you mean {self.moved[near[0]]}") from None

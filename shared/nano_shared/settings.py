@@ -98,8 +98,10 @@ def wrong_settings(error: ValidationError, kind: type[BaseModel]) -> Iterator[tu
             yield name, no_such_setting(name, kind)
         elif not name or isinstance(each["input"], Mapping):
             yield name, message  # it names the settings
+        elif inside := [known for known, _ in setting_fields(kind) if known.startswith(f"{name}.")]:
+            yield name, f"{name} = {each['input']!r}: {name} is no setting; it holds {', '.join(inside)}"
         else:
-            yield name, f"{name} = {each['input']!r}: {message}"
+            yield name, f"{name} = {each['input']!r}: {message.partition(', unable to')[0]}"
 
 
 def parse_toml(text: str, kind: type[M]) -> M:

@@ -129,7 +129,7 @@ BROKEN = "{{ raise_exception('no messages today') }}"
     ("files", "arguments", "said"),
     [
         ({"chat_template.jinja": ""}, (), "has no chat template; put one into its folder as chat_template"),
-        ({"chat_template.jinja": BROKEN}, (), "no messages today; --set profile=compact-1 brings a template"),
+        ({"chat_template.jinja": BROKEN}, (), "no messages today; NANO_PROFILE=compact-1 brings a template"),
         ({"chat_template.jinja": "{% for %}"}, (), "refuses messages of roles [user]: Expected an exp"),
         ({}, ("--set", "profile=native-1-klingon"), "unknown dialect 'klingon' of the interface profile"),
     ],

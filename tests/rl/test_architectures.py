@@ -230,6 +230,22 @@ def test_the_targets_are_found_in_the_model() -> None:
     assert "c_attn" in lora_targets(build("gpt2"))[0]
 
 
+def test_a_fused_projection_of_a_state_space_gets_no_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    """PEFT refuses it, in a sentence of its own behind twenty frames."""
+    from transformers import FalconH1Config, FalconH1ForCausalLM
+
+    config = FalconH1Config(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=4,
+        mamba_n_groups=1, mamba_chunk_size=8,
+    )  # fmt: skip
+    adapted = prepare(FalconH1ForCausalLM(config), lora_rank=2, seed=0)
+    named = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    assert any("in_proj" in name for name in named)
+    assert not any("out_proj" in name for name in named)
+    assert "out_proj of falcon_h1 gets no adapter" in capsys.readouterr().err
+
+
 def test_an_architecture_with_unknown_logits_is_refused_by_name() -> None:
     model = build("llama")
     plain = model.forward

@@ -197,6 +197,10 @@ LossPart = tuple[Batch, BatchLoss]
 Guard = Callable[[dict[str, float]], None]
 """checks the metrics of an update before it is applied; raises GuardTripped"""
 
+_MAMBA = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
+"""model types with fused kernels for state spaces, as PEFT lists them"""
+_FUSED_PROJECTIONS = ("out_proj",)
+"""layers of these whose weight their kernels read themselves"""
 _ROUTERS = ("router", "gate", "shared_expert_gate")
 """names of linear layers that choose experts; they get no adapter"""
 _BESIDE_EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
@@ -382,7 +386,13 @@ def _trainable(model: nn.Module, lora_rank: int, seed: int) -> nn.Module:
             fan_in_fan_out=any(map(_is_conv1d, model.modules())),
             task_type="CAUSAL_LM",
         )
-        adapted: nn.Module = get_peft_model(model, config)  # type: ignore[arg-type]
+        try:
+            adapted: nn.Module = get_peft_model(model, config)  # type: ignore[arg-type]
+        except ValueError as problem:  # PEFT's, of a model that it cannot adapt
+            reason = str(problem).strip().splitlines()[0]
+            raise ConfigError(
+                f"PEFT cannot adapt {type(model).__name__}: {reason}; lora_rank = 0 trains all weights"
+            ) from None
     return adapted
 
 
@@ -410,7 +420,15 @@ def lora_targets(model: nn.Module) -> tuple[list[str], list[str]]:
             " PEFT cannot name them beside experts; lora_rank = 0 trains all weights",
             file=sys.stderr,
         )
-    left_out = {"lm_head", *heads, *_ROUTERS, *unnamed}
+    model_type = getattr(getattr(model, "config", None), "model_type", "")
+    fused = {name for name in linear if name in _FUSED_PROJECTIONS and model_type in _MAMBA}
+    if fused:
+        print(
+            f"nano: {', '.join(sorted(fused))} of {model_type} gets no adapter, since its kernels read the"
+            " weight past one; lora_rank = 0 trains all weights",
+            file=sys.stderr,
+        )
+    left_out = {"lm_head", *heads, *_ROUTERS, *unnamed, *fused}
     modules = dict.fromkeys(name for name in linear if name not in left_out)
     if not modules:
         raise ConfigError(
