@@ -298,7 +298,7 @@ def build_empty(config: Any, dtype: torch.dtype | None = None) -> Any:
     """A model of this configuration with random weights; on the meta device without any."""
     from transformers import AutoModelForCausalLM
 
-    with quiet_transformers():
+    with quiet_transformers(), _named(Path(str(getattr(config, "name_or_path", "")) or config.model_type)):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     _cap_scores(model)
     return model
@@ -548,6 +548,8 @@ def _named(folder: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, SafetensorError) as problem:
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        if "for this kind of AutoModel" in reason:
+            reason = "it is no causal language model; name a decoder such as a Llama, Qwen or Gemma"
         raise UsageError(f"{str(folder)!r} cannot be loaded: {reason}") from problem
 
 

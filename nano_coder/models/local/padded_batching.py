@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nano_coder.models.local.sampler import DecodingRow, allowed_tokens, draw, likeliest_tokens
+from nano_shared.errors import UsageError
 
 _JOINED = ("DynamicLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
 """kinds of cache layers that can be joined along the batch"""
@@ -139,13 +140,21 @@ class PaddedDecoder:
                     return _Slot(row, copy.deepcopy(other.cache), other.logits_V)
             kept = _Retained((), None)
         start, device = len(kept.ids), self._device
-        out = self._model(
-            input_ids=torch.tensor([ids[start:]], device=device),
-            position_ids=torch.arange(start, len(ids), device=device)[None],
-            past_key_values=kept.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        try:
+            out = self._model(
+                input_ids=torch.tensor([ids[start:]], device=device),
+                position_ids=torch.arange(start, len(ids), device=device)[None],
+                past_key_values=kept.cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            _ = out.past_key_values
+        except (AttributeError, TypeError, ValueError) as problem:
+            raise UsageError(
+                f"{type(self._model).__name__} cannot be sampled from here, since it takes no cache of keys"
+                f" and values ({problem}); serve it with another engine and name it openai:NAME with"
+                " --base-url"
+            ) from None
         self.num_prefilled += len(ids) - start
         self._token_bytes = max(self._token_bytes, _size(out.past_key_values) / len(ids))
         return _Slot(row, out.past_key_values, out.logits[0, -1])

@@ -149,6 +149,8 @@ def row_bytes(skeleton: nn.Module, config: UpdateConfig, tokens: int, device: to
 def kv_token_bytes(causal: Any, dtype: torch.dtype) -> int:
     """Bytes of keys and values of one token."""
     config = causal.config
+    if not getattr(config, "num_attention_heads", None):  # a state space keeps one state a row
+        return 0
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * heads * dim * dtype.itemsize)
@@ -168,7 +170,8 @@ def activation_bytes(causal: Any, tokens: int, work: Workload, config: UpdateCon
     try:
         with hooks, torch.device("meta"), torch.enable_grad():
             _forward(causal, tokens, work)
-    except (RuntimeError, NotImplementedError):  # it decides by its numbers, as experts do
+    # it decides by its numbers, as experts do, or it cannot be trained, which `refuse_untrainable` says
+    except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError):
         kept.bytes = _estimated(causal.config, tokens, work) * element
     if not config.gradient_checkpointing:
         return kept.bytes
@@ -197,10 +200,11 @@ def _forward(causal: Any, tokens: int, work: Workload) -> None:
 
 def _estimated(config: Any, tokens: int, work: Workload) -> int:
     """Numbers kept by layers that cannot be run without their numbers, by the widths of the model."""
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", None) or 1
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     chosen = getattr(config, "num_experts_per_tok", None) or 1
-    inside = chosen * (getattr(config, "moe_intermediate_size", None) or config.intermediate_size)
+    inside = getattr(config, "moe_intermediate_size", None) or getattr(config, "intermediate_size", None)
+    inside = chosen * (inside or 4 * config.hidden_size)
     width = 10 * config.hidden_size + 6 * heads * dim + 5 * inside
     eager = getattr(config, "_attn_implementation", None) == "eager"
     scores = 3 * heads * work.row_tokens * eager
