@@ -207,6 +207,8 @@ def _train(
     stores = further_logs(asked)
     target, folder = training_folder(asked.name)
     environments, tasks = fresh_tasks(asked, config.seed, folder)
+    if composed:
+        composed.probe(tasks)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     ranks = _ranks()
     size, beside = (ranks.size, ranks.beside) if ranks else (1, 0)

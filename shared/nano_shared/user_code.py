@@ -215,7 +215,7 @@ def note_source(path: Path) -> None:
     """Keep the hash of a file of users, which is imported now."""
     from nano_shared.durable import file_hash
 
-    _sources[str(path)] = file_hash(path)
+    _sources.setdefault(str(path), file_hash(path))  # imported once
 
 
 def source_hashes() -> dict[str, str]:
