@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nano_coder.agent.compaction import Compaction
 from nano_coder.agent.dialects.api import Api
-from nano_coder.agent.dialects.dialect import DIALECTS, Parsed
+from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, parse_text
 from nano_coder.agent.observation import limits_met, shorten
 from nano_coder.agent.prompt import DELEGATE
 from nano_coder.agent.sub_agent import answered, child_result, delegating, sub_agent
@@ -162,11 +162,18 @@ class Agent:
         return completion
 
     def parse(self, completion: Completion) -> Parsed:
-        """The calls of a completion. Prose that follows a turn of prose is the answer: no call, no error."""
+        """The calls of a completion. Prose that follows a turn of prose is the answer: no call, no error. So
+        is what ends the last turn of an environment without a call."""
         parsed = self._parse(completion)
+        if not parsed.calls and completion.finish is Finish.STOP and self._ends_environment():
+            return Parsed(thought=completion.text)
         if parsed.prose and completion.finish is Finish.STOP and self._asked():
             return Parsed(thought=parsed.thought)
         return parsed
+
+    def _ends_environment(self) -> bool:
+        """True in an environment at the last turn that its limits allow."""
+        return self.session is not None and len(self.turns) + 1 >= self.task.limits.max_turns
 
     def _asked(self) -> bool:
         """True if the last turn was prose, after which the policy was asked for a call."""
@@ -175,9 +182,9 @@ class Agent:
 
     def _parse(self, completion: Completion) -> Parsed:
         dialect = DIALECTS.find(self.profile.dialect)
-        if completion.api is not None and isinstance(dialect, Api):
+        if self.tools and completion.api is not None and isinstance(dialect, Api):
             return dialect.parse_api(completion.text, completion.api, self.tools)
-        return dialect.parse(completion.text, self.tools)
+        return parse_text(dialect, completion.text, self.tools)
 
     def restore(self, turn: Turn) -> None:
         """Bring the conversation to the completion of a logged turn."""
@@ -202,7 +209,8 @@ class Agent:
                 answer = call.arguments.get("answer")
                 self.stop, self.answer = StopReason.FINISHED, None if answer is None else str(answer)
         if not turn.calls and turn.parse_error is None and not turn.is_summary:
-            self.stop, self.answer = StopReason.FINISHED, turn.thought
+            cut = not self.tools and turn.completion.finish is Finish.LENGTH
+            self.stop, self.answer = StopReason.MAX_TOKENS if cut else StopReason.FINISHED, turn.thought
         if self.session is not None and self.session.done:
             self.stop = self.stop or StopReason.FINISHED
         self.stop = self.stop or self._limit()

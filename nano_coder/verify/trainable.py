@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nano_coder.agent.dialects.api import Api
-from nano_coder.agent.dialects.dialect import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS, parse_text
 from nano_coder.agent.profiles import logged_profile, missing_tools
 from nano_coder.agent.prompt import without_delegate
 from nano_coder.grading.graders import GRADER
@@ -228,7 +228,7 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
         if turn.summary:
             continue
         offered = tools if turn.delegated_by is None else without_delegate(tools)
-        parsed = DIALECTS.find(profile.dialect).parse(turn.text, offered)
+        parsed = parse_text(DIALECTS.find(profile.dialect), turn.text, offered)
         if tuple((call.name, call.arguments) for call in parsed.calls) != turn.calls:
             yield _no(
                 RefusalCode.CALLS_DIFFER, f"turn {turn.index}: the logged calls are not what its text says"
