@@ -112,7 +112,9 @@ class TaskRow(BaseModel):
 def _problem(value: object) -> str | None:
     if not callable(value):
         return f"is {described(value)}, and should be a class or a function"
-    lacks = [name for name in _METHODS if isinstance(value, type) and not callable(getattr(value, name, None))]
+    lacks = [
+        name for name in _METHODS if isinstance(value, type) and not callable(getattr(value, name, None))
+    ]
     return f"is {described(value)}, which has no method {lacks[0]}" if lacks else None
 
 
@@ -348,7 +350,6 @@ class OpenSession:
                 [run.answer, [turn.model_dump(mode="json")["calls"] for turn in run.turns]]
             ),
         )
-
 
     def _code(self) -> str:
         """A mark of the user's file that the session is from, as " [0123abcd]"; empty for ours."""

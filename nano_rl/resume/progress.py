@@ -21,11 +21,12 @@ from nano_rl.config.training import TrainConfig
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.learn.model.learner import Learner, prepare, restore_weights
 from nano_rl.logs.used_runs import USED, read_used
-from nano_rl.resume.states import STATES, Identity, States, difference
+from nano_rl.resume.states import STATES, Identity, States, difference, edited
 from nano_shared.checkpoint import Manifest
 from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.settings import parse_config
 from nano_shared.store import LogStore
+from nano_shared.user_code import leave_hanging_calls
 
 GRACE_SECONDS = 2.0
 """seconds after the second signal to close jails and connections; then the process exits"""
@@ -50,6 +51,7 @@ class Interrupt:
             self.requested = True
             # not print: the signal may interrupt another print
             os.write(2, b"\nfinishing this step, then saving; once more to stop at once\n")
+            leave_hanging_calls(number)
             return
         # running rollouts may take minutes; states and log are written atomically, so that this is safe
         self._end = threading.Timer(GRACE_SECONDS, _end)
@@ -237,5 +239,11 @@ def saved_progress(states: States, identity: Identity, *, resume: bool) -> dict[
     differs = difference(manifest.identity, identity, resume=resume)
     if differs:
         raise CheckpointError(f"the training of this --name, saved at step {manifest.step}, {differs}")
+    if changed := edited(manifest.identity, identity):
+        print(
+            f"nano: {' and '.join(changed)} changed since step {manifest.step} was saved: the steps from here on"
+            " are of the new code, and cannot be compared with those before",
+            file=sys.stderr,
+        )
     saved: dict[str, Any] = tree
     return saved

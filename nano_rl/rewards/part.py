@@ -80,7 +80,9 @@ def checked(name: str, run: Trajectory, given: object) -> Score:
     turns = None if score.turns is None else tuple(map(number, score.turns))
     score = replace(score, value=value, details=details, turns=turns)  # type: ignore[arg-type]
     if score.turns is not None:
-        if len(score.turns) != len(run.turns) or not all(n is not None and math.isfinite(n) for n in score.turns):
+        if len(score.turns) != len(run.turns) or not all(
+            n is not None and math.isfinite(n) for n in score.turns
+        ):
             raise UsageError(
                 f"reward part {name} gave {len(score.turns)} turn rewards to run {run.id}, which has"
                 f" {len(run.turns)} turns; it must give one finite number a turn"
@@ -96,5 +98,7 @@ def _between(name: str, run: Trajectory, value: object) -> float | None:
     given = number(value)
     if value is not None and not (given is not None and 0 <= given <= 1):
         shown = value if given is None else given
-        raise UsageError(f"reward part {name} gave {shown!r:.80} to run {run.id}; a score lies between 0 and 1")
+        raise UsageError(
+            f"reward part {name} gave {shown!r:.80} to run {run.id}; a score lies between 0 and 1"
+        )
     return given

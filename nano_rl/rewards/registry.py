@@ -114,7 +114,9 @@ class UserFunction(Part):
                 f"{self._named} returned {given} for {len(runs)} completions;"
                 " it must return a list with one number for each"
             )
-        return [Score(value=self._scaled(v, whose or f"run {r.id}")) for v, r in zip(values, runs, strict=True)]
+        return [
+            Score(value=self._scaled(v, whose or f"run {r.id}")) for v, r in zip(values, runs, strict=True)
+        ]
 
     def _scaled(self, value: object, whose: str) -> float | None:
         if value is None:
@@ -233,7 +235,9 @@ def _made_up(task: Task, text: str) -> Trajectory:
     failed = Verdict(
         reward=0.0, components={"tests": 0.0}, trust=Trust.NONE, grader="made-up", graded_hash=""
     )
-    same = {n: "made-up" for n in ("runtime_version", "profile", "profile_hash", "template_hash", "tools_hash")}
+    same = {
+        n: "made-up" for n in ("runtime_version", "profile", "profile_hash", "template_hash", "tools_hash")
+    }
     return Trajectory(
         id=new_run_id(), task=task, turns=(turn,), stop=StopReason.FINISHED, answer=text, policy="made-up",
         started=0.0, ended=0.0, verdict=None if task.hidden is None and task.check is None else failed, **same,

@@ -182,7 +182,9 @@ class Reward:
             part.score, runs, runtime, name=f"reward part {name}", of=part, error=UsageError
         )
         if not isinstance(given, Sequence) or len(given) != len(runs):
-            raise UsageError(f"reward part {name} must give a list with one score for each of {len(runs)} runs")
+            raise UsageError(
+                f"reward part {name} must give a list with one score for each of {len(runs)} runs"
+            )
         return given
 
     def probe(self, tasks: Sequence[Task]) -> Reward:

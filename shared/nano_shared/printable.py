@@ -93,7 +93,6 @@ class GuardedStream(io.TextIOWrapper):
         super().write(bar + _written_out(text[len(bar) :]))
         return len(text)
 
-
     def is_stdout(self) -> bool:
         """True if it writes to the process's standard output, which a caller in Python may have replaced."""
         try:

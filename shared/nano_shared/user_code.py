@@ -142,7 +142,9 @@ def result_of(function: Callable[..., Any], *args: Any, seconds: float | None = 
 
     future = asyncio.run_coroutine_threadsafe(awaited(), _event_loop(os.getpid()))
     try:
-        value, problem = future.result(None if seconds is None else max(0.0, seconds + began - time.monotonic()))
+        value, problem = future.result(
+            None if seconds is None else max(0.0, seconds + began - time.monotonic())
+        )
     finally:
         future.cancel()
     if problem is not None:
