@@ -42,7 +42,7 @@ from nano_shared.types import (
     Trust,
     Verdict,
 )
-from nano_shared.user_code import number, source_hash
+from nano_shared.user_code import read_number, source_hash
 
 MOST_TASKS = 1000
 """of one environment, where its `tasks=N` says nothing: some make them without an end"""
@@ -175,7 +175,7 @@ class OpenedEnvironment:
 
 def _plain_number(value: object) -> int | float:
     """For JSON: a number of numpy and the like. Raises TypeError for what is none."""
-    found = number(value)
+    found = read_number(value)
     if found is None:
         raise TypeError(f"{value!r:.80} is no JSON")
     return int(found) if found.is_integer() and not hasattr(value, "is_integer") else found
@@ -357,7 +357,7 @@ class OpenSession:
         return f" [{code.removeprefix('sha256:')[:8]}]" if code else ""
 
     def _finite(self, given: object, what: str) -> float:
-        value = number(given)
+        value = read_number(given)
         if value is None or not math.isfinite(value):
             raise EnvironmentFailed(f"{self._name}: grade gave no {what} but {given!r:.80}")
         return value

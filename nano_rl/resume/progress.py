@@ -241,8 +241,8 @@ def saved_progress(states: States, identity: Identity, *, resume: bool) -> dict[
         raise CheckpointError(f"the training of this --name, saved at step {manifest.step}, {differs}")
     if changed := edited(manifest.identity, identity):
         print(
-            f"nano: {' and '.join(changed)} changed since step {manifest.step} was saved: the steps from here on"
-            " are of the new code, and cannot be compared with those before",
+            f"nano: {' and '.join(changed)} changed since step {manifest.step} was saved: the steps from here"
+            " on are of the new code, and cannot be compared with those before",
             file=sys.stderr,
         )
     saved: dict[str, Any] = tree

@@ -49,7 +49,7 @@ class Identity(Value):
     config: dict[str, JsonValue]
     limits: dict[str, JsonValue] = Field({})
     """limits of completions and runs that differ from the defaults"""
-    code: dict[str, str] = {}
+    code: dict[str, str] = Field({})
     """file of users (rewards, environments, tools, objectives) -> hash of its source; not compared, since
     edited code goes on with a word (`edited`)"""
 

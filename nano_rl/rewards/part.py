@@ -13,7 +13,7 @@ from nano_coder.run.execution import Runtime
 from nano_rl.learn.config import Config
 from nano_shared.errors import UsageError
 from nano_shared.types import Task, Trajectory
-from nano_shared.user_code import number
+from nano_shared.user_code import read_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def checked(name: str, run: Trajectory, given: object) -> Score:
     score = given if isinstance(given, Score) else Score(value=given)  # type: ignore[arg-type]
     value = _between(name, run, score.value)
     details = {key: _between(f"{name}.{key}", run, one) for key, one in score.details.items()}
-    turns = None if score.turns is None else tuple(map(number, score.turns))
+    turns = None if score.turns is None else tuple(map(read_number, score.turns))
     score = replace(score, value=value, details=details, turns=turns)  # type: ignore[arg-type]
     if score.turns is not None:
         if len(score.turns) != len(run.turns) or not all(
@@ -95,7 +95,7 @@ def checked(name: str, run: Trajectory, given: object) -> Score:
 
 
 def _between(name: str, run: Trajectory, value: object) -> float | None:
-    given = number(value)
+    given = read_number(value)
     if value is not None and not (given is not None and 0 <= given <= 1):
         shown = value if given is None else given
         raise UsageError(

@@ -49,7 +49,7 @@ from nano_shared.types import (
     TurnTokens,
     Verdict,
 )
-from nano_shared.user_code import number, source_hash
+from nano_shared.user_code import read_number, source_hash
 
 PREFIX = "py:"
 
@@ -121,7 +121,7 @@ class UserFunction(Part):
     def _scaled(self, value: object, whose: str) -> float | None:
         if value is None:
             return None
-        given = number(value)
+        given = read_number(value)
         if given is None or not self.low <= given <= self.high:
             shown = value if given is None else given
             raise UsageError(
@@ -238,9 +238,10 @@ def _made_up(task: Task, text: str) -> Trajectory:
     same = {
         n: "made-up" for n in ("runtime_version", "profile", "profile_hash", "template_hash", "tools_hash")
     }
+    graded = task.hidden is not None or task.check is not None
     return Trajectory(
         id=new_run_id(), task=task, turns=(turn,), stop=StopReason.FINISHED, answer=text, policy="made-up",
-        started=0.0, ended=0.0, verdict=None if task.hidden is None and task.check is None else failed, **same,
+        started=0.0, ended=0.0, verdict=failed if graded else None, **same,
     )  # fmt: skip
 
 

@@ -130,7 +130,7 @@ def find_extension(
         value, source = _from_entry_point(group, name)
     if problem := problem_of(value):
         raise ConfigError(f"{source} {problem}")
-    return value  # type: ignore[return-value]
+    return value  # type: ignore[no-any-return]
 
 
 def is_file_reference(name: str) -> bool:

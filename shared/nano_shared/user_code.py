@@ -159,14 +159,14 @@ def _in_thread(call: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             future.set_result(context.run(call))
-        except BaseException as problem:  # noqa: BLE001 (raised again by who waits)
+        except BaseException as problem:  # raised again by who waits
             future.set_exception(problem)
 
     threading.Thread(target=run, name="nano-user-call", daemon=True).start()
     return future
 
 
-def number(value: object) -> float | None:
+def read_number(value: object) -> float | None:
     """A number of any library as a float: numpy and torch scalars, bools, decimals, fractions.
 
     None for what is no number, such as text. NaN and infinity are returned as they are.

@@ -200,7 +200,7 @@ def test_functions_that_cannot_be_called_are_refused_before_anything_runs(user: 
         with pytest.raises(ConfigError, match=sentence):
             opened(tests=1, **{name: 0.5})
     with pytest.raises(
-        ConfigError, match="wants 'solution', which task '.*' has no column of; columns: compl"
+        ConfigError, match=r"wants 'solution', which task '.*' has no column of; columns: compl"
     ):
         opened(tests=1, **{f"{user}:wants": 0.5}).probe([ADD])
 
