@@ -219,6 +219,8 @@ def _module(path: Path) -> ModuleType:
     # dataclasses and pickle look up their module by name
     sys.modules[spec.name] = module
     note_source(path)
+    if (folder := str(path.parent)) not in sys.path:
+        sys.path.append(folder)  # last, so that what lies beside it takes no module's place
     with _importing(str(path)):
         spec.loader.exec_module(module)
     return module
