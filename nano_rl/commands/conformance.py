@@ -62,6 +62,8 @@ def _load(against: str) -> Subject:
     if not against.endswith(".py"):
         name, _, given = against.partition(".py:") if ".py:" in against else against.partition(":")
         name, function = name + ".py" * (".py:" in against), given or "loss"
+    if not name:
+        raise UsageError(f"--against {against!r} names no module; give FILE.py or MODULE:FUNCTION")
     try:
         module = user_module(name)
     except ConfigError as problem:

@@ -8,7 +8,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -144,7 +143,8 @@ def command(hang: bool = False, as_json: JsonOption = False) -> int:
     print('{"ours": 1}')
     return 0
 
-app = lazy_app("program", {"show": ("__main__:command", "Show."), "list": ("__main__:command", "List.")}, help="x")
+commands = {"show": ("__main__:command", "Show."), "list": ("__main__:command", "List.")}
+app = lazy_app("program", commands, help="x")
 run_command(app)
 """
 
@@ -180,13 +180,11 @@ with user_code.interrupted_in_time(), ThreadPoolExecutor(1) as pool:
 
 
 def test_ctrl_c_does_not_wait_for_a_function_that_hangs_in_a_thread() -> None:
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", LEAVES], capture_output=True, text=True, check=False, timeout=50
     )
     assert done.returncode in (130, -2), done.stderr  # -2: KeyboardInterrupt reached the end
     assert "mine.py:hangs is still running 0.2 s later, and is not waited for" in done.stderr
-    assert time.monotonic() - began < 50
 
 
 def test_files_of_users_are_imported_in_one_place() -> None:
@@ -194,6 +192,7 @@ def test_files_of_users_are_imported_in_one_place() -> None:
         path
         for folder in ("nano_coder", "nano_rl", "shared/nano_shared")
         for path in (ROOT / folder).rglob("*.py")
+        if "inside" not in path.parts
     ]
     found = {
         path.relative_to(ROOT).as_posix()
