@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from nano_shared.printable import IN_USER_CODE, one_line
@@ -226,7 +227,7 @@ def source_hashes() -> dict[str, str]:
 
 
 def source_hash(value: object) -> str | None:
-    """The hash of the file that a class, a function or an object of a class comes from; None for ours."""
-    module = sys.modules.get(str(getattr(value, "__module__", None)))
+    """The hash of the file that a module, a class, a function or an object comes from; None for ours."""
+    module = value if isinstance(value, ModuleType) else sys.modules.get(str(getattr(value, "__module__", None)))
     file = getattr(module, "__file__", None)
     return _sources.get(os.path.realpath(file)) if file else None
