@@ -228,6 +228,7 @@ def source_hashes() -> dict[str, str]:
 
 def source_hash(value: object) -> str | None:
     """The hash of the file that a module, a class, a function or an object comes from; None for ours."""
-    module = value if isinstance(value, ModuleType) else sys.modules.get(str(getattr(value, "__module__", None)))
+    named = str(getattr(value, "__module__", None))
+    module = value if isinstance(value, ModuleType) else sys.modules.get(named)
     file = getattr(module, "__file__", None)
     return _sources.get(os.path.realpath(file)) if file else None

@@ -1,4 +1,4 @@
-"""Functions of users in rewards, environments, objectives and suites: looked at before any work, and named."""
+"""Functions of users in rewards, environments, objectives and suites: checked before any work, and named."""
 
 from __future__ import annotations
 
@@ -193,8 +193,8 @@ import torch
 from nano_coder.environment import EnvironmentSession
 
 print("IMPORTED")
-GIVEN = {"numpy": np.float32(0.5), "bool": np.bool_(True), "torch": torch.tensor(0.5), "decimal": Decimal("0.5"),
-         "text": "0.5", "nan": np.float64("nan")}
+GIVEN = {"numpy": np.float32(0.5), "bool": np.bool_(True), "torch": torch.tensor(0.5),
+         "decimal": Decimal("0.5"), "text": "0.5", "nan": np.float64("nan")}
 
 class Session(EnvironmentSession):
     def __init__(self, row): self.row = row
