@@ -25,9 +25,14 @@ from nano_coder.grading.grade import ungraded
 from nano_coder.mcp.tools import object_schema
 from nano_coder.tools.run_control import submit
 from nano_coder.tools.tool import Tool, ToolFailure, ToolResult
-from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError, EnvironmentFailed, UsageError
-from nano_shared.extensions import Extensions, call_extension, described, is_file_reference
+from nano_shared.extensions import (
+    Extensions,
+    absolute_reference,
+    call_extension,
+    described,
+    is_reference,
+)
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.printable import one_line, printable
@@ -210,7 +215,7 @@ def open_environment(text: str) -> OpenedEnvironment:
         raise UsageError(f"--env {reference} is {described(environment)}, which has no method {missing[0]}")
     return OpenedEnvironment(
         name=name,
-        reference=shlex.join([_absolute(reference), *words]),
+        reference=shlex.join([absolute_reference(reference), *words]),
         environment=environment,
         limits={LIMITS[setting]: value for setting, value in limits.items()},
         most_tasks=counts.get("tasks"),
@@ -220,7 +225,7 @@ def open_environment(text: str) -> OpenedEnvironment:
 
 def _found(reference: str) -> tuple[str, Any, tuple[str, ...]]:
     """The name of an environment, what opens it, and what is given to that."""
-    if is_file_reference(reference):
+    if is_reference(reference):
         file, _, attribute = reference.rpartition(":")
         return f"{Path(file).name}:{attribute}", ENVIRONMENTS.find(reference), ()
     scheme, colon, target = reference.partition(":")
@@ -229,13 +234,6 @@ def _found(reference: str) -> tuple[str, Any, tuple[str, ...]]:
         return name, ENVIRONMENTS.find(scheme), (target,) if colon else ()
     except ConfigError as problem:
         raise UsageError(f"--env {reference}: {problem}") from None
-
-
-def _absolute(reference: str) -> str:
-    if not is_file_reference(reference):
-        return reference
-    file, _, attribute = reference.rpartition(":")
-    return f"{real_path(file)}:{attribute}"
 
 
 def _plain(value: str) -> Any:

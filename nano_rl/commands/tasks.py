@@ -22,7 +22,7 @@ from nano_rl.tasks.suite import TaskSuite, find_suite, suite_names
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import call_extension, extension_names, is_file_reference
+from nano_shared.extensions import call_extension, extension_names, is_reference
 from nano_shared.refusal import Refusal, first_problem
 from nano_shared.types import Split, Task
 
@@ -59,7 +59,7 @@ def make(
         split=split,
         views=tuple(view for named in views or () for view in named.split(",")),
     )
-    name = supply.name if is_file_reference(suite) else suite
+    name = supply.name if is_reference(suite) else suite
     target = out or Path(f"{name}-{levels}-{split}-{seed}.jsonl")
     refuse_unwritable(target)
     tasks = _admitted(drawn, n, jobs) if check else list(itertools.islice(drawn, n))

@@ -11,7 +11,7 @@ from nano_rl.formats.case_table import CASES_CSV
 from nano_rl.formats.folder_format import FolderFormat
 from nano_rl.formats.row_format import ReadOptions, RowFormat, is_own
 from nano_shared.errors import UsageError
-from nano_shared.extensions import Extensions, is_file_reference
+from nano_shared.extensions import Extensions, is_reference
 from nano_shared.refusal import Refusal
 from nano_shared.strict_json import Row, validated
 from nano_shared.types import Task
@@ -65,7 +65,7 @@ OWN = _OwnFormat(
 def find_format(name: str) -> TaskFormat:
     """The format of that name, or of `path.py:name`. Raises UsageError with the names there are, and
     ConfigError for one that cannot be loaded."""
-    if name not in FORMATS and not is_file_reference(name):
+    if name not in FORMATS and not is_reference(name):
         raise UsageError(f"unknown format {name!r}; the formats are {', '.join(FORMATS)}, or path.py:name")
     return FORMATS.find(name)
 

@@ -30,7 +30,7 @@ from nano_shared.extensions import (
     extension_names,
     find_extension,
     find_in_module,
-    is_file_reference,
+    is_reference,
     takes,
     user_module,
 )
@@ -272,14 +272,14 @@ def part_kind(name: str) -> type[Part]:
     """The class of the part of that name, or of `path.py:name`, where a function is one too.
 
     Raises ConfigError for an unknown one."""
-    if is_file_reference(name):
+    if is_reference(name):
         value, _ = find_in_module(name, lambda it: _no_function(it) and _no_part(it))
         if callable(value) and not isinstance(value, type):
             return UserFunction
     elif name not in extension_names(GROUP):
         raise ConfigError(
             f"unknown reward part {name!r}; parts: {', '.join(extension_names(GROUP))}, path.py:NAME, or"
-            " py:module:function of your own"
+            " module:NAME of your own"
         )
     kind: type[Part] = find_extension(GROUP, name, check=_no_part)
     return kind
@@ -374,7 +374,7 @@ def _argument(name: str) -> tuple[str, dict[str, str]]:
     """Split `judge:http://host/v1` into the part and the setting given by its argument."""
     if name.startswith(PREFIX):
         return name, {}
-    part, colon, value = _split(name)
+    part, colon, value = (name, "", "") if is_reference(name) else _split(name)
     setting = part_kind(part).argument
     if not colon and setting is not None and (meant := part_kind(part).unnamed()) is not None:
         return part, {setting: meant}

@@ -18,7 +18,7 @@ from nano_shared.extensions import (
     described,
     extension_names,
     find_extension,
-    is_file_reference,
+    is_reference,
     takes,
 )
 from nano_shared.hidden_checks import HiddenChecks
@@ -121,7 +121,7 @@ def find_suite(name: str) -> TaskSuite:
         if suite.member is None:
             raise UsageError(f"suite {base!r} takes no argument, and {argument!r} was given")
         return suite.member(argument)
-    if not is_file_reference(name) and name not in suite_names():
+    if not is_reference(name) and name not in suite_names():
         raise UsageError(f"unknown suite {name!r}; suites: {', '.join(suite_names())}, or path.py:name")
     return find_extension(GROUP, name, TaskSuite, check=_problem)
 

@@ -1,7 +1,7 @@
 """Extensions: tools, suites, rewards and others, found by entry point or in a user's file.
 
 An installed package registers its extensions in an entry point group (`nano.tools`, `nano.rewards`, ...); our
-own are registered in the same way. `path.py:name` takes a value from a file without installation.
+own are registered in the same way. `path.py:name` and `module:name` take a value without installation.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -124,7 +126,7 @@ def find_extension(
             return f"is {described(value)}, and {group} takes values of type {kind.__name__}"
         return check(value) if check else None
 
-    if is_file_reference(name):
+    if is_reference(name) and name not in _registered(group):
         value, source = find_in_module(name, problem_of)
     else:
         value, source = _from_entry_point(group, name)
@@ -133,9 +135,25 @@ def find_extension(
     return value  # type: ignore[no-any-return]
 
 
-def is_file_reference(name: str) -> bool:
-    """Whether a name is `path.py:name`."""
-    return name.rpartition(":")[0].endswith(".py")
+_SCHEMES = ("nano.models", "nano.environments", "nano.suites", "nano.rewards")
+"""groups whose names are followed by an argument, NAME:ARGUMENT"""
+_MODULE_NAME = re.compile(r"([A-Za-z_]\w*)(\.\w+)*:[A-Za-z_]\w*")
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name is `path.py:name`, or `module:name` of a module that Python finds from here."""
+    if name.rpartition(":")[0].endswith(".py"):
+        return True
+    named = _MODULE_NAME.fullmatch(name)
+    if named is None or any(name.partition(":")[0] in _registered(group) for group in _SCHEMES):
+        return False
+    return PathFinder.find_spec(named[1], [os.getcwd(), *sys.path]) is not None
+
+
+def absolute_reference(name: str) -> str:
+    """The reference with an absolute path, so that it holds in other folders; other names as they are."""
+    file, _, attribute = name.rpartition(":")
+    return f"{real_path(file)}:{attribute}" if file.endswith(".py") else name
 
 
 def is_ours(module: str) -> bool:

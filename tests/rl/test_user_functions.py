@@ -39,6 +39,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(user_code, "_sources", {})
+    for module in ("mine", "env", "suite"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     return tmp_path
 
 
@@ -115,7 +117,7 @@ def test_a_function_of_trl_reads_the_columns_of_the_data_set(here: Path, importe
     runtime = new_runtime(here)
     right, wrong = rolled(runtime, ("@submit\n4",), ("@submit\n3",), task=imported[0])
     for name, values in (("gsm", [1, 0]), ("ground", [1, 0]), ("everything", [1, 1]), ("later", [1, 1])):
-        for reference in (f"./mine.py:{name}", f"py:./mine.py:{name}"):
+        for reference in (f"./mine.py:{name}", f"py:./mine.py:{name}", f"mine:{name}", f"py:mine:{name}"):
             reward = open_reward(parse_reward(f"{reference}=1")).probe(imported)
             assert [run.reward for run in reward.apply([right, wrong], runtime)] == values
 
@@ -227,6 +229,7 @@ def answered(folder: Path, env: str, key: str, texts: list[str]) -> Trajectory:
 
 def test_a_text_that_ended_is_an_answer_and_the_prompt_offers_no_tool(here: Path) -> None:
     (here / "env.py").write_text(ENVIRONMENT)
+    assert answered(here, "env:Words", "1", ["a"]).stop is StopReason.FINISHED
     run = answered(here, "./env.py:Words max_turns=1", "1", ["a @submit as text"])
     assert (run.stop, run.answer, run.task.tools) == (StopReason.FINISHED, "a @submit as text", ())
     assert run.reward == pytest.approx(0.8)
@@ -347,7 +350,7 @@ def test_a_suite_that_makes_no_task_is_named_and_one_program_is_said(here: Path)
     ):
         with pytest.raises(NanoError, match=said):
             invoke(*make, f"./suite.py:{name}")
-    _, said = invoke(*make, "./suite.py:SAME")
+    _, said = invoke(*make, "suite:SAME")
     assert "all 10 tasks are of one program" in said
 
 
