@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nano_coder.agent.compaction import Compaction
 from nano_coder.agent.dialects.api import Api
-from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, parse_text
+from nano_coder.agent.dialects.dialect import DIALECTS, Parsed
 from nano_coder.agent.observation import limits_met, shorten
 from nano_coder.agent.prompt import DELEGATE
 from nano_coder.agent.sub_agent import answered, child_result, delegating, sub_agent
@@ -148,7 +148,7 @@ class Agent:
         completion = self.complete(compaction.summary_tokens())
         turn = Turn(
             index=len(self.turns), messages=tuple(messages), completion=completion,
-            thought=self._parse(completion).thought, parser=SUMMARY, started=started, ended=time.time(),
+            thought=self.parse_calls(completion).thought, parser=SUMMARY, started=started, ended=time.time(),
             delegated_by=self.parent,
         )  # fmt: skip
         self.take(turn)
@@ -163,8 +163,10 @@ class Agent:
 
     def parse(self, completion: Completion) -> Parsed:
         """The calls of a completion. Prose that follows a turn of prose is the answer: no call, no error. So
-        is what ends the last turn of an environment without a call."""
-        parsed = self._parse(completion)
+        is what ends the last turn of an environment without a call, and all text where no tool is offered."""
+        if not self.tools:
+            return Parsed(thought=completion.text)
+        parsed = self.parse_calls(completion)
         if not parsed.calls and completion.finish is Finish.STOP and self._ends_environment():
             return Parsed(thought=completion.text)
         if parsed.prose and completion.finish is Finish.STOP and self._asked():
@@ -178,13 +180,13 @@ class Agent:
     def _asked(self) -> bool:
         """True if the last turn was prose, after which the policy was asked for a call."""
         last = self.own[-1] if self.own else None
-        return last is not None and last.parse_error is not None and self._parse(last.completion).prose
+        return last is not None and last.parse_error is not None and self.parse_calls(last.completion).prose
 
-    def _parse(self, completion: Completion) -> Parsed:
+    def parse_calls(self, completion: Completion) -> Parsed:
         dialect = DIALECTS.find(self.profile.dialect)
-        if self.tools and completion.api is not None and isinstance(dialect, Api):
+        if completion.api is not None and isinstance(dialect, Api):
             return dialect.parse_api(completion.text, completion.api, self.tools)
-        return parse_text(dialect, completion.text, self.tools)
+        return dialect.parse(completion.text, self.tools)
 
     def restore(self, turn: Turn) -> None:
         """Bring the conversation to the completion of a logged turn."""

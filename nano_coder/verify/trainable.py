@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nano_coder.agent.dialects.api import Api
-from nano_coder.agent.dialects.dialect import DIALECTS, parse_text
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import logged_profile, missing_tools
 from nano_coder.agent.prompt import without_delegate
 from nano_coder.grading.graders import GRADER
@@ -225,10 +225,10 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
         return
     tools = _offered(profile, run.task.tools)
     for turn in run.turns:
-        if turn.summary:
+        if turn.summary or (not tools and not turn.calls):  # without tools all text is the answer
             continue
         offered = tools if turn.delegated_by is None else without_delegate(tools)
-        parsed = parse_text(DIALECTS.find(profile.dialect), turn.text, offered)
+        parsed = DIALECTS.find(profile.dialect).parse(turn.text, offered)
         if tuple((call.name, call.arguments) for call in parsed.calls) != turn.calls:
             yield _no(
                 RefusalCode.CALLS_DIFFER, f"turn {turn.index}: the logged calls are not what its text says"

@@ -40,11 +40,6 @@ class Dialect(Protocol):
         ...
 
 
-def parse_text(dialect: Dialect, text: str, tools: Sequence[ToolSpec]) -> Parsed:
-    """A completion as the dialect parses it; where no tool is offered, all of it is the answer."""
-    return dialect.parse(text, tools) if tools else Parsed(thought=text, prose=True)
-
-
 def function_schema(tool: ToolSpec) -> dict[str, Any]:
     """A tool as OpenAI's function schema, which chat templates take."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
