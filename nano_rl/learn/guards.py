@@ -133,8 +133,6 @@ MISMATCHES = {
 def _cut_off(last: Sequence[StepMetrics], patience: int) -> str | None:
     if len(last) < patience or any(step.get("frac_truncated", 0.0) < 1 for step in last):
         return None
-    if any(step.get("frac_zero_std", 1.0) < 1 for step in last):
-        return None  # cut off or not, what they wrote is told apart
     return (
         f"every rollout of {patience} steps was cut off by a limit: raise the limits of the tasks (tokens,"
         " turns) or the policy's context, or warm it up with nano-rl sft so that it learns to finish"

@@ -22,6 +22,7 @@ from nano_rl.gather.rollouts import collect
 from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.objectives.loss import probe_objective
+from nano_rl.learn.rows.group import form_groups, group_metrics
 from nano_rl.rewards import open_reward, parse_reward
 from nano_rl.rewards.registry import data_columns
 from nano_rl.tasks.make import read_tasks, write_tasks
@@ -236,6 +237,7 @@ def test_a_text_that_ended_is_an_answer_and_the_prompt_offers_no_tool(here: Path
     assert run.turns[0].calls == run.turns[0].observations == ()
     assert run.verdict is not None
     assert run.verdict.components["length"] == 17
+    assert group_metrics(form_groups([run]))["frac_truncated"] == 0
     assert run.verdict.grader.startswith("environment env.py:Words [")
 
 
@@ -305,6 +307,7 @@ def test_an_environment_of_texts_trains_and_edited_code_is_named(here: Path) -> 
     (here / "objective.py").write_text(OBJECTIVES)
     build_tiny(here / "tiny", ["Say 0 a b c", "Say 1 a b c"], hidden=32, layers=1, vocab_size=300)
     arguments = ["train", "--name", "mine", "--prompts", "2", "--group-size", "4", "--json"]
+    arguments += ["--set", "guards.patience=9"]  # the random model seldom ends an answer
     arguments += ["--limit", "max_completion_tokens=6", "--set", "objective.objective=./objective.py:HALF"]
     told, _ = invoke(*arguments, "--model", "tiny", "--env", "./env.py:Words max_turns=1", "--steps", "4")
     assert json.loads(told.splitlines()[-1])["steps"] == 4
