@@ -25,9 +25,14 @@ from nano_coder.grading.grade import ungraded
 from nano_coder.mcp.tools import object_schema
 from nano_coder.tools.run_control import submit
 from nano_coder.tools.tool import Tool, ToolFailure, ToolResult
-from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError, EnvironmentFailed, UsageError
-from nano_shared.extensions import Extensions, call_extension, described, is_file_reference
+from nano_shared.extensions import (
+    Extensions,
+    absolute_reference,
+    call_extension,
+    described,
+    is_reference,
+)
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.printable import one_line, printable
@@ -42,6 +47,7 @@ from nano_shared.types import (
     Trust,
     Verdict,
 )
+from nano_shared.user_code import read_number, source_hash
 
 MOST_TASKS = 1000
 """of one environment, where its `tasks=N` says nothing: some make them without an end"""
@@ -109,7 +115,15 @@ class TaskRow(BaseModel):
 
 
 def _problem(value: object) -> str | None:
-    return None if callable(value) else f"is {described(value)}, and should be a class or a function"
+    if not callable(value):
+        return f"is {described(value)}, and should be a class or a function"
+    lacks = [
+        name for name in _METHODS if isinstance(value, type) and not callable(getattr(value, name, None))
+    ]
+    return f"is {described(value)}, which has no method {lacks[0]}" if lacks else None
+
+
+_METHODS = ("tasks", "start")
 
 
 ENVIRONMENTS = Extensions[Any]("nano.environments", check=_problem)
@@ -149,18 +163,27 @@ class OpenedEnvironment:
 
     def _task(self, number: int, row: Any, split: Split) -> Task:
         try:
+            row = json.loads(json.dumps(dict(row), default=_plain_number))
             read = TaskRow.model_validate(row)
             key = content_hash(row).removeprefix("sha256:")[:16] if read.key is None else read.key
             return Task(
                 key=f"{self.name}:{key}", prompt=read.prompt, files=read.files, split=split,
                 tools=tuple(dict.fromkeys((*read.nano_tools, submit.spec.name))),
                 limits=Limits(**self.limits), level=read.level, family=read.family,
-                hidden=EnvironmentChecks(environment=self.name, row=json.loads(json.dumps(dict(row)))),
+                hidden=EnvironmentChecks(environment=self.name, row=row),
                 provenance=Provenance(source=self.name),
             )  # fmt: skip
         except (ValidationError, TypeError, ValueError) as problem:
             reason = str(problem) if not isinstance(problem, ValidationError) else _first(problem)
             raise UsageError(f"{self.name}: its task {number} cannot be read: {reason}") from None
+
+
+def _plain_number(value: object) -> int | float:
+    """For JSON: a number of numpy and the like. Raises TypeError for what is none."""
+    found = read_number(value)
+    if found is None:
+        raise TypeError(f"{value!r:.80} is no JSON")
+    return int(found) if found.is_integer() and not hasattr(value, "is_integer") else found
 
 
 def _first(problem: ValidationError) -> str:
@@ -187,12 +210,12 @@ def open_environment(text: str) -> OpenedEnvironment:
         known = ", ".join(inspect.signature(opener).parameters)
         raise UsageError(f"--env {text!r}: {problem}; it takes {known or 'nothing'}") from None
     environment = call_environment(opener, name, lambda: opener(*target, **given))
-    missing = [name for name in ("tasks", "start") if not callable(getattr(environment, name, None))]
+    missing = [name for name in _METHODS if not callable(getattr(environment, name, None))]
     if missing:
         raise UsageError(f"--env {reference} is {described(environment)}, which has no method {missing[0]}")
     return OpenedEnvironment(
         name=name,
-        reference=shlex.join([_absolute(reference), *words]),
+        reference=shlex.join([absolute_reference(reference), *words]),
         environment=environment,
         limits={LIMITS[setting]: value for setting, value in limits.items()},
         most_tasks=counts.get("tasks"),
@@ -202,7 +225,7 @@ def open_environment(text: str) -> OpenedEnvironment:
 
 def _found(reference: str) -> tuple[str, Any, tuple[str, ...]]:
     """The name of an environment, what opens it, and what is given to that."""
-    if is_file_reference(reference):
+    if is_reference(reference):
         file, _, attribute = reference.rpartition(":")
         return f"{Path(file).name}:{attribute}", ENVIRONMENTS.find(reference), ()
     scheme, colon, target = reference.partition(":")
@@ -211,13 +234,6 @@ def _found(reference: str) -> tuple[str, Any, tuple[str, ...]]:
         return name, ENVIRONMENTS.find(scheme), (target,) if colon else ()
     except ConfigError as problem:
         raise UsageError(f"--env {reference}: {problem}") from None
-
-
-def _absolute(reference: str) -> str:
-    if not is_file_reference(reference):
-        return reference
-    file, _, attribute = reference.rpartition(":")
-    return f"{real_path(file)}:{attribute}"
 
 
 def _plain(value: str) -> Any:
@@ -264,7 +280,7 @@ class OpenSession:
 
     @property
     def done(self) -> bool:
-        return self._session.done
+        return bool(call_environment(self._session, self._name, lambda: self._session.done))
 
     def offers(self, name: str) -> bool:
         return name in self._names
@@ -274,6 +290,8 @@ class OpenSession:
         checks = task.hidden
         assert isinstance(checks, EnvironmentChecks)
         own = tuple(name for name in task.tools or () if not self.offers(name))
+        if not self._names and not checks.row.get("nano_tools"):
+            own = ()  # the text of its answer is what it grades
         shown = printable(self._session.observation, None).strip()
         update: dict[str, Any] = {"tools": (*sorted(self._names), *own)}
         if shown:
@@ -316,17 +334,31 @@ class OpenSession:
     def _verdict(self, run: Trajectory, given: object) -> Verdict:
         if isinstance(given, Verdict):
             return given
-        if given is None or not isinstance(given, int | float) or not math.isfinite(given):
-            raise EnvironmentFailed(f"{self._name} gave no reward but {given!r:.80}")
+        reward = self._finite(given, "reward")
+        parts = {
+            str(name): self._finite(value, f"component {name}")
+            for name, value in self._session.components.items()
+        }
         return Verdict(
-            reward=float(given),
-            components={"environment": float(given), **self._session.components},
+            reward=reward,
+            components={"environment": reward, **parts},
             trust=Trust.HIDDEN,
-            grader=f"environment {self._name}",
+            grader=f"environment {self._name}{self._code()}",
             graded_hash=content_hash(
                 [run.answer, [turn.model_dump(mode="json")["calls"] for turn in run.turns]]
             ),
         )
+
+    def _code(self) -> str:
+        """A mark of the user's file that the session is from, as " [0123abcd]"; empty for ours."""
+        code = source_hash(self._session)
+        return f" [{code.removeprefix('sha256:')[:8]}]" if code else ""
+
+    def _finite(self, given: object, what: str) -> float:
+        value = read_number(given)
+        if value is None or not math.isfinite(value):
+            raise EnvironmentFailed(f"{self._name}: grade gave no {what} but {given!r:.80}")
+        return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ from nano_shared.hashing import content_hash
 from nano_shared.malloc import return_freed_memory
 from nano_shared.printable import printable
 from nano_shared.types import Sampling, Trajectory
+from nano_shared.user_code import source_hashes
 
 OnGroups = Callable[[int, Sequence[Group], Sequence[Trajectory]], None]
 """step, its groups and its control rollouts, before they are learned from"""
@@ -273,6 +274,7 @@ def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: 
         tasks=sources.hash,
         config=config.model_dump(mode="json"),
         limits=_limits(runtime),
+        code=source_hashes(),
     )
 
 

@@ -148,7 +148,7 @@ class Agent:
         completion = self.complete(compaction.summary_tokens())
         turn = Turn(
             index=len(self.turns), messages=tuple(messages), completion=completion,
-            thought=self._parse(completion).thought, parser=SUMMARY, started=started, ended=time.time(),
+            thought=self.parse_calls(completion).thought, parser=SUMMARY, started=started, ended=time.time(),
             delegated_by=self.parent,
         )  # fmt: skip
         self.take(turn)
@@ -162,18 +162,27 @@ class Agent:
         return completion
 
     def parse(self, completion: Completion) -> Parsed:
-        """The calls of a completion. Prose that follows a turn of prose is the answer: no call, no error."""
-        parsed = self._parse(completion)
+        """The calls of a completion. Prose that follows a turn of prose is the answer: no call, no error. So
+        is what ends the last turn of an environment without a call, and all text where no tool is offered."""
+        if not self.tools:
+            return Parsed(thought=completion.text)
+        parsed = self.parse_calls(completion)
+        if not parsed.calls and completion.finish is Finish.STOP and self._ends_environment():
+            return Parsed(thought=completion.text)
         if parsed.prose and completion.finish is Finish.STOP and self._asked():
             return Parsed(thought=parsed.thought)
         return parsed
 
+    def _ends_environment(self) -> bool:
+        """True in an environment at the last turn that its limits allow."""
+        return self.session is not None and len(self.turns) + 1 >= self.task.limits.max_turns
+
     def _asked(self) -> bool:
         """True if the last turn was prose, after which the policy was asked for a call."""
         last = self.own[-1] if self.own else None
-        return last is not None and last.parse_error is not None and self._parse(last.completion).prose
+        return last is not None and last.parse_error is not None and self.parse_calls(last.completion).prose
 
-    def _parse(self, completion: Completion) -> Parsed:
+    def parse_calls(self, completion: Completion) -> Parsed:
         dialect = DIALECTS.find(self.profile.dialect)
         if completion.api is not None and isinstance(dialect, Api):
             return dialect.parse_api(completion.text, completion.api, self.tools)
@@ -202,7 +211,8 @@ class Agent:
                 answer = call.arguments.get("answer")
                 self.stop, self.answer = StopReason.FINISHED, None if answer is None else str(answer)
         if not turn.calls and turn.parse_error is None and not turn.is_summary:
-            self.stop, self.answer = StopReason.FINISHED, turn.thought
+            cut = not self.tools and turn.completion.finish is Finish.LENGTH
+            self.stop, self.answer = StopReason.MAX_TOKENS if cut else StopReason.FINISHED, turn.thought
         if self.session is not None and self.session.done:
             self.stop = self.stop or StopReason.FINISHED
         self.stop = self.stop or self._limit()

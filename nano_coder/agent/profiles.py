@@ -18,7 +18,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.prompt import DELEGATE
 from nano_coder.tools.registry import TOOLS
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import Extensions, is_file_reference
+from nano_shared.extensions import Extensions, is_reference
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.profile import CompactionFormat, InterfaceProfile, ObservationFormat
 from nano_shared.run_facts import RunFacts
@@ -135,7 +135,7 @@ class Profiles(Extensions[InterfaceProfile]):
     def find(self, name: str) -> InterfaceProfile:
         base, *more = name.split("+")
         profile = native_profile(base) or super().find(base)
-        if not is_file_reference(base) and profile.name != base:
+        if not is_reference(base) and profile.name != base:
             raise ConfigError(f"the profile {profile.name!r} is registered in nano.profiles as {base!r}")
         if not more:
             return profile
@@ -201,7 +201,7 @@ PROFILES = Profiles()
 
 def find_profile(name: str) -> InterfaceProfile:
     """The profile of that name. Raises UsageError that lists the known names or the missing tool."""
-    if name in PROFILES or is_file_reference(name):
+    if name in PROFILES or is_reference(name):
         return PROFILES.find(name)
     if missing := missing_tools(name):
         raise UsageError(f"the interface profile {name!r} needs {missing}")

@@ -41,13 +41,15 @@ def without_delegate(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
 
 
 def first_messages(profile: InterfaceProfile, task: Task, files: Sequence[str]) -> tuple[Message, ...]:
-    """The system message and the task message; `files` are the workspace's paths."""
-    system = system_text(profile, offered_tools(profile, task))
+    """The system message and the task message; `files` are the workspace's paths. A task without any tool is
+    its own prompt, with no system message."""
+    tools = offered_tools(profile, task)
     prompt = rendered(
         profile.task,
         prompt=task.prompt, files=_listing(files), check=task.check, instructions=task.instructions,
     )  # fmt: skip
-    return Message(role=Role.SYSTEM, content=system), Message(role=Role.USER, content=prompt)
+    asked = Message(role=Role.USER, content=prompt)
+    return (Message(role=Role.SYSTEM, content=system_text(profile, tools)), asked) if tools else (asked,)
 
 
 def open_conversation(

@@ -19,7 +19,7 @@ from nano_coder.formats.run_format import RUN_FORMATS, RunFormat
 from nano_shared.blobs import BlobStore
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import LogError, UsageError
-from nano_shared.extensions import is_file_reference
+from nano_shared.extensions import is_reference
 from nano_shared.log_copy import Copied
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
@@ -61,7 +61,7 @@ def export(
     """
     if name in _ELSEWHERE:
         raise UsageError(f"--format {name} needs what runs are compared by: nano-rl export --format {name}")
-    if name not in RUN_FORMATS and not is_file_reference(name):
+    if name not in RUN_FORMATS and not is_reference(name):
         raise UsageError(f"there is no format {name!r}; the formats are {_writable()}, or path.py:name")
     format = RUN_FORMATS.find(name)
     if not format.writes:
@@ -211,7 +211,7 @@ def import_runs(
 
     Runs without token ids and log-probs are text-only: they can be imitated, and train no policy gradient.
     """
-    if name not in RUN_FORMATS and not is_file_reference(name):
+    if name not in RUN_FORMATS and not is_reference(name):
         raise UsageError(f"there is no format {name!r}; the formats are {_readable()}, or path.py:name")
     read = 0
     text_only = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from nano_shared.errors import ConfigError
-from nano_shared.extensions import Extensions, call_extension, described, is_file_reference, takes
+from nano_shared.extensions import Extensions, call_extension, described, is_reference, takes
 from nano_shared.policy import Policy
 
 
@@ -32,8 +32,8 @@ def find_opener(model: str) -> Callable[[ModelOptions], Policy] | None:
 
     Raises ConfigError for an extension that cannot be loaded.
     """
-    scheme, colon, name = (model, ":", "") if is_file_reference(model) else model.partition(":")
-    if not colon or (scheme not in MODELS and not is_file_reference(model)):
+    scheme, colon, name = (model, ":", "") if is_reference(model) else model.partition(":")
+    if not colon or (scheme not in MODELS and not is_reference(model)):
         return None
     return partial(_open, MODELS.find(scheme), name, model)
 

@@ -243,7 +243,8 @@ def refeed(run: Trajectory, reader: PromptRenderer | None, blobs: BlobStore) -> 
         if turn.messages:
             whose.conversation.replace_new(turn.messages)
         completion = whose.complete()
-        if not turn.is_summary and whose.parse(completion).calls != turn.calls:
+        read = whose.parse_calls if run.is_served else whose.parse  # a client's tools are not in the task
+        if not turn.is_summary and read(completion).calls != turn.calls:
             differences.append(ReplayDifference(turn=turn.index, what="its text is read as other calls"))
         differences += _cut_otherwise(turn, reader, agent.profile, blobs)
         whose.inherit(turn)

@@ -13,7 +13,7 @@ from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_coder.sandbox.root_plan import cannot_isolate
 from nano_shared.errors import ConfigError, SandboxError, UsageError
-from nano_shared.extensions import Extensions, call_extension, described, is_file_reference, takes
+from nano_shared.extensions import Extensions, call_extension, described, is_reference, takes
 from nano_shared.scratch import scratch_folder
 from nano_shared.types import Limits
 
@@ -35,7 +35,7 @@ def open_sandbox(kind: str = "ns", *, python: str | None = None, image: str | No
     command that fixes it, where this machine cannot isolate or lacks the image.
     It never falls back to less isolation.
     """
-    if kind not in SANDBOXES and not is_file_reference(kind):
+    if kind not in SANDBOXES and not is_reference(kind):
         raise UsageError(f"unknown sandbox {kind!r}; known: {', '.join(SANDBOXES)}, or path.py:function")
     if python is not None and kind != "podman" and shutil.which(python) is None:
         raise UsageError(f"no interpreter at {python!r}; name another with --python, or leave it out")

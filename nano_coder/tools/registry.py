@@ -10,9 +10,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 
 from nano_coder.tools.tool import Recorded, Tool, ToolResult
-from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError
-from nano_shared.extensions import Extensions, described, is_file_reference
+from nano_shared.extensions import Extensions, absolute_reference, described, is_reference
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.types import Observation, ToolCall, Trajectory
@@ -38,7 +37,7 @@ class Tools(Extensions[Tool]):
         if name in self._made:
             return self._made[name]
         found = super().find(name)
-        if not is_file_reference(name) and found.spec.name != name:
+        if not is_reference(name) and found.spec.name != name:
             raise ConfigError(f"the tool {found.spec.name!r} is registered in nano.tools as {name!r}")
         return found
 
@@ -48,12 +47,11 @@ class Tools(Extensions[Tool]):
         Raises ConfigError as `find` does, and where another tool has its name.
         """
         found = self.find(reference)
-        if is_file_reference(reference):
+        if is_reference(reference):
             name = found.spec.name
             if name in self and self.find(name) is not found:
                 raise ConfigError(f"{reference}: there is another tool called {name!r}; rename the function")
-            file, _, attribute = reference.rpartition(":")
-            self._given[name] = (f"{real_path(file)}:{attribute}", found)
+            self._given[name] = (absolute_reference(reference), found)
         return found
 
     def add(self, made: Tool) -> None:

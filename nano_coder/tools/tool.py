@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, 
 
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, SupportsKeeping
 from nano_shared.errors import ConfigError, NanoError, UsageError
-from nano_shared.extensions import is_ours
+from nano_shared.extensions import call_extension
 from nano_shared.types import Limits, ToolSpec
 
 if TYPE_CHECKING:
@@ -117,6 +117,10 @@ class ToolResult:
     """liberties that the tool took with the call, by name"""
 
 
+class _Raised(NanoError):
+    """Code of users raised what is no ToolFailure."""
+
+
 class ToolFailure(Exception):
     """A tool could not do what was asked; the message is shown to the model."""
 
@@ -154,13 +158,12 @@ class Tool:
 
     def _call(self, context: ToolContext, given: dict[str, Any]) -> object:
         try:
-            return self.function(context, **given)
-        except (ToolFailure, NanoError):
-            raise
-        except Exception as problem:
-            if is_ours(self.function.__module__):
-                raise
-            raise ToolFailure(f"{self.spec.name} raised {type(problem).__name__}: {problem}") from problem
+            return call_extension(
+                self.function, context, name=f"tool {self.spec.name}", passing=(ToolFailure,), error=_Raised,
+                **given,
+            )  # fmt: skip
+        except _Raised as problem:
+            raise ToolFailure(str(problem).removeprefix("tool ")) from problem.__cause__
 
     def _explain(self, problem: ValidationError) -> str:
         known = self.arguments.model_fields

@@ -225,7 +225,7 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
         return
     tools = _offered(profile, run.task.tools)
     for turn in run.turns:
-        if turn.summary:
+        if turn.summary or (not tools and not turn.calls):  # without tools all text is the answer
             continue
         offered = tools if turn.delegated_by is None else without_delegate(tools)
         parsed = DIALECTS.find(profile.dialect).parse(turn.text, offered)

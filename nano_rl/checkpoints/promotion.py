@@ -42,8 +42,11 @@ class SuccessDifference(Value):
         return self.high < 0 and self.p_worse <= ALPHA
 
     def __str__(self) -> str:
-        programs = "1 program" if self.clusters == 1 else f"{self.clusters} programs"
-        of = f" of {programs}" if (self.clusters or self.tasks) < self.tasks else ""
+        if self.clusters == 1:
+            return (
+                f"{self.mean:+.1%} ({self.tasks} tasks of one program, which give no interval; take several)"
+            )
+        of = f" of {self.clusters} programs" if (self.clusters or self.tasks) < self.tasks else ""
         return f"{self.mean:+.1%} (95 % interval {self.low:+.1%} to {self.high:+.1%}, {self.tasks} tasks{of})"
 
 

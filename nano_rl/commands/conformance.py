@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import math
 import sys
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from nano_shared.command_line import JsonOption
-from nano_shared.errors import UsageError
+from nano_shared.errors import ConfigError, UsageError
+from nano_shared.extensions import user_module
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -65,7 +62,12 @@ def _load(against: str) -> Subject:
     if not against.endswith(".py"):
         name, _, given = against.partition(".py:") if ".py:" in against else against.partition(":")
         name, function = name + ".py" * (".py:" in against), given or "loss"
-    module = _from_file(Path(name)) if name.endswith(".py") else _imported(name)
+    if not name:
+        raise UsageError(f"--against {against!r} names no module; give FILE.py or MODULE:FUNCTION")
+    try:
+        module = user_module(name)
+    except ConfigError as problem:
+        raise UsageError(f"{problem}; give a file, or a module found from here, as MODULE:FUNCTION") from None
     loss = getattr(module, function, None)
     if not callable(loss):
         raise UsageError(
@@ -74,36 +76,6 @@ def _load(against: str) -> Subject:
         )
     beside = {name: found for name in CREDIT if callable(found := getattr(module, name, None))}
     return Subject(name=against, loss=loss, credit=beside)
-
-
-def _imported(name: str) -> ModuleType:
-    # as `python -m` does: a module beside the user is found
-    sys.path.insert(0, "")
-    try:
-        return importlib.import_module(name)
-    except (ImportError, SyntaxError, ValueError) as error:
-        raise UsageError(
-            f"{name!r} cannot be imported ({error}); give a file, or a module that Python finds from here, as"
-            " MODULE:FUNCTION"
-        ) from error
-    finally:
-        sys.path.remove("")
-
-
-def _from_file(path: Path) -> ModuleType:
-    """A module by its file, which may import what lies beside it."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except (OSError, ImportError, SyntaxError, ValueError) as error:
-        raise UsageError(f"{path} cannot be loaded ({error}); give a file of Python") from error
-    finally:
-        sys.path.remove(str(path.parent))
-    return module
 
 
 def _plain(kind: str, result: Result) -> dict[str, Any]:

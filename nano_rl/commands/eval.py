@@ -68,7 +68,7 @@ class How:
 
     def evaluate(self, model: str | None) -> tuple[Evaluation, list[Trajectory]]:
         """Run a model on the tasks, keep the evaluation, and give it with its runs."""
-        composed = chosen_reward(self.reward)
+        composed = chosen_reward(self.reward, self.tasks)
         name = model or self.config.model or default_model()
         runtime = policy_runtime(self.config, self.sources, model=name, temperature=self.temperature)
         runtime = replace(runtime, environments=self.environments)

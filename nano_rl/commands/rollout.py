@@ -125,7 +125,7 @@ def command(
         raise UsageError("--ray ADDRESS places first attempts of a model: leave out --oracle and --reflect")
     config, sources = configured(settings, limit=limit, tools=tools)
     environments, work = all_tasks(tasks, env, Split.TRAIN, seed)
-    composed = chosen_reward(reward)
+    composed = chosen_reward(reward, work)
     with bar("rollouts", number_of_runs(work) * (1 if oracle else group_size)) as progress:
 
         def done(run: Trajectory) -> None:

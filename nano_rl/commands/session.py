@@ -67,9 +67,10 @@ def oracle_runtime(log: str | None, config: AgentConfig | None = None) -> Runtim
     )
 
 
-def chosen_reward(text: str | None) -> Reward | None:
-    """The reward that --reward describes; None without one. Raises UsageError or ConfigError."""
-    return open_reward(parse_reward(text)) if text else None
+def chosen_reward(text: str | None, tasks: Sequence[Task]) -> Reward | None:
+    """The reward that --reward describes, checked against the tasks; None without one. Raises UsageError or
+    ConfigError."""
+    return open_reward(parse_reward(text)).probe(tasks) if text else None
 
 
 def dtype_of(config: AgentConfig, sources: Mapping[str, str]) -> str:

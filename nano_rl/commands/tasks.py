@@ -22,7 +22,7 @@ from nano_rl.tasks.suite import TaskSuite, find_suite, suite_names
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import extension_names, is_file_reference
+from nano_shared.extensions import call_extension, extension_names, is_reference
 from nano_shared.refusal import Refusal, first_problem
 from nano_shared.types import Split, Task
 
@@ -59,11 +59,17 @@ def make(
         split=split,
         views=tuple(view for named in views or () for view in named.split(",")),
     )
-    name = supply.name if is_file_reference(suite) else suite
+    name = supply.name if is_reference(suite) else suite
     target = out or Path(f"{name}-{levels}-{split}-{seed}.jsonl")
     refuse_unwritable(target)
     tasks = _admitted(drawn, n, jobs) if check else list(itertools.islice(drawn, n))
     write_tasks(target, tasks)
+    if len(tasks) > 1 and len({task.program_hash or task.key for task in tasks}) == 1:
+        print(
+            f"all {len(tasks)} tasks are of one program, so that results on them have no interval; another"
+            " --level, --view or --split has more programs",
+            file=sys.stderr,
+        )
     print(target)
     return 0
 
@@ -241,7 +247,10 @@ def import_tasks(
     target = out or source.with_name(f"{Path(os.path.realpath(source)).name}.tasks.jsonl")
     refuse_unwritable(target)
     blobs = open_log(log, create=True).blobs if repo is not None else None
-    found = list(format.read(source, ReadOptions(repo=repo, blobs=blobs)))
+    options = ReadOptions(repo=repo, blobs=blobs)
+    found = call_extension(
+        lambda: list(format.read(source, options)), name=f"format {format.name}", of=format, error=UsageError
+    )
     refusals = [item for item in found if isinstance(item, Refusal)]
     tasks = [item for item in found if not isinstance(item, Refusal)]
     if not keep_going:
@@ -266,13 +275,14 @@ def export_tasks(
     from nano_rl.formats import find_format
 
     format, tasks = find_format(name), read_tasks(file)
-    refusals = format.refusals(tasks)
+    named: dict[str, Any] = {"name": f"format {format.name}", "of": format, "error": UsageError}
+    refusals = call_extension(format.refusals, tasks, **named)
     if not keep_going:
         first_problem(refusals)
     refused = {refusal.where for refusal in refusals}
     carried = [task for task in tasks if task.key not in refused]
     if carried:
-        format.write(carried, out)
+        call_extension(format.write, carried, out, **named)
     return report(out, len(carried), refusals)
 
 

@@ -199,6 +199,7 @@ def _train(
     """Open what is needed, cheapest refusals first; train, watched; write the checkpoint."""
     from nano_rl.commands.plan import refuse_unfit
     from nano_rl.commands.session import training_folder, training_runtime
+    from nano_rl.learn.objectives.loss import probe_objective
     from nano_rl.report.sinks import open_sinks
     from nano_rl.rewards import open_reward
     from nano_rl.tasks.make import read_tasks
@@ -208,6 +209,9 @@ def _train(
     stores = further_logs(asked)
     target, folder = training_folder(asked.name, config.steps if config.resume else None)
     environments, tasks = fresh_tasks(asked, config.seed, folder)
+    if composed and tasks:
+        composed.probe(tasks)
+    probe_objective(config.objective)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     ranks = _ranks()
     size, beside = (ranks.size, ranks.beside) if ranks else (1, 0)

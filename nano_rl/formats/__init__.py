@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from nano_rl.formats.case_table import CASES_CSV
 from nano_rl.formats.folder_format import FolderFormat
-from nano_rl.formats.row_format import ReadOptions, RowFormat
+from nano_rl.formats.row_format import ReadOptions, RowFormat, is_own
 from nano_shared.errors import UsageError
-from nano_shared.extensions import Extensions, is_file_reference
+from nano_shared.extensions import Extensions, is_reference
 from nano_shared.refusal import Refusal
+from nano_shared.strict_json import Row, validated
 from nano_shared.types import Task
 
 
@@ -45,10 +47,25 @@ _TOLD_FIRST = (
 """in the order in which a folder or a row is tried: formats with more specific fields first"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OwnFormat(RowFormat):
+    def from_row(self, row: Row) -> Task:
+        """The task as it is. Raises Refused for a field that no task has."""
+        return validated(Task, row)
+
+
+OWN = _OwnFormat(
+    name="nano",
+    summary="task files of nano",
+    recognises=lambda row: {"key", "prompt"} <= row.keys() and is_own(row),
+    read_row=lambda row: validated(Task, row),
+)
+
+
 def find_format(name: str) -> TaskFormat:
     """The format of that name, or of `path.py:name`. Raises UsageError with the names there are, and
     ConfigError for one that cannot be loaded."""
-    if name not in FORMATS and not is_file_reference(name):
+    if name not in FORMATS and not is_reference(name):
         raise UsageError(f"unknown format {name!r}; the formats are {', '.join(FORMATS)}, or path.py:name")
     return FORMATS.find(name)
 
@@ -67,7 +84,7 @@ def guess_format(path: Path) -> TaskFormat:
         raise UsageError(f"{path}: no folder in it looks like a task; name the format with --from ({names})")
     if path.suffix == ".csv":
         return CASES_CSV
-    for rows in known:
+    for rows in (OWN, *known):
         if not isinstance(rows, RowFormat):
             continue
         first = next((row for _, row in rows.rows(path) if not isinstance(row, Refusal)), None)

@@ -140,7 +140,7 @@ def write_row(task: Task) -> Row:
     tools = offered_tools(
         serving_profile(COMPACT_1, task), task.model_copy(update={"tools": known_tools(task)})
     )
-    _, user = first_messages(COMPACT_1, task.model_copy(update={"tools": ()}), sorted(task.files))
+    *_, user = first_messages(COMPACT_1, task.model_copy(update={"tools": ()}), sorted(task.files))
     return {
         "responses_create_params": {
             "input": [message(Message(role=Role.SYSTEM, content=_SYSTEM)), message(user)],

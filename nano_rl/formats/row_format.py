@@ -119,6 +119,14 @@ class RowFormat:
         return joined
 
 
+def is_own(row: Row) -> bool:
+    """Whether a row says how it is graded in the fields of a task of nano."""
+    return (
+        bool(row.keys() & {"hidden", "check", "oracle", "provenance"})
+        and row.keys() <= Task.model_fields.keys()
+    )
+
+
 def refuse_uncarried(task: Task) -> None:
     """Raises Refused for what no format of others can carry."""
     if task.snapshot is not None:

@@ -17,7 +17,7 @@ from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.formats.episode import PROFILE, Episode, EpisodeOver
-from nano_rl.formats.row_format import WHOLE, RowFormat, embedded
+from nano_rl.formats.row_format import WHOLE, RowFormat, embedded, is_own
 from nano_rl.formats.verifiers import messages_text
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
@@ -33,6 +33,10 @@ def read_row(row: Row) -> Task:
     """A prompt without a check: TRL's reward functions are code, which is not part of a row."""
     if "prompt" not in row:
         raise Refused("prompt", "is missing")
+    if is_own(row):
+        raise Refused(
+            "prompt", "is one of a task of nano, whose checks this format cannot carry; leave --from out"
+        )
     key = f"{NAME}/{content_hash(row).removeprefix('sha256:')[:16]}"
     return Task(key=key, prompt=messages_text(row["prompt"], "prompt"), provenance=Provenance(source=NAME))
 

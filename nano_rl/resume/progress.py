@@ -21,11 +21,12 @@ from nano_rl.config.training import TrainConfig
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.learn.model.learner import Learner, prepare, restore_weights
 from nano_rl.logs.used_runs import USED, read_used
-from nano_rl.resume.states import STATES, Identity, States, difference
+from nano_rl.resume.states import STATES, Identity, States, difference, edited
 from nano_shared.checkpoint import Manifest
 from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.settings import parse_config
 from nano_shared.store import LogStore
+from nano_shared.user_code import leave_hanging_calls
 
 GRACE_SECONDS = 2.0
 """seconds after the second signal to close jails and connections; then the process exits"""
@@ -50,6 +51,7 @@ class Interrupt:
             self.requested = True
             # not print: the signal may interrupt another print
             os.write(2, b"\nfinishing this step, then saving; once more to stop at once\n")
+            leave_hanging_calls(number)
             return
         # running rollouts may take minutes; states and log are written atomically, so that this is safe
         self._end = threading.Timer(GRACE_SECONDS, _end)
@@ -242,7 +244,17 @@ def accepted_step(states: States, identity: Identity, *, resume: bool) -> int | 
 
 
 def saved_progress(states: States, identity: Identity, *, resume: bool) -> dict[str, Any] | None:
-    """The tree of the newest saved state; None if there is none. Raises as `accepted_step`, and
-    CheckpointError for a damaged state."""
+    """The tree of the newest saved state; None if there is none. Says on stderr which code of the user was
+    edited since. Raises as `accepted_step`, and CheckpointError for a damaged state."""
     step = accepted_step(states, identity, resume=resume)
-    return None if step is None else states.read(step)[1]
+    if step is None:
+        return None
+    manifest, tree = states.read(step)
+    if changed := edited(manifest.identity, identity):
+        print(
+            f"nano: {' and '.join(changed)} changed since step {manifest.step} was saved: the steps from here"
+            " on are of the new code, and cannot be compared with those before",
+            file=sys.stderr,
+        )
+    saved: dict[str, Any] = tree
+    return saved

@@ -49,6 +49,14 @@ class Identity(Value):
     config: dict[str, JsonValue]
     limits: dict[str, JsonValue] = Field({})
     """limits of completions and runs that differ from the defaults"""
+    code: dict[str, str] = Field({})
+    """file of users (rewards, environments, tools, objectives) -> hash of its source; not compared, since
+    edited code goes on with a word (`edited`)"""
+
+
+def edited(saved: Identity, now: Identity) -> list[str]:
+    """Files of users whose source is another one than when the state was saved."""
+    return [file for file, code in saved.code.items() if now.code.get(file, code) != code]
 
 
 def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:

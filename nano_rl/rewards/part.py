@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from pydantic import Field
@@ -12,7 +12,8 @@ from pydantic import Field
 from nano_coder.run.execution import Runtime
 from nano_rl.learn.config import Config
 from nano_shared.errors import UsageError
-from nano_shared.types import Trajectory
+from nano_shared.types import Task, Trajectory
+from nano_shared.user_code import read_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,9 @@ class Part(Config):
     def prepare(self) -> None:
         """Check settings and load models before any rollout. Raises ConfigError."""
 
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        """Check it against the tasks before the first rollout. Raises UsageError or ConfigError."""
+
     def score(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Score]:
         """[G] one score for each rollout of one task, in order."""
         return [self.score_run(run, runtime) for run in runs]
@@ -65,15 +69,20 @@ class Part(Config):
         raise NotImplementedError
 
 
-def checked(name: str, run: Trajectory, score: Score) -> Score:
-    """Return a valid score. Raises UsageError for values outside 0 to 1, and inconsistent turn shares."""
-    for label, value in (("", score.value), *((f".{k}", v) for k, v in score.details.items())):
-        if value is not None and not (math.isfinite(value) and 0 <= value <= 1):
-            raise UsageError(
-                f"reward part {name}{label} gave {value} to run {run.id}; a score lies between 0 and 1"
-            )
+def checked(name: str, run: Trajectory, given: object) -> Score:
+    """The score that a part gave, its numbers as floats; a number alone is one.
+
+    Raises UsageError for what is none, values outside 0 to 1, and inconsistent turn shares.
+    """
+    score = given if isinstance(given, Score) else Score(value=given)  # type: ignore[arg-type]
+    value = _between(name, run, score.value)
+    details = {key: _between(f"{name}.{key}", run, one) for key, one in score.details.items()}
+    turns = None if score.turns is None else tuple(map(read_number, score.turns))
+    score = replace(score, value=value, details=details, turns=turns)  # type: ignore[arg-type]
     if score.turns is not None:
-        if len(score.turns) != len(run.turns) or not all(map(math.isfinite, score.turns)):
+        if len(score.turns) != len(run.turns) or not all(
+            n is not None and math.isfinite(n) for n in score.turns
+        ):
             raise UsageError(
                 f"reward part {name} gave {len(score.turns)} turn rewards to run {run.id}, which has"
                 f" {len(run.turns)} turns; it must give one finite number a turn"
@@ -83,3 +92,13 @@ def checked(name: str, run: Trajectory, score: Score) -> Score:
                 f"reward part {name}: the turn rewards of run {run.id} do not add up to its score"
             )
     return score
+
+
+def _between(name: str, run: Trajectory, value: object) -> float | None:
+    given = read_number(value)
+    if value is not None and not (given is not None and 0 <= given <= 1):
+        shown = value if given is None else given
+        raise UsageError(
+            f"reward part {name} gave {shown!r:.80} to run {run.id}; a score lies between 0 and 1"
+        )
+    return given

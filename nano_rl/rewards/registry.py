@@ -1,34 +1,55 @@
 """Reward parts by name (entry points `nano.rewards`), functions of the user, and parsing of `--reward`.
 
-`py:module:function` is a function of the user. With TRL's signature, `f(prompts, completions, **columns) ->
-list[float]`, it is called once for the rollouts of one task; a function with other parameter names gets the
-columns that it names. None in the returned list means no score.
+`py:module:function` and `path.py:function` are functions of the user. With TRL's signature, `f(prompts,
+completions, **columns) -> list[float]`, one is called once for the rollouts of one task; one with other
+parameter names gets the columns that it names. None in the returned list means no score.
 """
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import inspect
 import json
-import math
-import os
 import sys
 import tomllib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import RewardConfig
 from nano_rl.rewards.part import Part, Score
 from nano_rl.rewards.tests import outcome
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import extension_names, find_extension, is_file_reference, takes
+from nano_shared.extensions import (
+    call_extension,
+    described,
+    extension_names,
+    find_extension,
+    find_in_module,
+    is_reference,
+    takes,
+    user_module,
+)
+from nano_shared.hashing import new_run_id
+from nano_shared.hidden_checks import AnswerChecks, EnvironmentChecks
 from nano_shared.settings import parse_config
-from nano_shared.types import Trajectory
+from nano_shared.types import (
+    Completion,
+    Finish,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+    Trust,
+    Turn,
+    TurnTokens,
+    Verdict,
+)
+from nano_shared.user_code import read_number, source_hash
 
 PREFIX = "py:"
 
@@ -37,95 +58,150 @@ class UserFunction(Part):
     alone = True
 
     function: str
-    """module:function"""
+    """module:function, or path.py:function"""
     low: float = 0.0
     """smallest value of the function, which is scaled to 0"""
     high: float = 1.0
     """largest value of the function, which is scaled to 1"""
     messages: bool = False
     """prompts and completions as lists of chat messages instead of texts"""
+    deadline: float | None = Field(None, gt=0)
+    """seconds of one call, after which its rollouts have no score; None waits"""
     _function: Callable[..., Any] | None = PrivateAttr(None)
+    _source: str | None = PrivateAttr(None)
 
     def prepare(self) -> None:
         if not self.low < self.high:
             raise ConfigError(f"low = {self.low:g} must be less than high = {self.high:g}")
-        self._function = load_function(self.function)
-        self._accepted()
+        self._function, self._source = load_function(self.function)
+
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        """Call it once with two made-up rollouts of the first task; every task must have its columns."""
+        runs = [_made_up(tasks[0], text) for text in _MADE_UP] if tasks else []
+        for task in tasks:
+            self._taken(task)
+        if runs:
+            self._scores(runs, "a made-up completion, before the first rollout")
 
     def score(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Score]:
-        """Raises UsageError unless the result is one number between `low` and `high` per rollout.
+        """Raises UsageError for what the function raises, and unless its result is one number between `low`
+        and `high` per rollout."""
+        try:
+            return self._scores(runs, None)
+        except TimeoutError:
+            print(
+                f"nano: {self._named} took longer than its deadline of {self.deadline:g} s; these"
+                f" {len(runs)} rollouts of task {runs[0].task.key!r} have no score",
+                file=sys.stderr,
+            )
+            return [Score(value=None, failure="function_late") for _ in runs]
 
-        Exceptions of the function are not caught, so that its author sees the traceback.
-        """
+    @property
+    def _named(self) -> str:
+        return f"{PREFIX}{self.function}"
+
+    def _scores(self, runs: Sequence[Trajectory], whose: str | None) -> list[Score]:
         assert self._function is not None  # `prepare` has loaded it
-        accepted = self._accepted()
-        columns = {k: v for k, v in _columns(runs, messages=self.messages).items() if k in accepted}
-        result = self._function(**columns)
-        if inspect.isawaitable(result):
-            result = asyncio.run(_awaited(result))
+        taken = self._taken(runs[0].task)
+        columns = {k: v for k, v in _columns(runs, messages=self.messages).items() if k in taken}
+        result = call_extension(
+            self._function, name=self._named, of=_USERS, error=UsageError, seconds=self.deadline, **columns
+        )
         values = list(result) if isinstance(result, Iterable) and not isinstance(result, str) else None
         if values is None or len(values) != len(runs):
             given = type(result).__name__ if values is None else f"{len(values)} values"
             raise UsageError(
-                f"{PREFIX}{self.function} returned {given} for {len(runs)} completions;"
+                f"{self._named} returned {given} for {len(runs)} completions;"
                 " it must return a list with one number for each"
             )
-        return [Score(value=self._scaled(value, run)) for value, run in zip(values, runs, strict=True)]
+        return [
+            Score(value=self._scaled(v, whose or f"run {r.id}")) for v, r in zip(values, runs, strict=True)
+        ]
 
-    def _scaled(self, value: object, run: Trajectory) -> float | None:
+    def _scaled(self, value: object, whose: str) -> float | None:
         if value is None:
             return None
-        number = _number(value)
-        if number is None or not (math.isfinite(number) and self.low <= number <= self.high):
+        given = read_number(value)
+        if given is None or not self.low <= given <= self.high:
+            shown = value if given is None else given
             raise UsageError(
-                f"{PREFIX}{self.function} gave {value!r} to run {run.id}; it must give a number between"
+                f"{self._named} gave {shown!r:.80} to {whose}; it must give a number between"
                 f" {self.low:g} and {self.high:g} (low and high can be set in the file of the reward)"
             )
-        return (number - self.low) / (self.high - self.low)
+        return (given - self.low) / (self.high - self.low)
 
-    def _accepted(self) -> set[str]:
-        """Columns that the function takes. Raises ConfigError for a required parameter that is no column."""
+    def _taken(self, task: Task) -> set[str]:
+        """Columns that the function takes. Raises ConfigError for a required parameter that is none."""
         assert self._function is not None
-        names = set(COLUMNS)
-        taken = set()
+        names = {*COLUMNS, *data_columns(task)}
+        taken: set[str] = set()
         for parameter in inspect.signature(self._function).parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
-                return names
-            if parameter.name in names and parameter.kind is not parameter.POSITIONAL_ONLY:
+                taken |= names
+            elif parameter.name in names and parameter.kind is not parameter.POSITIONAL_ONLY:
                 taken.add(parameter.name)
             elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
                 raise ConfigError(
-                    f"{self.function} wants {parameter.name!r}, which no rollout has; columns:"
-                    f" {', '.join(COLUMNS)}"
+                    f"{self.function} wants {parameter.name!r}, which task {task.key!r} has no column of;"
+                    f" columns: {', '.join(sorted(names))}"
                 )
         return taken
 
 
-def load_function(path: str) -> Callable[..., Any]:
-    """Import the function of `module:function`, also from the current folder. Raises ConfigError."""
-    module, colon, name = path.partition(":")
+_USERS: Any = SimpleNamespace(__module__="users")
+"""owner of a function that was named as the user's, wherever it comes from"""
+_MADE_UP = ("I do not know.", "The answer is 4.")
+
+
+def load_function(path: str) -> tuple[Callable[..., Any], str | None]:
+    """The function of `module:function` or `path.py:function`, and the hash of its file.
+
+    Raises ConfigError."""
+    module, colon, name = path.rpartition(":")
     if not (colon and module and name):
         raise ConfigError(f"{PREFIX}{path}: write py:module:function")
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
     try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError as problem:
-        raise ConfigError(f"{PREFIX}{path}: cannot import {module}: {problem}") from None
+        found, source = find_in_module(path, _no_function)
+    except ConfigError as problem:
+        raise ConfigError(f"{PREFIX}{path}: {problem}") from None
     if not callable(found):
-        raise ConfigError(f"{PREFIX}{path}: {module} has no function {name}")
-    return found  # type: ignore[no-any-return]
+        raise ConfigError(f"{PREFIX}{path}: {source} is {described(found)}, and no function")
+    return found, source_hash(user_module(module))
+
+
+def _no_function(value: object) -> str | None:
+    """Why a value is not offered as a reward function: it takes nothing that a rollout has."""
+    if not callable(value) or isinstance(value, type):
+        return f"is {described(value)}, and no function"
+    parameters = inspect.signature(value).parameters.values()
+    known = any(p.name in COLUMNS or p.kind is p.VAR_KEYWORD for p in parameters)
+    return None if known else "takes no column"
 
 
 COLUMNS = (
-    "prompts", "completions", "completion_ids", "tests", "answer", "diff", "key", "level", "family", "view",
-    "trajectories",
+    "prompts", "completions", "completion_ids", "trajectories", "submitted", "diff", "tests", "key", "level",
+    "family", "view",
 )  # fmt: skip
-"""columns that a function may take, each with one value per rollout"""
+"""columns of every rollout that a function may take, each with one value per rollout"""
+_OF_A_RUN = {*COLUMNS[:7], "prompt", "completion"}
+"""names that no column of a data set takes"""
+
+
+def data_columns(task: Task) -> dict[str, Any]:
+    """Columns of the data set that a task is from: of its own `columns`, of the row that was imported, or of
+    its environment; `answer` is also what a check by answer expects."""
+    checks, original = task.hidden, task.provenance.original or {}
+    rows: Any = original.get("rows")
+    row = rows[0] if isinstance(rows, list) and len(rows) == 1 and isinstance(rows[0], dict) else {}
+    if isinstance(checks, EnvironmentChecks):
+        row = checks.row
+    answer = {"answer": checks.answer} if isinstance(checks, AnswerChecks) else {}
+    found = {**answer, **row, **task.columns}
+    return {name: value for name, value in found.items() if name not in _OF_A_RUN}
 
 
 def _columns(runs: Sequence[Trajectory], *, messages: bool) -> dict[str, list[Any]]:
+    """Column -> [G]; those of the data set replace `key`, `level`, `family` and `view`."""
     texts = [[turn.completion.text for turn in run.turns] for run in runs]
     if messages:
         prompts: list[Any] = [[{"role": "user", "content": run.task.prompt}] for run in runs]
@@ -140,13 +216,33 @@ def _columns(runs: Sequence[Trajectory], *, messages: bool) -> dict[str, list[An
             for run in runs
         ],
         "tests": [outcome(run.verdict) for run in runs],
-        "answer": [run.answer for run in runs],
+        "submitted": [run.answer for run in runs],
         "diff": [run.diff for run in runs],
         "trajectories": list(runs),
     }
-    return columns | {
-        name: [getattr(r.task, name) for r in runs] for name in ("key", "level", "family", "view")
+    columns |= {name: [getattr(r.task, name) for r in runs] for name in ("key", "level", "family", "view")}
+    # one value for each rollout, which a function may change
+    return columns | {n: [deepcopy(v) for _ in runs] for n, v in data_columns(runs[0].task).items()}
+
+
+def _made_up(task: Task, text: str) -> Trajectory:
+    """A run of one turn that nobody sampled, graded as failed if the task has a check."""
+    tokens = TurnTokens(context_ids=(0,), sampled_ids=(0,), logprobs=(0.0,))
+    completion = Completion(
+        text=text, finish=Finish.STOP, tokens=tokens, sampling=Sampling(), policy_id="made-up"
+    )
+    turn = Turn(index=0, completion=completion, thought=text, parser="made-up", started=0.0, ended=0.0)
+    failed = Verdict(
+        reward=0.0, components={"tests": 0.0}, trust=Trust.NONE, grader="made-up", graded_hash=""
+    )
+    same = {
+        n: "made-up" for n in ("runtime_version", "profile", "profile_hash", "template_hash", "tools_hash")
     }
+    graded = task.hidden is not None or task.check is not None
+    return Trajectory(
+        id=new_run_id(), task=task, turns=(turn,), stop=StopReason.FINISHED, answer=text, policy="made-up",
+        started=0.0, ended=0.0, verdict=failed if graded else None, **same,
+    )  # fmt: skip
 
 
 def _conversation(run: Trajectory) -> list[dict[str, str]]:
@@ -157,34 +253,33 @@ def _conversation(run: Trajectory) -> list[dict[str, str]]:
     return rows
 
 
-def _number(value: object) -> float | None:
-    """A number as a float, including numpy and torch scalars and bools; None for anything else."""
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-
-
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result
-
-
 GROUP = "nano.rewards"
+
+
+def code_of(part: Part) -> str | None:
+    """Hash of the user's file that a part is from; None for ours."""
+    return part._source if isinstance(part, UserFunction) else source_hash(type(part))
 
 
 def open_part(name: str, settings: Mapping[str, Any]) -> Part:
     """The part of that name with its settings. Raises ConfigError for unknown names and invalid settings."""
-    if name.startswith(PREFIX):
+    if name.startswith(PREFIX) or (kind := part_kind(name)) is UserFunction:
         return _parsed(UserFunction, name, {"function": name.removeprefix(PREFIX), **settings})
-    return _parsed(part_kind(name), name, settings)
+    return _parsed(kind, name, settings)
 
 
 def part_kind(name: str) -> type[Part]:
-    """The class of the part of that name, or of `path.py:name`. Raises ConfigError for an unknown one."""
-    if not is_file_reference(name) and name not in extension_names(GROUP):
+    """The class of the part of that name, or of `path.py:name`, where a function is one too.
+
+    Raises ConfigError for an unknown one."""
+    if is_reference(name):
+        value, _ = find_in_module(name, lambda it: _no_function(it) and _no_part(it))
+        if callable(value) and not isinstance(value, type):
+            return UserFunction
+    elif name not in extension_names(GROUP):
         raise ConfigError(
-            f"unknown reward part {name!r}; parts: {', '.join(extension_names(GROUP))}, path.py:CLASS, or"
-            " py:module:function of your own"
+            f"unknown reward part {name!r}; parts: {', '.join(extension_names(GROUP))}, path.py:NAME, or"
+            " module:NAME of your own"
         )
     kind: type[Part] = find_extension(GROUP, name, check=_no_part)
     return kind
@@ -192,7 +287,7 @@ def part_kind(name: str) -> type[Part]:
 
 def _no_part(value: object) -> str | None:
     if not (isinstance(value, type) and issubclass(value, Part)):
-        return "is no subclass of nano_rl.rewards.part.Part"
+        return "is no subclass of nano_rl.rewards.part.Part, and no function"
     if value.score is Part.score and value.score_run is Part.score_run:
         return "scores nothing: it has neither score_run(self, run, runtime) nor score(self, runs, runtime)"
     wrong = takes(value.score_run, "self", "run", "runtime") or takes(value.score, "self", "runs", "runtime")
@@ -279,7 +374,7 @@ def _argument(name: str) -> tuple[str, dict[str, str]]:
     """Split `judge:http://host/v1` into the part and the setting given by its argument."""
     if name.startswith(PREFIX):
         return name, {}
-    part, colon, value = _split(name)
+    part, colon, value = (name, "", "") if is_reference(name) else _split(name)
     setting = part_kind(part).argument
     if not colon and setting is not None and (meant := part_kind(part).unnamed()) is not None:
         return part, {setting: meant}

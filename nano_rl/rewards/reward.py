@@ -6,15 +6,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import RewardConfig
 from nano_rl.rewards.part import SILENT, Part, Score, checked
-from nano_rl.rewards.registry import open_part
+from nano_rl.rewards.registry import code_of, open_part
 from nano_rl.rewards.tests import Tests, composed_grader, outcome
 from nano_shared.errors import ConfigError, UsageError
+from nano_shared.extensions import call_extension
 from nano_shared.hashing import content_hash
-from nano_shared.types import Tampering, Trajectory, Trust, Verdict
+from nano_shared.types import Tampering, Task, Trajectory, Trust, Verdict
 
 TESTS = "tests"
 MIDDLE = 0.5
@@ -170,9 +172,26 @@ class Reward:
             if not _ours(run) and (o is not None or TESTS not in self.parts)
             if not part.costly or self.gate.is_open(o) or self.gate.tie_break > 0
         ]
-        given = part.score([runs[i] for i in scored], runtime) if scored else []
+        given = self._given(name, [runs[i] for i in scored], runtime) if scored else []
         scores = dict(zip(scored, given, strict=True))
         return [checked(name, run, scores.get(i, SILENT)) for i, run in enumerate(runs)]
+
+    def _given(self, name: str, runs: Sequence[Trajectory], runtime: Runtime) -> Sequence[object]:
+        part = self.parts[name]
+        given = call_extension(
+            part.score, runs, runtime, name=f"reward part {name}", of=part, error=UsageError
+        )
+        if not isinstance(given, Sequence) or len(given) != len(runs):
+            raise UsageError(
+                f"reward part {name} must give a list with one score for each of {len(runs)} runs"
+            )
+        return given
+
+    def probe(self, tasks: Sequence[Task]) -> Reward:
+        """Itself, once its parts were checked against the tasks. Raises UsageError or ConfigError."""
+        for part in self.parts.values():
+            part.check_tasks(tasks)
+        return self
 
     def _verdict(
         self, run: Trajectory, result: float | None, scores: Mapping[str, Score], step: float
@@ -260,10 +279,17 @@ def open_reward(config: RewardConfig) -> Reward:
         gate = Gate.of(weights, threshold=config.gate, tie_break=config.tie_break)
     except ValueError as problem:
         raise ConfigError(f"reward: {problem}") from None
-    settings = [config.model_dump(mode="json"), {n: p.model_dump(mode="json") for n, p in parts.items()}]
+    settings = [config.model_dump(mode="json"), {n: _settings(p) for n, p in parts.items()}]
+    settings += [code] if (code := {n: code_of(p) for n, p in parts.items() if code_of(p)}) else []
     named = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
     recipe = f"{named} [{content_hash(settings).removeprefix('sha256:')[:8]}]"
     return Reward(parts=parts, gate=gate, recipe=recipe)
+
+
+def _settings(part: Part) -> dict[str, Any]:
+    """As JSON; a setting that came later is left out where it is not set, so that older verdicts stay."""
+    said = part.model_dump(mode="json")
+    return said if said.get("deadline", 0) is not None else {n: v for n, v in said.items() if n != "deadline"}
 
 
 def _ours(run: Trajectory) -> bool:

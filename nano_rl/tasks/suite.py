@@ -10,8 +10,17 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
+from pydantic import ValidationError
+
 from nano_shared.errors import UsageError
-from nano_shared.extensions import extension_names, find_extension, is_file_reference, takes
+from nano_shared.extensions import (
+    call_extension,
+    described,
+    extension_names,
+    find_extension,
+    is_reference,
+    takes,
+)
 from nano_shared.hidden_checks import HiddenChecks
 from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
 
@@ -71,7 +80,10 @@ class TaskSuite:
     def make(self, view: View, split: Split, seed: int) -> Task:
         """The task of a view, split and seed; deterministic."""
         rng = random.Random(f"{self.version}:{view.name}:{view.level}:{split}:{seed}")
-        made = view.make(rng, split, view.level)
+        named = f"suite {self.name}, view {view.name},"
+        made = call_extension(view.make, rng, split, view.level, name=named, error=UsageError)
+        if not isinstance(made, Made):
+            raise UsageError(f"{named} made {described(made)}, and must return a Made")
         key = f"{self.name}-{self.version}:L{view.level}:{view.name}:{made.family}:{split}-{seed}"
         task = self._task(made, view.name, view.level, split, seed, key)
         before = [
@@ -83,7 +95,14 @@ class TaskSuite:
     def _task(self, made: Made, view: str, level: int, split: Split, seed: int, key: str) -> Task:
         given = {name: getattr(made, name) for name in _SAME_FIELDS}
         origin = Provenance(source="generated", generator=f"nano_rl.tasks {self.version}", seed=seed)
-        return Task(key=key, split=split, level=level, view=view, provenance=origin, **given)
+        try:
+            return Task(key=key, split=split, level=level, view=view, provenance=origin, **given)
+        except ValidationError as problem:
+            error = problem.errors()[0]
+            where = ".".join(map(str, error["loc"]))
+            raise UsageError(
+                f"suite {self.name}, view {view}, made no task: {where}: {error['msg']}"
+            ) from None
 
 
 def suite_names() -> list[str]:
@@ -102,7 +121,7 @@ def find_suite(name: str) -> TaskSuite:
         if suite.member is None:
             raise UsageError(f"suite {base!r} takes no argument, and {argument!r} was given")
         return suite.member(argument)
-    if not is_file_reference(name) and name not in suite_names():
+    if not is_reference(name) and name not in suite_names():
         raise UsageError(f"unknown suite {name!r}; suites: {', '.join(suite_names())}, or path.py:name")
     return find_extension(GROUP, name, TaskSuite, check=_problem)
 

@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args
@@ -18,7 +18,8 @@ from typer.main import get_command
 
 from nano_shared import __version__
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.printable import guard_streams, one_line
+from nano_shared.printable import guard_streams, one_line, stdout_for_json
+from nano_shared.user_code import interrupted_in_time
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 PRINT = "--print-config"
@@ -107,6 +108,10 @@ class Command(TyperCommand):
             if near and near[0] in self.moved:
                 raise UsageError(f"no such option: {option}; did you mean {self.moved[near[0]]}") from None
             raise
+
+    def invoke(self, ctx: Any) -> Any:
+        with stdout_for_json() if ctx.params.get("as_json") else nullcontext():
+            return super().invoke(ctx)
 
     def _completed(self, args: Sequence[str]) -> Iterator[str]:
         short = {o for p in self.params if str(getattr(p, "metavar", "") or "")[:1] == "[" for o in p.opts}
@@ -226,7 +231,8 @@ def run_command(app: typer.Typer, arguments: list[str] | None = None) -> None:
     guard_streams()
     command: Any = get_command(app)
     try:
-        result: Any = command.main(args=arguments, prog_name=command.name, standalone_mode=False)
+        with interrupted_in_time():
+            result: Any = command.main(args=arguments, prog_name=command.name, standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
     except typer.TyperException as problem:

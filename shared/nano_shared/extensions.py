@@ -1,16 +1,22 @@
 """Extensions: tools, suites, rewards and others, found by entry point or in a user's file.
 
 An installed package registers its extensions in an entry point group (`nano.tools`, `nano.rewards`, ...); our
-own are registered in the same way. `path.py:name` takes a value from a file without installation.
+own are registered in the same way. `path.py:name` and `module:name` take a value without installation.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import inspect
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +24,11 @@ from typing import Any, TypeVar
 
 from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError, NanoError
+from nano_shared.user_code import OURS, error_text, note_source, raised_at, result_of, user_code
 
 T = TypeVar("T")
 Validator = Callable[[Any], str | None]
 """says what is wrong with an extension's value; None where it fits"""
-_OURS = ("nano_coder", "nano_rl", "nano_shared")
 
 
 class Extensions(Mapping[str, T]):
@@ -57,23 +63,32 @@ class Extensions(Mapping[str, T]):
 
 
 def call_extension(
-    function: Callable[..., T],
+    function: Callable[..., Any],
     *args: object,
     name: str,
     of: object = None,
     passing: tuple[type[Exception], ...] = (),
-) -> T:
-    """Call an extension's function. What one that is not ours raises is a ConfigError that names it.
+    error: type[NanoError] = ConfigError,
+    seconds: float | None = None,
+    **named: object,
+) -> Any:
+    """Call an extension's function, as `user_code` does; one that is `async` is awaited.
 
-    `of` is the object whose code it is, where that is not the function's own; exceptions of `passing` pass.
+    `of` is the object whose code it is, where that is not the function's own. What code that is not ours
+    raises becomes an `error` with its name, file and line; exceptions of `passing`, and TimeoutError after
+    `seconds`, pass.
     """
-    module = str((function if of is None else of).__module__)
+    module = str(getattr(function if of is None else of, "__module__", ""))
+    if is_ours(module):
+        return function(*args, **named)
     try:
-        return function(*args)
-    except Exception as problem:
-        if isinstance(problem, (NanoError, *passing)) or is_ours(module):
+        with user_code(name):
+            return result_of(function, *args, seconds=seconds, **named)
+    except (Exception, SystemExit) as problem:
+        late = seconds is not None and isinstance(problem, TimeoutError)
+        if late or isinstance(problem, (NanoError, *passing)):
             raise
-        raise ConfigError(f"{name} ({module}) raised {_error_text(problem)}") from problem
+        raise error(f"{name} raised {error_text(problem)}{raised_at(problem)}") from problem
 
 
 def takes(function: object, *names: str) -> str | None:
@@ -105,22 +120,45 @@ def find_extension(
     ConfigError for an unknown name, one that two packages register, a file that is not there, code that
     raises when it is imported, and a value of another kind; the message names the source.
     """
-    value, source = _from_file(name) if is_file_reference(name) else _from_entry_point(group, name)
-    if kind is not None and not isinstance(value, kind):
-        raise ConfigError(f"{source} is {described(value)}, and {group} takes values of type {kind.__name__}")
-    if problem := check(value) if check else None:
+
+    def problem_of(value: object) -> str | None:
+        if kind is not None and not isinstance(value, kind):
+            return f"is {described(value)}, and {group} takes values of type {kind.__name__}"
+        return check(value) if check else None
+
+    if is_reference(name) and name not in _registered(group):
+        value, source = find_in_module(name, problem_of)
+    else:
+        value, source = _from_entry_point(group, name)
+    if problem := problem_of(value):
         raise ConfigError(f"{source} {problem}")
-    return value  # type: ignore[return-value]
+    return value  # type: ignore[no-any-return]
 
 
-def is_file_reference(name: str) -> bool:
-    """Whether a name is `path.py:name`."""
-    return name.rpartition(":")[0].endswith(".py")
+_SCHEMES = ("nano.models", "nano.environments", "nano.suites", "nano.rewards")
+"""groups whose names are followed by an argument, NAME:ARGUMENT"""
+_MODULE_NAME = re.compile(r"([A-Za-z_]\w*)(\.\w+)*:[A-Za-z_]\w*")
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name is `path.py:name`, or `module:name` of a module that Python finds from here."""
+    if name.rpartition(":")[0].endswith(".py"):
+        return True
+    named = _MODULE_NAME.fullmatch(name)
+    if named is None or any(name.partition(":")[0] in _registered(group) for group in _SCHEMES):
+        return False
+    return PathFinder.find_spec(named[1], [os.getcwd(), *sys.path]) is not None
+
+
+def absolute_reference(name: str) -> str:
+    """The reference with an absolute path, so that it holds in other folders; other names as they are."""
+    file, _, attribute = name.rpartition(":")
+    return f"{real_path(file)}:{attribute}" if file.endswith(".py") else name
 
 
 def is_ours(module: str) -> bool:
     """Whether a module, or an entry point's value, is of this repository's own packages."""
-    return module.partition(".")[0] in _OURS
+    return module.partition(".")[0] in OURS
 
 
 def described(value: object) -> str:
@@ -155,13 +193,39 @@ def _from_entry_point(group: str, name: str) -> tuple[object, str]:
 @functools.cache
 def _loaded(entry: EntryPoint) -> object:
     try:
-        return entry.load()
+        if is_ours(entry.value):
+            return entry.load()
+        with user_code(_source(entry)):
+            return entry.load()
     except NanoError as problem:
         raise ConfigError(f"{_source(entry)}: {problem}") from None
     except (ImportError, AttributeError) as problem:
         raise ConfigError(f"{_source(entry)} cannot be loaded: {problem}") from None
     except (Exception, SystemExit) as problem:
-        raise ConfigError(f"{_source(entry)} raised {_error_text(problem)} at import") from None
+        raise ConfigError(f"{_source(entry)} raised {error_text(problem)} at import") from None
+
+
+def user_module(name: str) -> ModuleType:
+    """A module of users: of a file `path.py`, or by its name, also from the current folder.
+
+    Raises ConfigError for one that is not there, and for what it raises when it is imported, with the line.
+    """
+    if not name.endswith(".py"):
+        return _imported(name)
+    path = real_path(name)
+    if not path.is_file():
+        raise ConfigError(f"no such file: {path}")
+    return _module(path)
+
+
+def _imported(name: str) -> ModuleType:
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    with _importing(f"{name}:"):
+        module = importlib.import_module(name)
+    if module.__file__:
+        note_source(real_path(module.__file__))
+    return module
 
 
 @functools.cache
@@ -172,34 +236,52 @@ def _module(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # dataclasses and pickle look up their module by name
     sys.modules[spec.name] = module
-    try:
+    note_source(path)
+    if (folder := str(path.parent)) not in sys.path:
+        sys.path.append(folder)  # last, so that what lies beside it takes no module's place
+    with _importing(str(path)):
         spec.loader.exec_module(module)
-    except NanoError as problem:
-        raise ConfigError(f"{path}: {problem}") from None
-    except (Exception, SystemExit) as problem:
-        raise ConfigError(f"{path} raised {_error_text(problem)} at import") from None
     return module
 
 
-def _from_file(name: str) -> tuple[object, str]:
-    file, _, attribute = name.rpartition(":")
-    path = real_path(file)
-    if not path.is_file():
-        raise ConfigError(f"{name}: no such file: {path}")
-    module = _module(path)
+@contextmanager
+def _importing(source: str) -> Iterator[None]:
+    """Code of users is imported within the block. Raises ConfigError for what it raises."""
+    try:
+        with user_code(source):
+            yield
+    except NanoError as problem:
+        raise ConfigError(f"{source.removesuffix(':')}: {problem}{raised_at(problem)}") from None
+    except ModuleNotFoundError as problem:
+        raise ConfigError(f"{source} cannot import {problem.name}: {problem}{raised_at(problem)}") from None
+    except (Exception, SystemExit) as problem:
+        raise ConfigError(f"{source} raised {error_text(problem)} at import{raised_at(problem)}") from None
+
+
+def find_in_module(reference: str, fits: Validator) -> tuple[Any, str]:
+    """(value, where it is) of `path.py:name` or `module:name`.
+
+    Raises ConfigError as `user_module`, and for a name that is not there, with those whose values fit: the
+    nearest first. The value itself is not checked.
+    """
+    file, _, attribute = reference.rpartition(":")
+    module = user_module(file)
+    source = str(real_path(file)) if file.endswith(".py") else file
     if not hasattr(module, attribute):
-        known = [n for n, value in vars(module).items() if not n.startswith("_") and _is_of(value, module)]
-        raise ConfigError(f"{path} defines no {attribute!r}; it defines {', '.join(known) or 'nothing'}")
-    return getattr(module, attribute), f"{path}:{attribute}"
+        known = [n for n, value in vars(module).items() if _is_offered(n, value, module) and not fits(value)]
+        near = get_close_matches(attribute, known, n=len(known) or 1)
+        listed = ", ".join([*near, *(name for name in known if name not in near)])
+        raise ConfigError(
+            f"{source} defines no {attribute!r}; "
+            + (f"what fits there is {listed}" if listed else "nothing in it fits")
+        )
+    return getattr(module, attribute), f"{source}:{attribute}"
 
 
-def _is_of(value: object, module: ModuleType) -> bool:
-    """Not what the module imported; a value that does not know its module counts."""
-    return not isinstance(value, ModuleType) and getattr(value, "__module__", None) in (module.__name__, None)
-
-
-def _error_text(problem: BaseException) -> str:
-    return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+def _is_offered(name: str, value: object, module: ModuleType) -> bool:
+    """Not what is private, and no class or function that the module imported."""
+    defined = isinstance(value, type) or inspect.isroutine(value)
+    return not name.startswith("_") and (not defined or value.__module__ == module.__name__)
 
 
 def _source(entry: EntryPoint) -> str:

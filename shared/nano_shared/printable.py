@@ -7,10 +7,17 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
+import threading
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
+IN_USER_CODE: ContextVar[bool] = ContextVar("IN_USER_CODE", default=False)
+"""True while a function of users runs (`user_code.py`): what it prints goes to stderr"""
 MOST = 20_000
 """characters of one text that are shown to a person; --json and the log have all of it"""
 _DRIVES_OR_HIDES = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
@@ -57,9 +64,10 @@ def _escaped(char: str) -> str:
 
 
 class GuardedStream(io.TextIOWrapper):
-    """A text stream that escapes what could drive the terminal."""
+    """A text stream that escapes what could drive the terminal; stdout has no prints of users' code."""
 
-    def __init__(self, stream: io.TextIOWrapper) -> None:
+    def __init__(self, stream: io.TextIOWrapper, *, main_alone: bool = False) -> None:
+        """`main_alone`: what other threads print goes to stderr too."""
         stream.flush()
         super().__init__(
             stream.buffer,
@@ -71,16 +79,51 @@ class GuardedStream(io.TextIOWrapper):
         )
         self.styled = stream
         """for a console, which has escaped its text itself"""
+        self._main_alone = main_alone
         stream.reconfigure(errors="backslashreplace")
 
     def __del__(self) -> None:
         """Does nothing: the stream underneath stays open for others."""
 
     def write(self, text: str, /) -> int:
+        if self is sys.stdout and self._is_users():
+            return sys.stderr.write(text)
         # a progress bar returns to the beginning of its line
         bar = "\r" if text.startswith("\r") and self.isatty() else ""
         super().write(bar + _written_out(text[len(bar) :]))
         return len(text)
+
+    def is_stdout(self) -> bool:
+        """True if it writes to the process's standard output, which a caller in Python may have replaced."""
+        try:
+            return self.fileno() == 1
+        except io.UnsupportedOperation:
+            return False
+
+    def _is_users(self) -> bool:
+        other = self._main_alone and threading.current_thread() is not threading.main_thread()
+        return IN_USER_CODE.get() or other
+
+
+@contextmanager
+def stdout_for_json() -> Iterator[None]:
+    """Within the block stdout holds what the main thread of ours prints: the prints of users' threads,
+    programs and libraries go to stderr."""
+    before = sys.stdout
+    if not isinstance(before, GuardedStream) or not before.is_stdout():
+        yield
+        return
+    before.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    with open(kept, "w", encoding=before.encoding, newline="") as file:
+        sys.stdout = GuardedStream(file, main_alone=True)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stdout = before
+            os.dup2(kept, 1)
 
 
 def guard_streams() -> None:

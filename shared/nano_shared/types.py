@@ -79,7 +79,8 @@ class Provenance(Value):
     """generator name and version, for generated tasks"""
     seed: int | None = None
     original: dict[str, JsonValue] | None = Field(None, repr=False)
-    """the row or files it was imported from, for an export to the same format; not used otherwise"""
+    """the row or files it was imported from, for an export to the same format, and
+    for reward functions of users, which take its columns by name"""
 
 
 class ToolCall(Value):
@@ -151,12 +152,14 @@ class Task(Value):
     """tasks of its project that are done before it, in order; what their runs remember, its run recalls"""
     image: str | None = Field(None, min_length=1)
     """container image that its programs run in, by a sandbox that runs images; None is the sandbox's own"""
+    columns: dict[str, JsonValue] = Field({}, repr=False)
+    """further columns of its data set, which reward functions of users take by name; the agent sees none"""
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # fields that came later are left out where they are not set, so that the ids of older tasks stay
         said: dict[str, Any] = handler(self)
-        for name in ("instructions", "earlier", "image"):
+        for name in ("instructions", "earlier", "image", "columns"):
             if not getattr(self, name):
                 said.pop(name, None)
         return said

@@ -165,7 +165,7 @@ def test_what_is_unknown_is_refused_with_the_names_there_are() -> None:
         (TOOL + "@tool(body='text')\ndef t(context, x: str): ...", "no argument 'text' to be its body"),
         ("def t(context, x: str): ...", "is of type function, and no Tool: put @tool()"),
         ("t = 3", "is of type int, and no Tool"),
-        ("other = 3", "defines no 't'; it defines other"),
+        ("other = 3", "defines no 't'; nothing in it fits"),
         ("1 / 0", "raised ZeroDivisionError: division by zero at import"),
         (
             TOOL + "@tool()\ndef submit(context): ...\nt = submit",

@@ -193,13 +193,16 @@ def test_what_is_no_list_of_scores_is_an_error_and_nothing_is_logged(
 
 def test_functions_that_cannot_be_called_are_refused_before_anything_runs(user: str) -> None:
     for name, sentence in (
-        (f"{user}:wants", "wants 'solution', which no rollout has"),
-        (f"{user}:absent", "has no function absent"),
+        (f"{user}:absent", "defines no 'absent'; what fits there is trl, later, chat, by_run"),
         ("py:no_such_module_here:f", "cannot import no_such_module_here"),
         ("py:alone", "write py:module:function"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             opened(tests=1, **{name: 0.5})
+    with pytest.raises(
+        ConfigError, match=r"wants 'solution', which task '.*' has no column of; columns: compl"
+    ):
+        opened(tests=1, **{f"{user}:wants": 0.5}).probe([ADD])
 
 
 @pytest.mark.parametrize(

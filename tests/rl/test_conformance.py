@@ -190,10 +190,10 @@ def test_a_loss_by_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("against", "sentence"),
     [
-        ("no_such_file.py", "no_such_file.py cannot be loaded"),
-        ("no_such_module", "'no_such_module' cannot be imported"),
+        ("no_such_file.py", "no_such_file.py; give a file"),
+        ("no_such_module", "no_such_module: cannot import no_such_module"),
         ("flawed_losses:nothing", "flawed_losses has no function 'nothing'"),
-        (":loss", "cannot be imported"),
+        (":loss", "names no module"),
     ],
 )
 def test_a_module_that_cannot_be_used_is_refused(

@@ -135,7 +135,7 @@ def test_tasks_of_one_program_are_one_observation(nano: NANO) -> None:
     code, out, _ = nano("checkpoints", "promote", "new")
     assert code == 1
     assert "not better than old beyond noise" in out
-    assert "20 tasks of 1 program)" in out
+    assert "20 tasks of one program, which give no interval" in out
 
 
 def test_within_noise_is_not_promoted_and_force_says_so(nano: NANO) -> None:

@@ -27,6 +27,8 @@ from torch import Tensor
 from nano_rl.learn.config import KL, Aggregation, ObjectiveConfig, find_objective
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.rows.sample import TrainSample
+from nano_shared.errors import UsageError
+from nano_shared.extensions import call_extension, is_ours
 
 
 def token_weights(
@@ -231,7 +233,7 @@ def token_loss(
             advantages_N = less_kl(advantages_N, charge_N, tokens.row_N, config.beta)
             charge_N = None
 
-    loss_N = weight_N * find_objective(config.objective).surrogate(new_N, ratio_N, advantages_N, config)
+    loss_N = weight_N * surrogate_loss(new_N, ratio_N, advantages_N, config)
     if charge_N is not None:
         loss_N = loss_N + config.beta * charge_N
     if config.entropy_bonus > 0:
@@ -246,6 +248,49 @@ def token_loss(
         if entropy_N is not None:
             sums["entropy"] = entropy_N
     return loss, {"loss": loss.item(), "tokens": float(new_N.numel()), **_reduce(sums)}
+
+
+def surrogate_loss(new_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig) -> Tensor:
+    """[N] the surrogate of the objective. Raises UsageError for one of users that raises, or that returns
+    anything but one loss for each token, with a gradient."""
+    surrogate = find_objective(config.objective).surrogate
+    if _is_our_own(surrogate):
+        return surrogate(new_N, ratio_N, advantages_N, config)
+    named = f"objective {config.objective}"
+    loss_N = call_extension(surrogate, new_N, ratio_N, advantages_N, config, name=named, error=UsageError)
+    if not isinstance(loss_N, Tensor) or loss_N.shape != new_N.shape:
+        given = f"a tensor {list(loss_N.shape)}" if isinstance(loss_N, Tensor) else type(loss_N).__name__
+        raise UsageError(
+            f"{named} returned {given} for {len(new_N)} tokens; its surrogate must return a tensor [N], the"
+            " loss of each token"
+        )
+    if new_N.requires_grad and torch.is_grad_enabled() and not loss_N.requires_grad:
+        raise UsageError(f"{named} returned a loss without a gradient; compute it from new_N or ratio_N")
+    return loss_N
+
+
+def _is_our_own(surrogate: object) -> bool:
+    return is_ours(str(getattr(surrogate, "__module__", "")))
+
+
+def probe_objective(config: ObjectiveConfig) -> None:
+    """Call an objective of users on three made-up tokens, before a model is loaded. Raises UsageError as
+    `surrogate_loss` does, and for a loss or a gradient that is NaN or infinite."""
+    if _is_our_own(find_objective(config.objective).surrogate):
+        return
+    new_N = torch.tensor([-0.5, -1.0, -2.0], requires_grad=True)
+    advantages_N = torch.tensor([1.0, -1.0, 0.5])
+    loss_N = surrogate_loss(new_N, (new_N - new_N.detach()).exp(), advantages_N, config)
+    (slope_N,) = torch.autograd.grad(loss_N.sum(), new_N, allow_unused=True)
+    if slope_N is None:
+        raise UsageError(
+            f"objective {config.objective} returned a loss that does not depend on new_N or ratio_N"
+        )
+    if not (loss_N.isfinite().all() and slope_N.isfinite().all()):
+        raise UsageError(
+            f"objective {config.objective} gave the losses {loss_N.tolist()} and the gradients"
+            f" {slope_N.tolist()} for log-probs {new_N.tolist()} at a ratio of 1; all must be finite"
+        )
 
 
 def sft_loss(logprobs_BT: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
