@@ -45,9 +45,9 @@ def dpo(
     as_json: JsonOption = False,
 ) -> int:
     """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
-    config = settings.config()
-    from nano_rl.commands.session import model_to_train, training_folder, weights_to_train
+    from nano_rl.commands.session import adapter_rank, model_to_train, training_folder, weights_to_train
 
+    config = settings.config(adapter_rank(settings, model))
     parent = model_to_train(model)  # before torch is imported, which takes seconds
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained

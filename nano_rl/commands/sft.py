@@ -39,11 +39,11 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Imitate and write checkpoint NAME. Several sources may be given: their rows are put together."""
-    config = settings.config()
+    from nano_rl.commands.session import adapter_rank, model_to_train, training_folder, weights_to_train
+
+    config = settings.config(adapter_rank(settings, model))
     if not (tasks or from_logs or messages):
         raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")
-    from nano_rl.commands.session import model_to_train, training_folder, weights_to_train
-
     parent = model_to_train(model)  # before torch is imported, which takes seconds
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
