@@ -133,9 +133,9 @@ def _young(steps: Sequence[StepMetrics]) -> str | None:
     if not shares or shares[-1] >= ARRIVED:
         return None
     return (
-        f"only {max(shares[-1], 0.0):.0%} of what the last update gained arrives in the sampler (adapter_arrives), which"
-        " leaves a young adapter out or rounds it away, over a base that may be right: serve base and adapter"
-        " apart, or train with dtype = float32"
+        f"only {max(shares[-1], 0.0):.0%} of what the last update gained arrives in the sampler"
+        " (adapter_arrives), which leaves a young adapter out or rounds it away, over a base that may be"
+        " right: serve base and adapter apart, or train with dtype = float32"
     )
 
 

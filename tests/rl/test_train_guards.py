@@ -369,24 +369,24 @@ def test_the_share_that_arrives_is_that_of_the_gain_unless_rounding_hides_it(
     tiny: Path, logged: tuple[Group, ...], shown: float, noise: float, share: float | None
 ) -> None:
     model = open_weights(str(tiny)).loaded.model
-    rows = [replace(row, advantage=a) for g in logged for r, a in zip(g.trajectories, (1.0, -1.0), strict=True)
-            for row in to_samples(r, a)]  # fmt: skip
+    runs = [(run, float(1 - 2 * place)) for g in logged for place, run in enumerate(g.trajectories)]
+    rows = [row for run, advantage in runs for row in to_samples(run, advantage)]
     (batch,) = make_batches(rows, max_tokens=9999)
     probe = Probe.of(logged, model)
     assert probe is not None
     with torch.no_grad():
         after_BT = token_logprobs(model, batch)
     gain_BT = 0.01 * batch.advantages_BT
-    probe.trained.append(
-        (replace(batch, behaviour_logprobs_BT=after_BT - shown * gain_BT), after_BT - gain_BT)
-    )
+    sampled = replace(batch, behaviour_logprobs_BT=after_BT - shown * gain_BT)
+    probe.trained.append((sampled, after_BT - gain_BT))
+    lengths = batch.attention_BT.sum(1).tolist()
+    places = {
+        tuple(ids[:n].tolist()): i for i, (ids, n) in enumerate(zip(batch.ids_BT, lengths, strict=True))
+    }
     random = torch.Generator().manual_seed(0)
 
     def sampler(ids: tuple[int, ...], temperature: float, *, first: int) -> list[float]:
-        row = next(
-            i for i, n in enumerate(batch.attention_BT.sum(1)) if batch.ids_BT[i, :n].tolist() == list(ids)
-        )
-        exact_T = after_BT[row, first : len(ids)]
+        exact_T = after_BT[places[ids], first : len(ids)]
         return (exact_T + noise * torch.randn(exact_T.shape, generator=random)).tolist()
 
     found = probe.arrives(model, sampler).get("adapter_arrives")
