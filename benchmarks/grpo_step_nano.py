@@ -152,7 +152,7 @@ def main() -> None:
     torch.set_num_threads(2)
     torch.manual_seed(0)
     case = Case(**json.loads(sys.argv[2]))
-    loaded = load_policy(sys.argv[1], dtype=case.dtype, merge=False)
+    loaded = load_policy(sys.argv[1], dtype=case.dtype)
     answer_steps(Steps(loaded.model, loaded.tokenizer, case))
 
 

@@ -334,8 +334,13 @@ def _checked(
     """Metrics of the probe after the update, checked by the guards. Raises GuardTripped."""
     if probe is None or values.get("skipped"):
         return {}
-    served: Any = local_policy(replace(opened.loaded, model=model), opened.profile, version=version)
-    measured = probe.metrics(model, served.engine)
+    policy = local_policy(replace(opened.loaded, model=model), opened.profile, version=version)
+    # elsewhere this process decodes nothing, and need not lay out the weights for it
+    here = not (config.engine or config.asynchronous or config.off_policy_bound)
+    sampler = policy.engine.score_decoding if here else policy.engine.score_alone
+    measured = probe.metrics(model, sampler)
+    if here and hasattr(model, "peft_config"):
+        measured |= probe.arrives(model, sampler)
     check_update({**values, **measured}, config.guards, bfloat16=config.dtype == "bfloat16")
     return measured
 

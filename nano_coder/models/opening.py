@@ -108,14 +108,12 @@ def open_weights(
     *,
     dtype: Dtype = "float32",
     profile: str | None = None,
-    merge: bool = True,
     device: str = "auto",
     quantise: BaseBits | None = None,
     kv_gib: float | None = None,
     base: LoadedModel | None = None,
 ) -> OpenedWeights:
-    """Load a local model by name. `merge` folds an adapter into its base: faster to run, not trainable.
-    `base` is that of an adapter which shall share its weights.
+    """Load a local model by name. `base` is that of an adapter which shall share its weights.
 
     Raises UsageError for an unknown name or a device that is not there, CheckpointError for a checkpoint that
     is damaged or that was trained under a profile that has changed since.
@@ -143,7 +141,7 @@ def open_weights(
     if base is not None:
         loaded = over_base(base, found)
     else:
-        loaded = load_policy(found, dtype=dtype, merge=merge, device=device, quantise=quantise, kv_gib=kv_gib)
+        loaded = load_policy(found, dtype=dtype, device=device, quantise=quantise, kv_gib=kv_gib)
     if not loaded.eos_ids:
         raise UsageError(
             f"{name} has no end-of-turn token: set eos_token in its tokenizer_config.json, or eos_token_id in"
@@ -160,11 +158,24 @@ def weights_id(name: str) -> str | None:
     return policy_id(locate(name))
 
 
-def model_config(name: str) -> tuple[Any, int]:
-    """The configuration of a local model by name, without weights, and the rank of its adapter, or 0."""
+def model_config(name: str) -> Any:
+    """The configuration of a local model by name, without weights; that of an adapter's base."""
     from nano_coder.models import weights
 
     return weights.model_config(locate(name))
+
+
+def rank_of(name: str) -> int | None:
+    """The rank of an adapter, without loading it; None for a model of another kind."""
+    from nano_coder.models.weights import adapter_rank
+
+    return adapter_rank(Path(locate(name)))
+
+
+def stored_dtype(name: str) -> Dtype:
+    """The dtype of a local model's weights as they are stored; of an adapter, that of its base's."""
+    dtype = getattr(model_config(name), "dtype", None)
+    return cast("Dtype", str(dtype or "float32").removeprefix("torch."))
 
 
 def name_to_train(name: str | None) -> str:

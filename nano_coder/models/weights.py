@@ -9,10 +9,7 @@ import importlib.util
 import io
 import json
 import logging
-import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from filelock import FileLock
 
 from nano_coder.agent.native_template import PROBE_TOOL, TEMPLATE_FAILURES
-from nano_shared.durable import full_disk_explained, user_path
+from nano_shared.durable import durable_folder, user_path
 from nano_shared.errors import UsageError
 from nano_shared.scratch import nano_home
 
@@ -136,7 +133,6 @@ def load_policy(
     name: str | None = None,
     *,
     dtype: Dtype = "float32",
-    merge: bool = True,
     device: str = "auto",
     quantise: BaseBits | None = None,
     kv_gib: float | None = None,
@@ -144,9 +140,9 @@ def load_policy(
     """Load weights by name; None is the base model.
 
     `name`: `smollm2-135m-instruct`; a folder in Hugging Face format with a full model or an adapter; or a hub
-    id (`owner/model`), the only case that may use the network. `merge` folds an adapter into its base, which
-    is faster to run and cannot be trained. `device` as for `place`. `quantise` loads
-    the base in 4 or 8 bits, for an adapter on it. `kv_gib` bounds the KV cache of whoever samples from it.
+    id (`owner/model`), the only case that may use the network. An adapter stays apart from its base
+    (`nano_shared.lora`). `device` as for `place`. `quantise` loads the base in 4 or 8 bits, for an adapter on
+    it. `kv_gib` bounds the KV cache of whoever samples from it.
 
     Raises UsageError if the name is unknown, the folder is not a model, or the device is not there.
     """
@@ -156,7 +152,7 @@ def load_policy(
         dtype = _fitting(name, _SMALL, placed)
     elif dtype == "bfloat16" and not multiplies_bfloat16(placed):
         _say_slow()
-    loaded = _load(name, dtype, merge, _quantised(quantise, dtype, placed))
+    loaded = _load(name, dtype, _quantised(quantise, dtype, placed))
     if quantise:
         _compute_as_in_training(loaded.model)
     else:
@@ -216,7 +212,7 @@ def _compute_as_in_training(model: torch.nn.Module) -> None:
             module.__class__ = Linear8bit
 
 
-def _load(name: str | None, dtype: Dtype, merge: bool, more: dict[str, Any]) -> LoadedModel:
+def _load(name: str | None, dtype: Dtype, more: dict[str, Any]) -> LoadedModel:
     if name is None or name == BASE:
         folder = base_folder()
         return _full(folder, dtype, "base", (folder / _ID_FILE).read_text(), more)
@@ -224,7 +220,7 @@ def _load(name: str | None, dtype: Dtype, merge: bool, more: dict[str, Any]) -> 
     folder = user_path(name)
     _refuse_pickles(folder)
     if (folder / "adapter_config.json").is_file():
-        return _adapter(folder, dtype, merge, more)
+        return _adapter(folder, dtype, more)
     if (folder / "config.json").is_file():
         return _full(folder, dtype, "full", folder_id(folder), more)
     if folder.exists():
@@ -275,8 +271,8 @@ def _say_slow() -> None:
     print(text, file=sys.stderr)
 
 
-def model_config(name: str | None) -> tuple[Any, int]:
-    """The configuration of a model by name, without weights, and the rank of its adapter, or 0.
+def model_config(name: str | None) -> Any:
+    """The configuration of a model by name, without weights; that of an adapter's base.
 
     Raises UsageError if the name is unknown.
     """
@@ -285,13 +281,12 @@ def model_config(name: str | None) -> tuple[Any, int]:
 
     folder = base_folder() if name is None or name == BASE else dequantised(name)
     if (folder / "adapter_config.json").is_file():
-        base, _ = model_config(adapter_base(folder))
-        return base, int(_adapter_settings(folder).get("r") or 0)
+        return model_config(adapter_base(folder))
     if not (folder / "config.json").is_file() and (folder.exists() or str(name).count("/") != 1):
         raise UsageError(f"{str(folder)!r} is no folder of a model with its config.json; {_known()}")
     source = str(folder) if folder.exists() else str(name)
     with quiet_transformers(), _named(Path(source)):
-        return AutoConfig.from_pretrained(source, trust_remote_code=False), 0
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
 
 
 def build_empty(config: Any, dtype: torch.dtype | None = None) -> Any:
@@ -426,8 +421,13 @@ def _cap_scores(model: Any) -> None:
         model.set_attn_implementation("eager")
 
 
-def _adapter(folder: Path, dtype: Dtype, merge: bool, more: dict[str, Any]) -> LoadedModel:
-    return _with_adapter(_load(adapter_base(folder), dtype, True, more), folder, merge)
+def _adapter(folder: Path, dtype: Dtype, more: dict[str, Any]) -> LoadedModel:
+    from nano_shared.lora import merge_adapter
+
+    base = _load(adapter_base(folder), dtype, more)
+    if base.kind == "adapter":
+        base = replace(base, model=merge_adapter(base.model)[0])
+    return _with_adapter(base, folder)
 
 
 def over_base(base: LoadedModel, name: str) -> LoadedModel:
@@ -438,18 +438,19 @@ def over_base(base: LoadedModel, name: str) -> LoadedModel:
     folder = user_path(name)
     _refuse_pickles(folder)
     held = {id(tensor): tensor for tensor in (*base.model.parameters(), *base.model.buffers())}
-    return _with_adapter(replace(base, model=copy.deepcopy(base.model, held)), folder, merge=False)
+    return _with_adapter(replace(base, model=copy.deepcopy(base.model, held)), folder)
 
 
-def _with_adapter(base: LoadedModel, folder: Path, merge: bool) -> LoadedModel:
+def _with_adapter(base: LoadedModel, folder: Path) -> LoadedModel:
     from peft import PeftModel
+
+    from nano_shared.lora import round_once
 
     with quiet_transformers(), _named(folder):
         # transformers prefers safetensors, and `_refuse_pickles` has checked that there are some
         model: Any = PeftModel.from_pretrained(base.model, str(folder))
-        if merge:
-            model = model.merge_and_unload()
         tokenizer, template = _adapter_tokenizer(folder, base.tokenizer, base.chat_template)
+    round_once(model)
     return LoadedModel(
         model.eval(), tokenizer, _adapter_id(base.id, folder), "adapter", folder, template, base.kv_gib
     )
@@ -469,6 +470,13 @@ def adapter_base(folder: Path) -> str:
         config = folder / "adapter_config.json"
         raise UsageError(f"{str(config)!r} does not name its base_model_name_or_path")
     return str(base)
+
+
+def adapter_rank(folder: Path) -> int | None:
+    """The rank of the adapter in a folder; None for a folder of another kind. Raises UsageError."""
+    if not (folder / "adapter_config.json").is_file():
+        return None
+    return int(_adapter_settings(folder).get("r") or 0)
 
 
 def _adapter_settings(folder: Path) -> dict[str, Any]:
@@ -571,35 +579,23 @@ def _convert(gguf: Path, identity: str, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     print(f"nano: converting {gguf.name} once, into {folder}", file=sys.stderr, flush=True)
-    work = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
-    try:
-        with quiet_transformers(), full_disk_explained(folder, UsageError):
-            source: dict[str, Any] = {
-                "gguf_file": gguf.name,
-                "local_files_only": True,
-                "trust_remote_code": False,
-            }
-            # its progress bar cannot be disabled by an argument
-            with contextlib.redirect_stderr(io.StringIO()), _named(gguf):
-                read: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
-            config = read.config.to_dict()
-            config.pop("quantization_config", None)
-            config.pop("_name_or_path", None)
-            # a dequantised model refuses save_pretrained; a plain model with the same weights does not
-            model = type(read)(type(read.config).from_dict(config))
-            model.load_state_dict(read.state_dict())
-            model.generation_config = read.generation_config
-            model.save_pretrained(work)
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
-            _keep_bos(gguf, tokenizer)
-            tokenizer.save_pretrained(work)
+    source: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True, "trust_remote_code": False}
+    with durable_folder(folder, UsageError) as work, quiet_transformers():
+        # its progress bar cannot be disabled by an argument
+        with contextlib.redirect_stderr(io.StringIO()), _named(gguf):
+            read: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
+        config = read.config.to_dict()
+        config.pop("quantization_config", None)
+        config.pop("_name_or_path", None)
+        # a dequantised model refuses save_pretrained; a plain model with the same weights does not
+        model = type(read)(type(read.config).from_dict(config))
+        model.load_state_dict(read.state_dict())
+        model.generation_config = read.generation_config
+        model.save_pretrained(work)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
+        _keep_bos(gguf, tokenizer)
+        tokenizer.save_pretrained(work)
         (work / _ID_FILE).write_text(identity)
-        for file in work.iterdir():
-            file.chmod(0o644)
-        work.chmod(0o755)
-        os.replace(work, folder)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _keep_bos(gguf: Path, tokenizer: Any) -> None:

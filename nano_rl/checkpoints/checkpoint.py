@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nano_coder import __version__ as runtime_version
-from nano_coder.models.opening import OpenedWeights, open_weights
-from nano_coder.models.weights import BASE, quiet_transformers
+from nano_coder.models.opening import OpenedWeights, open_weights, stored_dtype
+from nano_coder.models.weights import BASE, Dtype, quiet_transformers
 from nano_rl.checkpoints.evaluate import checkpoint_folder
 from nano_rl.learn.config import Config
 from nano_shared.checkpoint import (
@@ -29,27 +29,34 @@ from nano_shared.hashing import content_hash
 
 BASE_FOLDER = "base"
 ADAPTER_FOLDER = "adapter"
+_WHOLE = 0.99
+"""share of an adapter's change beyond which rounding has lost nothing that matters"""
 
 
-def export_checkpoint(name: str, target: Path, *, adapter: bool, dtype: str) -> None:
-    """Write weights, tokenizer and chat template of a model to the new folder `target`.
+def export_checkpoint(name: str, target: Path, *, adapter: bool, dtype: Dtype | None = None) -> str:
+    """Write weights, tokenizer and chat template of a model to the new folder `target`. Returns a sentence
+    that says what rounding has left of an adapter that was merged; empty for any other export.
 
     By default one merged model in Hugging Face format. With `adapter` two folders: `base/`, the base model,
     and `adapter/`, whose `base_model_name_or_path` is the absolute path of `base/`. The manifest of a
-    checkpoint goes with it, so that runs on a server of the export may train. `dtype` is float32, bfloat16 or
-    auto. Raises UsageError for an unknown model, for `adapter` with a model that has none, and if
-    `target` exists; CheckpointError for a damaged model or a full disk.
+    checkpoint goes with it, so that runs on a server of the export may train. `dtype` None is that of the
+    stored weights, of an adapter those of its base. Raises UsageError for an unknown model, for `adapter`
+    with a model that has none, and if `target` exists; CheckpointError for a damaged model or a full disk.
     """
     if target.exists():
         raise UsageError(f"{target} exists; name a new folder with --to")
-    opened = open_weights(name, dtype=dtype, merge=not adapter)  # type: ignore[arg-type]
+    stored = dtype or stored_dtype(name)
+    opened = open_weights(name, dtype=stored)
     model: Any = opened.loaded.model
     if adapter and not hasattr(model, "peft_config"):
         raise UsageError(f"{name} is a full model, not an adapter; export it without --adapter")
+    said = ""
     with durable_folder(target, CheckpointError) as folder, quiet_transformers():
         if adapter:
             _copy_adapter(opened, folder / ADAPTER_FOLDER, base=target.absolute() / BASE_FOLDER)
             model = model.unload()
+        elif hasattr(model, "peft_config"):
+            model, said = _merged(model, stored)
         whole = folder / BASE_FOLDER if adapter else folder
         model.save_pretrained(whole)
         _save_text_side(opened, whole)
@@ -57,6 +64,18 @@ def export_checkpoint(name: str, target: Path, *, adapter: bool, dtype: str) -> 
             kind: Literal["adapter", "full"] = "adapter" if adapter else "full"
             manifest = opened.manifest.model_copy(update={"kind": kind})
             write_manifest(folder / ADAPTER_FOLDER if adapter else folder, manifest)
+    return said
+
+
+def _merged(model: Any, dtype: str) -> tuple[Any, str]:
+    """The base with its adapter merged, and how much of the adapter's change is left."""
+    from nano_shared.lora import merge_adapter
+
+    merged, share = merge_adapter(model)
+    said = f"{share:.1%} of the adapter's change of the weights is in the merged {dtype} ones"
+    if share < _WHOLE:
+        said += "; --dtype float32 or --adapter keeps all of it"
+    return merged, said
 
 
 def _copy_adapter(opened: OpenedWeights, folder: Path, base: Path) -> None:

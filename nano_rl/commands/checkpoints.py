@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -19,7 +19,7 @@ from nano_rl.checkpoints.promotion import Evidence, compare, not_held_out, objec
 from nano_rl.checkpoints.promotion_history import promote
 from nano_rl.commands.eval import How, Repeat, Temperature, how_options, print_differences
 from nano_rl.commands.lineage_report import as_json_report, print_lineage, summaries
-from nano_rl.commands.options import DtypeOption, Log, RewardOption, Seed
+from nano_rl.commands.options import Log, RewardOption, Seed
 from nano_rl.commands.session import checkpoint_target, look_first, trainings_dir
 from nano_shared.checkpoint import latest_checkpoint, latest_name, resolve_checkpoint
 from nano_shared.command_line import JsonOption, lazy_app
@@ -160,13 +160,18 @@ def export(
     adapter: Annotated[
         bool, Option("--adapter", help="Adapter and base apart, in TO/adapter and TO/base.")
     ] = False,
-    dtype: DtypeOption = "float32",
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None,
+        Option(help="Of the written weights.", show_default="as they are stored"),
+    ] = None,
 ) -> int:
     """Write NAME for programs without nano: a model that transformers and vLLM load, or with --adapter a PEFT
     adapter beside its base."""
     from nano_rl.checkpoints.checkpoint import ADAPTER_FOLDER, BASE_FOLDER, export_checkpoint
 
-    export_checkpoint(name, target, adapter=adapter, dtype=dtype)
+    said = export_checkpoint(name, target, adapter=adapter, dtype=dtype)
+    if said:
+        print(said, file=sys.stderr)
     print(printable(str(target / ADAPTER_FOLDER if adapter else target)))
     if adapter:
         print(printable(f"its base: {target / BASE_FOLDER}"), file=sys.stderr)

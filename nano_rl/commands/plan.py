@@ -45,7 +45,9 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Say what `nano-rl train` with these options would take, and which settings make it fit."""
-    config = settings.config()
+    from nano_rl.commands.session import adapter_rank
+
+    config = settings.config(adapter_rank(settings, model))
     planned = plan_of(model, config, device, row_tokens, ranks=ranks)
     # a training that does not fit has no speed, and three of its layers may not fit either
     speed = planned.speed() if probe and planned.fitting == {} else {}
@@ -127,7 +129,7 @@ def plan_of(
 
     agent = load_config({"model": model, "device": device}, Path())[0]
     name = name_to_train(agent.model)
-    architecture, rank = model_config(name)
+    architecture = model_config(name)
 
     import torch
 
@@ -136,8 +138,6 @@ def plan_of(
     from nano_rl.learn.model.plan import Workload, available_bytes, plan_memory, settings_that_fit
 
     placed = place(agent.device)
-    if rank:
-        config = config.model_copy(update={"lora_rank": rank})
     if ranks > 1 and config.quantise:
         raise UsageError("ranks take no `quantise`: leave it out, or plan for one process")
     rows = min(MAX_BATCH, config.prompts_per_step * max(1, config.group_size))

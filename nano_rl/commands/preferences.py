@@ -45,7 +45,9 @@ def dpo(
     as_json: JsonOption = False,
 ) -> int:
     """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
-    config = settings.config()
+    from nano_rl.commands.session import adapter_rank
+
+    config = settings.config(adapter_rank(settings, model))
     parent = _looked_first(model, pairs, from_logs, log)
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained

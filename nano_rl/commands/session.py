@@ -16,7 +16,14 @@ from nano_coder.agent.profiles import COMPACT_1, completion_tokens, with_tools
 from nano_coder.commands.options import open_log
 from nano_coder.config import AgentConfig, load_config, said_limits
 from nano_coder.environment import Environments
-from nano_coder.models.opening import OWN_MODELS, OpenedWeights, name_to_train, open_configured, open_weights
+from nano_coder.models.opening import (
+    OWN_MODELS,
+    OpenedWeights,
+    name_to_train,
+    open_configured,
+    open_weights,
+    rank_of,
+)
 from nano_coder.models.registry import find_opener
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
@@ -32,6 +39,7 @@ from nano_rl.tasks.make import read_tasks
 from nano_shared.checkpoint import LATEST, checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile
+from nano_shared.settings_options import Settings
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task
 
@@ -119,15 +127,31 @@ def model_to_train(model: str | None) -> str:
     return name_to_train(load_config({"model": model}, Path())[0].model)
 
 
+def adapter_rank(settings: Settings[Any], model: str | None) -> dict[str, int]:
+    """The setting `lora_rank` where the model to train is an adapter: its own rank, since it is trained on;
+    else empty. Raises UsageError where another was given."""
+    if settings.print_only:
+        return {}
+    name = model_to_train(model)
+    rank, source = rank_of(name), settings.sources.get("lora_rank")
+    if rank is None:
+        return {}
+    if source and settings.values["lora_rank"] != rank:
+        raise UsageError(
+            f"{source}: lora_rank is {settings.values['lora_rank']}, and {name} is an adapter of rank {rank},"
+            " which is trained on as it is: leave lora_rank out; to begin anew over it, nano-rl checkpoints"
+            f" export {name} --to FOLDER, and train --model FOLDER"
+        )
+    return {"lora_rank": rank}
+
+
 def weights_to_train(
     name: str, dtype: str, device: str | None, quantise: Quantise | None = None
 ) -> OpenedWeights:
     """Weights of a local model by name, for trainings without rollouts; place and profile as configured."""
     config = load_config({"device": device}, Path())[0]
     wide: Dtype = "bfloat16" if dtype == "bfloat16" else "float32"
-    return open_weights(
-        name, dtype=wide, merge=False, device=config.device, quantise=quantise, profile=config.profile
-    )
+    return open_weights(name, dtype=wide, device=config.device, quantise=quantise, profile=config.profile)
 
 
 def training_runtime(
@@ -155,7 +179,7 @@ def training_runtime(
     store = LogStore.open(config.log)
     name = name_to_train(config.model)
     opened = open_weights(
-        name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile, merge=False,
+        name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile,
         device=config.device, quantise=quantise, kv_gib=config.kv_gib,
     )  # fmt: skip
     configured = _configured(config, sources, opened.profile, temperature, names)

@@ -40,11 +40,17 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Imitate and write checkpoint NAME. Several sources may be given: their rows are put together."""
-    config = settings.config()
+    from nano_rl.commands.session import (
+        adapter_rank,
+        look_first,
+        model_to_train,
+        training_folder,
+        weights_to_train,
+    )
+
+    config = settings.config(adapter_rank(settings, model))
     if not (tasks or from_logs or messages):
         raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")
-    from nano_rl.commands.session import look_first, model_to_train, training_folder, weights_to_train
-
     look_first(files=(tasks, messages))
     if from_logs:
         open_log(log).close()

@@ -167,6 +167,8 @@ def _config(
     settings: Settings[TrainConfig], reward: str | None, fresh: int | None, asked: Asked
 ) -> TrainConfig:
     """The settings; with --from-logs the group size is what is added to each logged group."""
+    from nano_rl.commands.session import adapter_rank
+
     more: dict[str, Any] = {}
     if reward:
         from nano_rl.rewards import parse_reward
@@ -186,8 +188,9 @@ def _config(
             more["optimizer"] = {"learning_rate": _FROM_LOGS_RATE}
         # what is wrong with the size of groups is wrong with --fresh
         blamed = {"group_size": "--fresh"} if fresh else {}
-        return replace(settings, sources={**settings.sources, **blamed}).config({**more, "group_size": fresh})
-    config = settings.config(more)
+        more |= {"group_size": fresh, **adapter_rank(settings, asked.model)}
+        return replace(settings, sources={**settings.sources, **blamed}).config(more)
+    config = settings.config(more | adapter_rank(settings, asked.model))
     if config.group_size == 0:
         raise UsageError("--group-size 0 leaves nothing to train on; use --from-logs, or 2 or more")
     return config

@@ -131,7 +131,7 @@ class Worker:
         for tool in config.tool_files:
             TOOLS.give(tool)
         opened = open_weights(
-            config.model, dtype=config.dtype, profile=config.profile, merge=False, device=config.device,
+            config.model, dtype=config.dtype, profile=config.profile, device=config.device,
             quantise=config.quantise, kv_gib=config.kv_gib,
         )  # fmt: skip
         if opened.loaded.id != config.model_id:

@@ -35,7 +35,7 @@ def check_step(
         or _first_ratio(metrics)
         or _apart(metrics, config, bfloat16)
         or _first_kl(metrics)
-        or _mismatch(metrics, config, bfloat16)
+        or _mismatch(steps, config, bfloat16)
         or _too_stale(steps[-config.patience :], config.patience)
         or _cut_off(steps[-config.patience :], config.patience)
         or _no_signal(steps[-config.patience :], config.patience)
@@ -106,19 +106,37 @@ def _first_kl(metrics: StepMetrics) -> str | None:
     return f"the KL to the reference is {kl:.3g} before any update, where it must be 0: the reference differs"
 
 
-def _mismatch(metrics: StepMetrics, config: GuardConfig, bfloat16: bool) -> str | None:
+def _mismatch(steps: Sequence[StepMetrics], config: GuardConfig, bfloat16: bool) -> str | None:
+    metrics = steps[-1]
     for kind, whose in MISMATCHES.items():
         name, bound = _bound(kind, config, bfloat16)
         value = metrics.get(name, 0.0)
+        check = _young(steps) or "check weights, temperature, template and dtype on both sides"
         # it covers rows of older weights too; later updates keep the value of the first
         mixed = kind == "mismatch_relative" and metrics.get("stale", 0) > 0
         # written so that NaN trips too
         if not value <= bound and not mixed:
             return (
                 f"sampler and trainer log-probs of {whose} differ by {value:.3g} ({name}), more than"
-                f" {bound:g}: check weights, temperature, template and dtype on both sides"
+                f" {bound:g}: {check}"
             )
     return None
+
+
+ARRIVED = 0.9
+"""share of an update's gain, below which the sampler does not multiply by all of the adapter"""
+
+
+def _young(steps: Sequence[StepMetrics]) -> str | None:
+    """What is wrong if the sampler shows less than the last update gained; else, or if unmeasured, None."""
+    shares = [step["adapter_arrives"] for step in steps if "adapter_arrives" in step]
+    if not shares or shares[-1] >= ARRIVED:
+        return None
+    return (
+        f"only {max(shares[-1], 0.0):.0%} of what the last update gained arrives in the sampler"
+        " (adapter_arrives), which leaves a young adapter out or rounds it away, over a base that may be"
+        " right: serve base and adapter apart, or train with dtype = float32"
+    )
 
 
 MISMATCHES = {
@@ -201,7 +219,8 @@ def _not_served(metrics: StepMetrics, config: GuardConfig, bfloat16: bool) -> st
     gap = metrics.get(name, 0.0)
     if gap <= bound:
         return None
+    cause = _young([metrics]) or "the sampler does not serve the weights that were trained"
     return (
         f"after the update the served log-probs of a probe are {gap:.3g} away from the trainer's ({name}),"
-        f" more than {bound:g}: the sampler does not serve the weights that were trained"
+        f" more than {bound:g}: {cause}"
     )

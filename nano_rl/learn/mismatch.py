@@ -3,14 +3,15 @@
 The probe is one row of the step. Before the update it is scored alone, as a plain row; the update's own pass,
 with other rows beside it and shared prefixes, must give the same log-probs, or the ratio is wrong. After the
 update the trainer and the sampler that serves next must agree on it: they differ where a copy was not
-refreshed, an adapter not merged, or a converted head was cached.
+refreshed, an adapter left out, or a converted head was cached. Of a batch of the step, the sampler must also
+show what the update changed (`adapter_arrives`), which may be far less than the two differ by rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,14 @@ from nano_rl.learn.rows.sample import TrainSample, to_samples
 
 SAMPLED = 64
 """positions of the row from its first sampled token on, so that the passes over it stay cheap"""
+UNCERTAIN = 0.25
+"""standard error beyond which a share says nothing"""
+
+
+class ScoreRow(Protocol):
+    """The sampler's log-probs of `ids[first:]`: `Engine.score_decoding`."""
+
+    def __call__(self, ids: tuple[int, ...], temperature: float, *, first: int) -> list[float]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,6 +43,8 @@ class Probe:
     """[1, T]"""
     before_N: Tensor
     """[N] log-probs of its sampled tokens, nats, scored alone"""
+    trained: list[tuple[Batch, Tensor]] = field(default_factory=list)
+    """at most one batch of the update that these weights sampled, with the trainer's log-probs before it"""
 
     @classmethod
     def of(cls, groups: Sequence[Group], model: nn.Module) -> Probe | None:
@@ -81,23 +92,46 @@ class Probe:
         places = self.places
         return torch.tensor([served[place - places[0]] for place in places], dtype=self.before_N.dtype)
 
-    def metrics(self, model: nn.Module, engine: Any) -> dict[str, float]:
+    def metrics(self, model: nn.Module, sampler: ScoreRow) -> dict[str, float]:
         """`probe_mismatch` and `probe_mismatch_max`: relative gap of trainer and sampler after the update,
-        mean and largest; `probe_shift`: mean |change| of the trainer's log-probs by the update, nats.
-
-        `engine` is the sampler's.
-        """
+        mean and largest; `probe_shift`: mean |change| of the trainer's log-probs by the update, nats."""
         after_N = _score(model, self.batch)
-        temperature = self.batch.temperature_B[0].item()
-        (served,) = engine.score(
-            [tuple(self.batch.ids_BT[0].tolist())], temperature, first=self.places[0]
-        )  # fmt: skip
+        served = sampler(
+            tuple(self.batch.ids_BT[0].tolist()), self.batch.temperature_B[0].item(), first=self.places[0]
+        )
         gap_N = relative_gap(after_N, self._sampled(served))
         return {
             "probe_mismatch": gap_N.mean().item(),
             "probe_mismatch_max": gap_N.max().item(),
             "probe_shift": (after_N - self.before_N).abs().mean().item(),
         }
+
+    def arrives(self, model: nn.Module, sampler: ScoreRow) -> dict[str, float]:
+        """`adapter_arrives`: the share of what the update gained that the sampler shows.
+
+            sum_i A_i (s'_i - s_i) / sum_i A_i (t'_i - t_i)
+
+        over the tokens i of one micro-batch that the weights before the update sampled, with advantages A,
+        and log-probs in nats of the sampler (s) and the trainer (t) before and after (') the update; s are
+        those that were sampled with. 1 if all of it arrives. Rounding moves both by more than one update
+        does, at random: empty where the standard error of the share is above `UNCERTAIN`.
+        """
+        if not self.trained:
+            return {}
+        batch, before_BT = self.trained[0]
+        after_BT = batch.behaviour_logprobs_BT.clone()
+        for row, length in enumerate(batch.attention_BT.sum(1).tolist()):
+            first = int(batch.mask_BT[row].int().argmax())
+            ids = tuple(batch.ids_BT[row, :length].tolist())
+            scores = sampler(ids, batch.temperature_B[row].item(), first=first)
+            after_BT[row, first:length] = torch.tensor(scores).to(after_BT)
+        shown_BT = batch.advantages_BT * (after_BT - batch.behaviour_logprobs_BT)
+        with torch.no_grad():
+            gained_BT = batch.advantages_BT * (token_logprobs(model, batch) - before_BT)
+        shown_N, gained_N = (part[batch.mask_BT].double() for part in (shown_BT, gained_BT))
+        gained = gained_N.sum().item()
+        error = (shown_N - gained_N).square().sum().sqrt().item()
+        return {"adapter_arrives": shown_N.sum().item() / gained} if error < UNCERTAIN * abs(gained) else {}
 
 
 @torch.no_grad()
@@ -112,16 +146,18 @@ class LogprobMonitor:
     It costs no pass of its own: it receives those of the update.
     """
 
-    def __init__(self, probe: Probe | None, fresh: Collection[str]) -> None:
-        """`fresh` are the runs that these weights sampled; empty if all runs are theirs."""
-        self._probe, self._fresh = probe, frozenset(fresh)
+    def __init__(self, probe: Probe | None, fresh: Set[str] | None) -> None:
+        """`fresh` are the runs that these weights sampled; None if all runs are theirs."""
+        self._probe, self._fresh = probe, fresh
         self._probe_metrics: dict[str, float] = {}
         self._gaps: list[Tensor] = []
 
     def observe(self, batch: Batch, logprobs_BT: Tensor) -> None:
         if self._probe is not None:
             self._probe_metrics |= self._probe.compare(batch, logprobs_BT)
-        rows = [place for place, run in enumerate(batch.run_ids) if run in self._fresh]
+            if self._fresh is None or self._fresh >= set(batch.run_ids):
+                self._probe.trained[:] = self._probe.trained or [(batch.to(logprobs_BT.device), logprobs_BT)]
+        rows = [place for place, run in enumerate(batch.run_ids) if self._fresh and run in self._fresh]
         if rows:
             batch = batch.to(logprobs_BT.device)
             gap_BT = relative_gap(logprobs_BT[rows], batch.behaviour_logprobs_BT[rows])

@@ -3,12 +3,9 @@
 Whether a model gives the same values along a tree as on plain rows is tested once, on first use.
 
 The low-memory layers have the model's formulas with fewer passes over memory: a norm keeps its input and one
-number per row, a gated unit the two factors of its product, a LoRA adapter its input. An adapter on bfloat16
-weights multiplies in bfloat16, as under autocast, and its product is added in float32 and rounded once;
-PEFT's float32 copies of input and product took a third of a training step on a CPU and three fifths of the
-memory. Only modules with a known formula are replaced: RMSNorm with `variance_epsilon` (other RMSNorms add 1
-to the weight), `down(silu(gate(x)) * up(x))`, and PEFT's plain LoRA with one adapter on a frozen linear
-layer.
+number per row, a gated unit the two factors of its product; adapters do so everywhere (`nano_shared.lora`).
+Only modules with a known formula are replaced: RMSNorm with `variance_epsilon` (other RMSNorms add 1 to the
+weight), and `down(silu(gate(x)) * up(x))`.
 """
 
 from __future__ import annotations
@@ -56,31 +53,7 @@ def _low_memory_forward(module: Any) -> Callable[..., Tensor] | None:
     if kind.endswith("MLP") and act in ("SiLU", "SiLUActivation"):
         parts = {"gate_proj", "up_proj", "down_proj", "act_fn"}
         return partial(_gated, module) if {name for name, _ in module.named_children()} == parts else None
-    if kind == "Linear" and hasattr(module, "lora_A"):
-        return _adapted_linear(module)
     return None
-
-
-def _adapted_linear(module: Any) -> Callable[..., Tensor] | None:
-    """The low-memory forward of a LoRA layer if it is exactly `base(x) + up(down(x)) * scaling`, else
-    None."""
-    names = [name for name in module.active_adapters if name in module.lora_A]
-    if module.disable_adapters or module.merged or len(names) != 1 or names[0] in module.lora_variant:
-        return None
-    name = names[0]
-    down, up, dropout = module.lora_A[name], module.lora_B[name], module.lora_dropout[name]
-    plain = type(down) is type(up) is nn.Linear and down.bias is None and up.bias is None
-    drops = dropout.training and getattr(dropout, "p", 0.0) > 0
-    base = module.base_layer
-    frozen = type(base) is nn.Linear and not any(p.requires_grad for p in base.parameters())
-    if not plain or drops or not frozen or _narrower(down.weight, base.weight):
-        return None
-    return partial(_adapted, base, down, up, float(module.scaling[name]))
-
-
-def _narrower(adapter: Tensor, base: Tensor) -> bool:
-    """True if the adapter has a lower precision than the base."""
-    return torch.promote_types(adapter.dtype, base.dtype) is not adapter.dtype
 
 
 def _norm(module: Any, hidden_states: Tensor) -> Tensor:
@@ -95,42 +68,6 @@ def _gated(module: Any, x: Tensor) -> Tensor:
     apply: Callable[..., Tensor] = _SiluProduct.apply
     out: Tensor = module.down_proj(apply(module.gate_proj(x), module.up_proj(x)))
     return out
-
-
-def _adapted(base: nn.Linear, down: nn.Linear, up: nn.Linear, scaling: float, x: Tensor) -> Tensor:
-    # weights are read here: a sharded layer has them whole only while it runs
-    apply: Callable[..., Tensor] = _AdaptedLinear.apply
-    return apply(x, base.weight, base.bias, down.weight, up.weight, scaling)
-
-
-class _AdaptedLinear(torch.autograd.Function):
-    """`x W' + b + scaling (x down') up'` for frozen W and b, all products in the precision of x."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_OR: Tensor,
-        scaling: float,
-    ) -> Tensor:  # fmt: skip
-        x_NI = x.flatten(0, -2)
-        low_NR = x_NI @ down_RI.to(x.dtype).t()
-        out_NO = nn.functional.linear(x_NI, weight_OI, bias_O)
-        out_NO.addmm_(low_NR, up_OR.to(x.dtype).t(), alpha=scaling)
-        ctx.save_for_backward(x_NI, weight_OI, down_RI, up_OR, low_NR)
-        ctx.scaling = scaling
-        return out_NO.view(*x.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x_NI, weight_OI, down_RI, up_OR, low_NR = ctx.saved_tensors
-        grad_NO = grad.flatten(0, -2)
-        d_low_NR = (grad_NO @ up_OR.to(grad.dtype)).mul_(ctx.scaling)
-        d_up_OR = (grad_NO.t() @ low_NR).to(up_OR.dtype).mul_(ctx.scaling)
-        d_down_RI = (d_low_NR.t() @ x_NI).to(down_RI.dtype)
-        d_x = None
-        if ctx.needs_input_grad[0]:
-            d_x_NI = (grad_NO @ weight_OI).addmm_(d_low_NR, down_RI.to(grad.dtype))
-            d_x = d_x_NI.view(*grad.shape[:-1], -1)
-        return d_x, None, None, d_down_RI, d_up_OR, None
 
 
 class _RMSNorm(torch.autograd.Function):

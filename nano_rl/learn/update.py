@@ -225,7 +225,7 @@ class Updater:
             added |= mismatch_ahead(
                 self.learner.model, rows.samples, behaviour_weights, max_tokens=config.max_tokens
             )
-        fresh = {s.run_id for s in rows.samples if min(s.versions) == version} if added["stale"] else set()
+        fresh = {s.run_id for s in rows.samples if min(s.versions) == version} if added["stale"] else None
         learned = self._update(
             self._minibatches(rows, drawn, trees=trees), {**values, **added}, history,
             counts_tokens=bool(rows.samples), monitor=LogprobMonitor(probe, fresh),

@@ -27,6 +27,7 @@ from nano_shared.checkpoint import (
     resolve_checkpoint,
 )
 from nano_shared.errors import UsageError
+from nano_shared.lora import merge_adapter
 from nano_shared.types import Trajectory
 
 CALIBRATION = "calibration.html"
@@ -137,7 +138,7 @@ def _classifier(model: ScalarModel, opened: OpenedWeights) -> Any:
 
     lm: Any = copy.deepcopy(model.lm)
     if hasattr(lm, "peft_config"):
-        lm = lm.merge_and_unload()
+        lm, _ = merge_adapter(lm)
     config = copy.deepcopy(lm.config)
     config.num_labels = 1
     config.pad_token_id = opened.loaded.pad_id

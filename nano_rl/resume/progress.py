@@ -101,7 +101,7 @@ def save_best(training: Path, target: Path, store: LogStore) -> Manifest:
     manifest, tree = states.read(step)
     identity = manifest.identity
     config = parse_config(TrainConfig, identity.config)
-    opened = open_weights(identity.model_name, dtype=config.dtype, merge=False)
+    opened = open_weights(identity.model_name, dtype=config.dtype)
     if opened.loaded.id != identity.model:
         raise CheckpointError(
             f"{training} began from other weights than {identity.model_name} names now; put those back"

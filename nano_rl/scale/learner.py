@@ -307,7 +307,7 @@ def _joined(ranks: Ranks, told: dict[str, Any]) -> ShardedLearner:
     config = parse_config(TrainConfig, told["config"])
     ranks.join(told["device"])
     where = f"cuda:{local_rank()}" if told["device"] == "cuda" else "cpu"
-    opened = open_weights(told["model"], dtype=config.dtype, merge=False, device=where)
+    opened = open_weights(told["model"], dtype=config.dtype, device=where)
     model = prepare(
         opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
         gradient_checkpointing=config.gradient_checkpointing,

@@ -53,8 +53,9 @@ def _number(error: Exception) -> int:
 def durable_folder(target: Path, error_type: type[NanoError]) -> Iterator[Path]:
     """Yields an empty folder beside `target` that is renamed to `target` if the block ends without an error.
 
-    Its files are on disk before the rename, and the rename is when this returns. `sweep` removes what a
-    killed process leaves. The caller ensures that `target` does not exist and that nobody else writes it.
+    Its files are on disk before the rename, and the rename is when this returns. They have the mode that the
+    umask gives, also those of safetensors, which writes for their owner alone. `sweep` removes what a killed
+    process leaves. The caller ensures that `target` does not exist and that nobody else writes it.
     Raises `error_type` if the disk is full.
     """
     temporary = target.parent / f".{target.name}.tmp-{secrets.token_hex(4)}"
@@ -62,7 +63,7 @@ def durable_folder(target: Path, error_type: type[NanoError]) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         try:
             yield temporary
-            _sync_tree(temporary)
+            _sync_tree(temporary, mode=temporary.stat().st_mode & 0o666)
             os.rename(temporary, target)
             sync(target.parent)
         finally:
@@ -124,10 +125,13 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sync_tree(directory: Path) -> None:
+def _sync_tree(directory: Path, *, mode: int) -> None:
     for folder, _, names in os.walk(directory, topdown=False):
         for name in names:
-            sync(Path(folder, name))
+            file = Path(folder, name)
+            if not file.is_symlink():
+                file.chmod(file.stat().st_mode & 0o111 | mode)
+            sync(file)
         sync(Path(folder))
 
 

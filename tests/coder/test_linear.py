@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nano_coder.models.local.llama import Joined, Linear, LlamaWeights, packs
+from nano_shared.lora import LowRank
 
 DTYPES = [torch.bfloat16, torch.float32]
 
@@ -40,7 +41,7 @@ def test_a_layer_is_the_linear_function(
 ) -> None:
     layer = weights(out, inputs, dtype, bias=bias)
     x = drawn(rows, inputs, dtype=dtype, seed=2)
-    assert close(Linear(layer)(x), F.linear(x, *layer))
+    assert close(Linear(layer)(x), F.linear(x, layer.matrix, layer.bias))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -51,7 +52,24 @@ def test_joined_layers_are_those_layers(dtype: torch.dtype, biased: tuple[bool, 
     joined = Joined(parts)(x)
     assert [part.shape for part in joined] == [(5, 48), (5, 16), (5, 16)]
     for part, layer in zip(joined, parts, strict=True):
-        assert close(part, F.linear(x, *layer))
+        assert close(part, F.linear(x, layer.matrix, layer.bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("ranks", [(4, 2, 4), (4, 0, 4)], ids=["all", "one without an adapter"])
+def test_joined_layers_have_their_own_adapters(dtype: torch.dtype, ranks: tuple[int, ...]) -> None:
+    plain = [weights(out, 64, dtype, bias=True) for out in (48, 16, 16)]
+    adapters = [
+        LowRank(drawn(rank, 64, dtype=torch.float32), drawn(len(part.matrix), rank, dtype=torch.float32), 0.5)
+        for part, rank in zip(plain, ranks, strict=True)
+    ]
+    parts = [
+        part._replace(adapter=a if len(a.down) else None) for part, a in zip(plain, adapters, strict=True)
+    ]
+    x = drawn(5, 64, dtype=dtype, seed=2)
+    for found, part, (down, up, scaling) in zip(Joined(parts)(x), plain, adapters, strict=True):
+        merged = part.matrix.float() + scaling * up @ down
+        assert close(found, F.linear(x.float(), merged, None if part.bias is None else part.bias.float()))
 
 
 def test_only_bfloat16_is_laid_out_anew() -> None:

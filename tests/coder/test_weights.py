@@ -17,6 +17,7 @@ import pytest
 import nano_coder.commands
 import nano_rl.commands
 from nano_coder.agent.chat_template import CHATML
+from nano_coder.models.opening import rank_of
 from nano_coder.models.weights import (
     _BASE_BYTES,
     BASE,
@@ -120,18 +121,32 @@ def adapter(tiny_folder: Path, tmp_path: Path) -> Path:
 def test_an_adapter_is_loaded_over_its_base(adapter: Path, tiny_folder: Path) -> None:
     import torch
 
-    merged, live = load_policy(str(adapter)), load_policy(str(adapter), merge=False)
-    base = load_policy(str(tiny_folder))
-    assert (merged.kind, merged.path) == ("adapter", adapter)
-    assert len({merged.id, base.id}) == 2
-    assert merged.id == live.id
+    loaded, base = load_policy(str(adapter)), load_policy(str(tiny_folder))
+    assert (loaded.kind, loaded.path) == ("adapter", adapter)
+    assert loaded.id != base.id
+    assert rank_of(str(adapter)) == 2
+    assert rank_of(str(tiny_folder)) is None
     ids = torch.tensor([[5, 9, 40, 7]])
     with torch.no_grad():
-        of_merged, of_live, of_base = (m.model(input_ids=ids).logits for m in (merged, live, base))
-    assert torch.allclose(of_merged, of_live, atol=1e-4)
-    assert not torch.allclose(of_merged, of_base, atol=1e-3)
-    assert type(merged.model) is type(base.model)
-    assert any("lora_" in name for name, _ in live.model.named_parameters())
+        of_adapter, of_base = (m.model(input_ids=ids).logits for m in (loaded, base))
+    assert not torch.allclose(of_adapter, of_base, atol=1e-3)
+    assert any("lora_" in name for name, _ in loaded.model.named_parameters())
+
+
+def test_an_adapter_over_an_adapter_adds_to_it(adapter: Path, tmp_path: Path) -> None:
+    import torch
+
+    over = shutil.copytree(adapter, tmp_path / "over")
+    config = over / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": str(adapter)}))
+    ids = torch.tensor([[5, 9, 40, 7]])
+    with torch.no_grad():
+        one: Any = load_policy(str(adapter)).model
+        two: Any = load_policy(str(over)).model
+        for layer in one.modules():
+            if hasattr(layer, "lora_A"):
+                layer.scaling["default"] *= 2
+        assert torch.allclose(one(input_ids=ids).logits, two(input_ids=ids).logits, atol=1e-4)
 
 
 def test_an_adapter_may_carry_its_own_template(adapter: Path) -> None:
@@ -191,7 +206,7 @@ def test_the_base_is_converted_once_and_loads(home: Path, capfd: pytest.CaptureF
     assert "quantization_config" not in json.loads((base_folder() / "config.json").read_text())
     file = home / f"{BASE}.gguf"  # what `plan` and `train` ask of a file
     file.symlink_to(_base_gguf())
-    assert model_config(str(file))[0].num_hidden_layers == 30
+    assert model_config(str(file)).num_hidden_layers == 30
     capfd.readouterr()
     ids = loaded.tokenizer("The capital of France is", return_tensors="pt").input_ids
     assert loaded.tokenizer.decode(loaded.model(input_ids=ids).logits[0, -1].argmax()) == " Paris"  # type: ignore[operator]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from nano_coder.models.opening import open_weights
 from nano_rl.cli import cli
@@ -122,6 +125,57 @@ def test_an_export_names_the_checkpoint_that_it_is(adapter: Path, tmp_path: Path
         assert manifest.kind == kind
         assert (folder / "chat_template.jinja").read_text() == template
         assert open_weights(str(folder)).version == 7
+
+
+def dtypes(folder: Path) -> set[str]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {file.get_slice(name).get_dtype() for name in file.offset_keys()}
+
+
+def test_an_export_keeps_the_dtype_and_says_what_rounding_leaves_of_an_adapter(
+    adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert nano_rl("checkpoints", "export", adapter, "--to", tmp_path / "wide") == 0
+    assert dtypes(tmp_path / "wide") == {"F32"}
+    assert (
+        "100.0% of the adapter's change of the weights is in the merged float32 ones\n"
+        in capsys.readouterr().err
+    )
+    base = adapter.parent / "tiny"
+    assert nano_rl("checkpoints", "export", base, "--to", tmp_path / "narrow", "--dtype", "bfloat16") == 0
+    assert "adapter" not in capsys.readouterr().err
+    assert nano_rl("checkpoints", "export", tmp_path / "narrow", "--to", tmp_path / "again") == 0
+    assert dtypes(tmp_path / "again") == {"BF16"}
+    # a thousandth of what was trained, over weights of bfloat16
+    young = shutil.copytree(adapter, tmp_path / "young")
+    weights = {name: value * 1e-3 for name, value in load_file(young / "adapter_model.safetensors").items()}
+    save_file(weights, young / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = json.loads((young / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = str(tmp_path / "narrow")
+    (young / "adapter_config.json").write_text(json.dumps(config))
+    capsys.readouterr()
+    assert nano_rl("checkpoints", "export", young, "--to", tmp_path / "merged") == 0
+    assert dtypes(tmp_path / "merged") == {"BF16"}
+    pattern = (
+        r"([0-9.]+)% of the adapter's change .* merged bfloat16 ones; --dtype float32 or --adapter keeps"
+    )
+    said = re.search(pattern, capsys.readouterr().err)
+    assert said is not None
+    assert float(said[1]) < 50
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_files_of_an_export_have_the_mode_that_the_umask_gives(
+    adapter: Path, tmp_path: Path, umask: int, mode: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        assert nano_rl("checkpoints", "export", adapter, "--to", tmp_path / "out", "--adapter") == 0
+    finally:
+        os.umask(before)
+    files = [file for file in (tmp_path / "out").rglob("*") if file.is_file()]
+    assert {file.name for file in files} >= {"model.safetensors", "adapter_model.safetensors"}
+    assert {file.stat().st_mode & 0o777 for file in files} == {mode}
 
 
 def test_what_cannot_be_exported_is_refused(

@@ -71,7 +71,7 @@ def quantised(folder: Path, bits: Any, dtype: Any) -> Any:
     pytest.importorskip("bitsandbytes")  # which `make test-all` installs
     from nano_coder.models.weights import load_policy
 
-    return load_policy(str(folder), dtype=dtype, merge=False, quantise=bits).model
+    return load_policy(str(folder), dtype=dtype, quantise=bits).model
 
 
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])

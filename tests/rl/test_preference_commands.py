@@ -15,7 +15,7 @@ from domains import runtime
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
-from nano_coder.models.opening import open_weights
+from nano_coder.models.opening import open_weights, rank_of
 from nano_rl.cli import cli
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import RunEncoder
@@ -358,6 +358,32 @@ def test_a_bad_conversation_is_named_by_line_and_field(
     (tmp_path / "talk.jsonl").write_text(f"{good}\n{line}\n")
     with pytest.raises(UsageError, match=said):
         read_messages(tmp_path / "talk.jsonl", reader_of(open_weights(str(tiny))))
+
+
+TALK = '{"messages": [{"role": "user", "content": "go"}, {"role": "assistant", "content": "please"}]}'
+
+
+def test_an_adapter_is_trained_on_at_its_own_rank(
+    tiny: Path, tmp_path: Path, nano: Callable[..., tuple[int, str]]
+) -> None:
+    talk = tmp_path / "talk.jsonl"
+    talk.write_text(TALK + "\n")
+    ranks = []
+    for model, name, more in ((tiny, "first", ["--lora-rank", 2]), ("first", "second", [])):
+        assert nano("sft", "--messages", talk, "--model", model, "--name", name, "--epochs", 1, *more)[0] == 0
+        manifest = read_checkpoint(checkpoints_dir() / name)
+        ranks.append((manifest.kind, manifest.config["lora_rank"], rank_of(name)))
+    assert ranks == [("adapter", 2, 2)] * 2
+    for command in (
+        ["sft", "--messages", talk, "--name", "third"], ["dpo", "--pairs", talk, "--name", "third"],
+        ["train", "--from-logs", "--name", "third"], ["train", "--tasks", talk, "--name", "third"], ["plan"],
+    ):  # fmt: skip
+        for other in (8, 0):
+            code, said = nano(*command, "--model", "first", "--lora-rank", other)
+            assert code == 2
+            assert f"--lora-rank: lora_rank is {other}, and first is an adapter of rank 2" in said
+            assert "nano-rl checkpoints export first --to FOLDER" in said
+    assert not (checkpoints_dir() / "third").exists()
 
 
 def test_messages_of_weight_0_are_shown_and_not_trained(tiny: Path) -> None:

@@ -12,15 +12,18 @@ import pytest
 import torch
 from looping import CONFIG, Given, Loop, logged_groups, same, scored, tiny_model, weights
 
-from nano_coder.models.opening import local_policy
+from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.run.execution import Runtime
 from nano_rl import train as loop_module
 from nano_rl.gather.sources import Sources
 from nano_rl.learn import tree_forward as forward
 from nano_rl.learn import update as update_module
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
-from nano_rl.learn.rows.batch import Batch
+from nano_rl.learn.mismatch import Probe
+from nano_rl.learn.model.logprob import token_logprobs
+from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows.sample import to_samples
 from nano_rl.resume.states import States
 from nano_shared.errors import GuardTripped, NanoError, PolicyError, SandboxError
 from nano_shared.types import Finish, StopReason, Trajectory
@@ -318,8 +321,15 @@ def test_entropy_that_collapses(tiny: Path, tmp_path: Path, logged: tuple[Group,
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("rank", "cause"),
+    [
+        (0, "the sampler does not serve the weights that were trained"),
+        (4, "only 0% of what the last update gained arrives in the sampler"),
+    ],
+)
 def test_ac_41_a_sampler_that_serves_older_weights(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, cause: str
 ) -> None:
     copies: list[torch.nn.Module] = []
 
@@ -330,9 +340,9 @@ def test_ac_41_a_sampler_that_serves_older_weights(
     monkeypatch.setattr(loop_module, "local_policy", stale)
     trips(
         Loop(tiny, tmp_path),
-        r"step \d: after the update the served log-probs of a probe are",
-        score=alternate(),
-    )
+        rf"step \d: after the update the served log-probs of a probe are .*: {cause}",
+        score=alternate(), config=CONFIG.model_copy(update={"lora_rank": rank}),
+    )  # fmt: skip
 
 
 def test_ac_41_a_sound_update_is_served_as_it_is_trained(tiny: Path, tmp_path: Path) -> None:
@@ -340,6 +350,47 @@ def test_ac_41_a_sound_update_is_served_as_it_is_trained(tiny: Path, tmp_path: P
     Loop(tiny, tmp_path).go(steps=1, score=alternate(), on_step=lambda _, __, values: seen.append(values))
     assert seen[0]["probe_mismatch_max"] <= CONFIG.guards.mismatch_max
     assert seen[0]["probe_shift"] > 0
+    assert "adapter_arrives" not in seen[0]
+
+
+def test_what_an_adapter_gains_arrives_in_the_sampler(tiny: Path, tmp_path: Path) -> None:
+    seen: list[dict[str, float]] = []
+    Loop(tiny, tmp_path).go(
+        steps=2, score=alternate(), on_step=lambda _, __, values: seen.append(values),
+        config=CONFIG.model_copy(update={"lora_rank": 4}),
+    )  # fmt: skip
+    assert [values["adapter_arrives"] for values in seen] == pytest.approx([1, 1], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("shown", "noise", "share"), [(1.0, 0.0, 1.0), (0.3, 0.0, 0.3), (0.3, 0.01, 0.3), (1.0, 0.1, None)]
+)
+def test_the_share_that_arrives_is_that_of_the_gain_unless_rounding_hides_it(
+    tiny: Path, logged: tuple[Group, ...], shown: float, noise: float, share: float | None
+) -> None:
+    model = open_weights(str(tiny)).loaded.model
+    runs = [(run, float(1 - 2 * place)) for g in logged for place, run in enumerate(g.trajectories)]
+    rows = [row for run, advantage in runs for row in to_samples(run, advantage)]
+    (batch,) = make_batches(rows, max_tokens=9999)
+    probe = Probe.of(logged, model)
+    assert probe is not None
+    with torch.no_grad():
+        after_BT = token_logprobs(model, batch)
+    gain_BT = 0.01 * batch.advantages_BT
+    sampled = replace(batch, behaviour_logprobs_BT=after_BT - shown * gain_BT)
+    probe.trained.append((sampled, after_BT - gain_BT))
+    lengths = batch.attention_BT.sum(1).tolist()
+    places = {
+        tuple(ids[:n].tolist()): i for i, (ids, n) in enumerate(zip(batch.ids_BT, lengths, strict=True))
+    }
+    random = torch.Generator().manual_seed(0)
+
+    def sampler(ids: tuple[int, ...], temperature: float, *, first: int) -> list[float]:
+        exact_T = after_BT[places[ids], first : len(ids)]
+        return (exact_T + noise * torch.randn(exact_T.shape, generator=random)).tolist()
+
+    found = probe.arrives(model, sampler).get("adapter_arrives")
+    assert found == (share and pytest.approx(share, abs=0.25 if noise else 1e-4))
 
 
 def alternate() -> Callable[[Trajectory], float]:

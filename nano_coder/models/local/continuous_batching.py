@@ -155,6 +155,15 @@ class ContinuousDecoder:
         self._speculator = NGramSpeculator()
         self.cache.clear()
 
+    def logits_of(self, ids: tuple[int, ...], first: int) -> Tensor:
+        """[L - first, V] logits that predict `ids[first:]`, as decoding computes them; keeps no KV."""
+        read = ids[:-1]
+        segment = PrefillSegment(read, self._shape.zeros(self._shape.keys, len(read)), 0)
+        hidden_NH = self._forward.hidden(
+            self._tensor(read), self._tensor(range(len(read))), PrefillAttention([segment])
+        )
+        return self._forward.logits(hidden_NH[first - 1 :])
+
     def _join(self) -> list[BatchSlot]:
         """Move queued rows into free slots, and prefill their tokens that are not yet in the KV cache."""
         rows = self._select_rows()

@@ -184,6 +184,22 @@ class Engine:
         """
         return [logprobs for logprobs, _ in self.measure(rows, temperature, first=first)]
 
+    def score_alone(self, ids: tuple[int, ...], temperature: float = 1.0, *, first: int = 1) -> list[float]:
+        """As `score` for one row."""
+        return self.score([ids], temperature, first=first)[0]
+
+    def score_decoding(
+        self, ids: tuple[int, ...], temperature: float = 1.0, *, first: int = 1
+    ) -> list[float]:
+        """As `score` for one row, by the forward pass that rows are decoded with in place of the module's."""
+        decoder = self._current()
+        if not isinstance(decoder, ContinuousDecoder):
+            return self.score_alone(ids, temperature, first=first)
+        with torch.no_grad():
+            logits_TV = decoder.logits_of(ids, first).float() / (temperature or 1.0)
+            targets_T1 = torch.tensor(ids[first:], device=self.device)[:, None]
+            return logits_TV.log_softmax(dim=-1).gather(1, targets_T1)[:, 0].tolist()
+
     def measure(
         self, rows: Sequence[tuple[int, ...]], temperature: float, *, first: int, entropy: bool = False
     ) -> list[tuple[list[float], list[float]]]:

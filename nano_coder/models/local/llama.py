@@ -5,9 +5,10 @@ or feed-forward layers (`_FAMILIES`). What differs is read from the module; norm
 experts that are computed in another way than Llama's are the module's own.
 
 It reads the module's own parameters, so weights that are trained are decoded with. Two exceptions are copied
-once for each version of the weights: layers with a low-rank PEFT adapter, merged, and bfloat16 weights on a
-CPU, packed for its matrix products. It rounds where the module rounds, so that bfloat16 log-probs stay close
-to the trainer's. Not supported: rotary embeddings that depend on the row's length, linear attention.
+once for each version of the weights: layers with a low-rank PEFT adapter, side by side with it, and bfloat16
+weights on a CPU, packed for its matrix products. It rounds where the module rounds, so that bfloat16
+log-probs stay close to the trainer's; adapters are never merged, since rounding would lose what is small
+beside a weight. Not supported: rotary embeddings that depend on the row's length, linear attention.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nano_coder.models.local.attention import Scoring
+from nano_shared.lora import LowRank, adapter_of
 
 _ROWS = 8
 """number of rows that packed weights are optimised for; any number works"""
@@ -32,18 +34,30 @@ class LlamaWeights(NamedTuple):
     matrix: Tensor
     """[out, in]"""
     bias: Tensor | None
+    adapter: LowRank | None = None
 
 
 class Linear:
-    """A linear layer, [N, in] -> [N, out]."""
+    """A linear layer, [N, in] -> [N, out].
+
+    An adapter's second product is part of the layer's own: `[W, s B] [x; A x]`. It is summed as W's is, and
+    the sum is rounded once.
+    """
 
     def __init__(self, weights: LlamaWeights) -> None:
-        self.matrix, self._bias = weights
+        self.matrix, self._bias, adapter = weights
+        self._down: Linear | None = None
+        if adapter is not None:
+            up = (adapter.up * adapter.scaling).to(self.matrix.dtype)
+            self._down = Linear(LlamaWeights(adapter.down.to(self.matrix.dtype), None))
+            self.matrix = torch.cat([self.matrix, up], dim=1)
         self._packed = packs(self.matrix)
         if self._packed:
             self.matrix = torch.ops.mkldnn._reorder_linear_weight(self.matrix, _ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._down is not None:
+            x = torch.cat([x, self._down(x)], dim=-1)
         if self._packed:
             product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.matrix, self._bias, "none", [], "")
             return product
@@ -51,12 +65,14 @@ class Linear:
 
 
 class Joined:
-    """Several linear layers of one input, [N, in] -> [N, out] each; one product if the weights are packed."""
+    """Several linear layers of one input, [N, in] -> [N, out] each; one product if their weights are copied,
+    as they are to be packed, or to stand beside an adapter."""
 
     def __init__(self, parts: Sequence[LlamaWeights], sizes: Sequence[int] | None = None) -> None:
         """`sizes`: those of the outputs, where one layer holds several."""
         self._sizes = [part.matrix.shape[0] for part in parts] if sizes is None else list(sizes)
-        one = packs(parts[0].matrix) and len({part.bias is None for part in parts}) == 1
+        copied = packs(parts[0].matrix) or any(part.adapter for part in parts)
+        one = copied and len({part.bias is None for part in parts}) == 1
         self.layers = [Linear(part) for part in ([_joined(parts)] if one else parts)]
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
@@ -77,8 +93,21 @@ def packs(matrix: Tensor) -> bool:
 
 
 def _joined(parts: Sequence[LlamaWeights]) -> LlamaWeights:
+    """One layer, whose adapter is that of all: the first matrices one above the other, the second on the
+    diagonal."""
     biases = [part.bias for part in parts if part.bias is not None]
-    return LlamaWeights(torch.cat([part.matrix for part in parts]), torch.cat(biases) if biases else None)
+    matrix = torch.cat([part.matrix for part in parts])
+    adapter = None
+    if any(part.adapter for part in parts):
+        each = [part.adapter or _nothing(part.matrix) for part in parts]
+        ups = torch.block_diag(*(one.up * one.scaling for one in each))
+        adapter = LowRank(torch.cat([one.down for one in each]), ups, 1.0)
+    return LlamaWeights(matrix, torch.cat(biases) if biases else None, adapter)
+
+
+def _nothing(matrix: Tensor) -> LowRank:
+    """The adapter of rank 0 of a layer that has none."""
+    return LowRank(matrix.new_empty(0, matrix.shape[1]), matrix.new_empty(matrix.shape[0], 0), 1.0)
 
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, Scoring], Tensor]
@@ -390,32 +419,23 @@ def _norm(module: Any, config: Any) -> Apply:
 
 
 def _weights(module: Any) -> LlamaWeights:
-    """The layer's weights, or a copy with its adapter merged in. Raises Unsupported for any other kind of
-    layer."""
+    """The layer's weights, and its adapter. Raises Unsupported for any other kind of layer."""
+    if hasattr(module, "modules_to_save"):  # a layer that was trained whole beside an adapter
+        whole = not module.disable_adapters and module.modules_to_save
+        return _weights(whole[module.active_adapters[0]] if whole else module.original_module)
     if type(module) is nn.Linear:
         return LlamaWeights(module.weight.detach(), None if module.bias is None else module.bias.detach())
     base = getattr(module, "base_layer", None)
-    if type(base) is not nn.Linear or not hasattr(module, "get_delta_weight"):
+    if type(base) is not nn.Linear or not hasattr(module, "lora_A"):
         raise Unsupported(f"one of its linear layers is a {type(module).__name__}")
-    adapters = [name for name in module.active_adapters if name in module.lora_A]
-    if any(getattr(module, "lora_variant", {}).get(name) for name in adapters) or any(
-        module.lora_B[name].bias is not None for name in adapters
+    plain, adapter = _weights(base), adapter_of(module)
+    if adapter is not None:
+        down, up, scaling = adapter
+        return plain._replace(adapter=LowRank(down.detach(), up.detach(), scaling))
+    if (
+        not module.merged
+        and not module.disable_adapters
+        and any(n in module.lora_A for n in module.active_adapters)
     ):
         raise Unsupported("its adapter is more than a low-rank product")
-    plain = _weights(base)
-    if module.merged or module.disable_adapters or not adapters:
-        return plain
-    if len(adapters) == 1 and not getattr(module, "fan_in_fan_out", False):
-        return LlamaWeights(_merged(plain.matrix, module, adapters[0]), plain.bias)
-    # summed in the adapters' float32 and rounded once
-    weight = plain.matrix.float()
-    for name in adapters:
-        weight = weight + module.get_delta_weight(name).detach().float()
-    return LlamaWeights(weight.to(plain.matrix.dtype), plain.bias)
-
-
-def _merged(matrix: Tensor, module: Any, name: str) -> Tensor:
-    """The matrix with the product of one adapter added. Rounds once, inside the product, as the trainer does:
-    a float32 sum would take four more passes over twice the memory at each change of the weights."""
-    up, down = (part[name].weight.detach().to(matrix.dtype) for part in (module.lora_B, module.lora_A))
-    return torch.addmm(matrix, up, down, alpha=float(module.scaling[name]))
+    return plain

@@ -20,6 +20,7 @@ from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.tree_forward import checkpoint_layers
 from nano_shared.durable import full_disk_explained, sync
 from nano_shared.errors import CheckpointError, ConfigError
+from nano_shared.lora import round_once
 from nano_shared.malloc import keep_freed_memory
 
 
@@ -356,6 +357,7 @@ def prepare(
     Raises ConfigError for a quantised base without an adapter.
     """
     trained = _trainable(model, lora_rank, seed)
+    round_once(trained)
     if gradient_checkpointing:
         checkpoint_layers(trained)
     return trained

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.tree_forward import backbone, row_states
+from nano_shared.lora import merge_adapter
 
 
 class ScalarModel(nn.Module):
@@ -56,7 +57,7 @@ def scalar_model(policy: Any, *, lora_rank: int, seed: int, bias: bool) -> Scala
         lora_rank = int(adapters["default"].r)
     lm: Any = copy.deepcopy(policy)
     if adapters:
-        lm = lm.merge_and_unload()
+        lm, _ = merge_adapter(lm)
     lm.requires_grad_(False)
     # the language head is not used and must not be trained
     lm.set_output_embeddings(nn.Identity())
