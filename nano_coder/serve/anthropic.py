@@ -91,6 +91,8 @@ def _stop(answer: ModelAnswer) -> dict[str, str | None]:
     reason, sequence = "end_turn", split_at_stop(answer.completion)[1]
     if answer.completion.finish is Finish.LENGTH:
         reason = "max_tokens"
+    elif answer.filtered:
+        reason = "refusal"
     elif answer.calls:
         reason = "tool_use"
     elif sequence is not None:

@@ -124,6 +124,8 @@ def _call(call: Body, where: str) -> ClientCall:
 def finish_reason(answer: ModelAnswer) -> str:
     if answer.completion.finish is Finish.LENGTH:
         return "length"
+    if answer.filtered:
+        return "content_filter"
     return "tool_calls" if answer.calls else "stop"
 
 

@@ -132,6 +132,11 @@ class ModelAnswer:
     top: tuple[Likeliest, ...] = ()
     """of each sampled token, if asked for"""
 
+    @property
+    def filtered(self) -> bool:
+        """Whether the filter of the provider behind stopped it."""
+        return self.completion.api is not None and self.completion.api.filtered
+
     def tokens_after(self, count: int) -> TextDelta:
         """Its tokens but for the first `count`."""
         tokens = self.completion.tokens

@@ -101,11 +101,11 @@ def response_answer(
     body: Body, answer: ModelAnswer, model: str, id: str, decode: DecodeIds | None
 ) -> dict[str, Any]:
     """The body of a response that is not streamed."""
-    cut = answer.completion.finish is Finish.LENGTH
+    cut = _cut(answer)
     return _head(body, model, id, "incomplete" if cut else "completed") | {
         "output": _items(body, answer, id, decode),
         "completed_at": None if cut else int(time.time()),
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "incomplete_details": {"reason": cut} if cut else None,
         "usage": {
             "input_tokens": answer.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
             "output_tokens": answer.sampled_tokens, "output_tokens_details": {"reasoning_tokens": 0},
@@ -113,6 +113,13 @@ def response_answer(
         },
         **token_ids(body, answer),
     }  # fmt: skip
+
+
+def _cut(answer: ModelAnswer) -> str | None:
+    """Why an answer is incomplete, if it is."""
+    if answer.completion.finish is Finish.LENGTH:
+        return "max_output_tokens"
+    return "content_filter" if answer.filtered else None
 
 
 def _head(body: Body, model: str, id: str, status: str) -> dict[str, Any]:
@@ -153,8 +160,7 @@ def _items(body: Body, answer: ModelAnswer, id: str, decode: DecodeIds | None) -
     items = []
     if answer.text or not answer.calls:
         part = _part(answer.text, _cards(body, answer.tokens_after(0), decode))
-        cut = answer.completion.finish is Finish.LENGTH
-        items.append(_message(f"{id}-message", [part], "incomplete" if cut else "completed"))
+        items.append(_message(f"{id}-message", [part], "incomplete" if _cut(answer) else "completed"))
     for call in answer.calls:
         items.append(
             {

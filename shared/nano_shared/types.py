@@ -303,6 +303,8 @@ class ApiAnswer(Value):
     """sampling parameters that were not sent: the server's own values applied"""
     no_tokens: str | None = None
     """why there are no tokens, although the server was asked for them"""
+    filtered: bool = False
+    """whether the provider's filter stopped the answer"""
 
 
 class Completion(Value):
