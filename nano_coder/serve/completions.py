@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve.chat import Body, fingerprint, finish_reason, number, sampling_of
+from nano_coder.serve.chat import fingerprint, finish_reason
 from nano_coder.serve.request import (
     BadRequest,
     ClientMessage,
@@ -21,6 +21,7 @@ from nano_coder.serve.request import (
     TextDelta,
     split_at_stop,
 )
+from nano_coder.serve.sampling import Body, check_shaping, number, sampling_of
 from nano_shared.policy import DecodeIds, Policy
 from nano_shared.types import Role
 
@@ -49,8 +50,6 @@ def read_completion(body: Body, policy: Policy) -> CompletionRequest:
     """Raises BadRequest for what is malformed, and for what this server cannot do."""
     if not isinstance(policy, LocalPolicy):
         raise BadRequest("this model reads messages only; use /v1/chat/completions", param="prompt")
-    if body.get("suffix"):
-        raise BadRequest("suffix: this model does not fill in the middle", param="suffix")
     limit = policy.context_limit
     choices = number(body, "n", int, 1, MOST_CHOICES, 1)
     if number(body, "best_of", int, 1, MOST_CHOICES, choices) != choices:
@@ -65,6 +64,7 @@ def read_completion(body: Body, policy: Policy) -> CompletionRequest:
     sampling = sampling_of({**body, "max_tokens": None} if scores else body, limit, limits=("max_tokens",))
     if body.get("max_tokens") is None and not scores:
         sampling = sampling.model_copy(update={"max_tokens": min(16, limit)})  # OpenAI's default
+    check_shaping(sampling, policy)
     prompts = _prompts(body, policy)
     if len(prompts) * choices > MOST_CHOICES:
         raise BadRequest(

@@ -405,7 +405,7 @@ def test_tools_are_called_through_messages_and_responses(scripted: Callable[...,
 def test_a_client_that_goes_away_frees_its_place(tiny: Served) -> None:
     with httpx.stream(
         "POST", f"{tiny.root}/v1/chat/completions",
-        json={"messages": [ASK], "max_tokens": 900, "stream": True, "ignore_eos": True, "seed": 11},
+        json={"messages": [ASK], "max_tokens": 900, "stream": True, "min_tokens": 900, "seed": 11},
     ) as answer:  # fmt: skip
         for number, _ in enumerate(answer.iter_lines()):
             if number > 8:
@@ -498,7 +498,8 @@ def test_a_fault_of_the_server_is_told_in_the_shape_of_the_api_without_its_trace
     for path, api in ROUTES.items():
         if not path.endswith("count_tokens"):
             for stream in (False, True):
-                body = {"messages": [ASK], "input": "x", "max_tokens": 2, "stream": stream}
+                asks = {"input": "x"} if path.endswith("responses") else {"messages": [ASK], "max_tokens": 2}
+                body = {**asks, "stream": stream}
                 answer = httpx.post(f"{tiny.root}{path}", json=body)
                 assert (answer.status_code, error_of(answer, api)["type"]) == (500, "api_error")
                 assert "secret" not in answer.text

@@ -26,7 +26,7 @@ from nano_coder.models.local.kv_cache import (
     common_prefix,
 )
 from nano_coder.models.local.llama import LlamaForward
-from nano_coder.models.local.sampler import DecodingRow, Likeliest, allowed_tokens, draw, likeliest_tokens
+from nano_coder.models.local.sampler import DecodingRow, Likeliest, draw, likeliest_tokens, shaped_logits
 from nano_coder.models.local.speculative import CONTEXT, NGramSpeculator
 
 _PREFILL_TOKENS = 2048
@@ -280,7 +280,7 @@ class ContinuousDecoder:
         for slot in self._slots:
             row = slot.row
             # one token is sampled after the draft as well; a grammar knows what is allowed after sampled ones
-            longest = 0 if row.request.constraint else min(room, row.limit - len(row.ids) - 1)
+            longest = 0 if row.request.is_shaped else min(room, row.limit - len(row.ids) - 1)
             draft_tokens.append(self._speculator.propose(row.last(CONTEXT), longest) if longest > 0 else [])
             room -= len(draft_tokens[-1])
         return draft_tokens
@@ -349,7 +349,7 @@ class ContinuousDecoder:
             logits_NV,
             [row.request.sampling for row, _ in places],
             [row.uniforms[len(row.ids) + nth] for row, nth in places],
-            allowed_tokens([row for row, _ in places], logits_NV.shape[1]),
+            shaped_logits([row for row, _ in places], logits_NV),
         )
         tokens = iter(zip(*drawn, likeliest_tokens([row for row, _ in places], logits_NV), strict=True))
         num_accepted_tokens = 0
