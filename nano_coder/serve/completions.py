@@ -22,6 +22,7 @@ from nano_coder.serve.request import (
     split_at_stop,
 )
 from nano_coder.serve.sampling import Body, check_shaping, number, sampling_of
+from nano_shared.errors import ContextFull
 from nano_shared.policy import DecodeIds, Policy
 from nano_shared.types import Role
 
@@ -78,8 +79,9 @@ def read_completion(body: Body, policy: Policy) -> CompletionRequest:
         )
         for ids in prompts
     ]  # fmt: skip
+    each_choice = [seeded(each, index) for each in requests for index in range(choices)]
     return CompletionRequest(
-        requests=tuple(seeded(each, index) for each in requests for index in range(choices)),
+        requests=tuple(replace(each, choice=number) for number, each in enumerate(each_choice)),
         echo=bool(body.get("echo")), logprobs=logprobs, scores=scores,
     )  # fmt: skip
 
@@ -88,8 +90,8 @@ def seeded(asked: ModelRequest, index: int) -> ModelRequest:
     """The request of a choice: each samples with a seed of its own."""
     seed = asked.sampling.seed
     if index == 0 or seed is None:
-        return asked
-    return replace(asked, sampling=asked.sampling.model_copy(update={"seed": seed + index}))
+        return replace(asked, choice=index)
+    return replace(asked, choice=index, sampling=asked.sampling.model_copy(update={"seed": seed + index}))
 
 
 def _prompts(body: Body, policy: LocalPolicy) -> list[tuple[int, ...]]:
@@ -102,10 +104,17 @@ def _prompts(body: Body, policy: LocalPolicy) -> list[tuple[int, ...]]:
     return [prompt_ids(prompt, policy, param="prompt") for prompt in each]
 
 
-def prompt_ids(prompt: Any, policy: LocalPolicy, *, control: bool = True, param: str) -> tuple[int, ...]:
-    """The ids of a text, or ids themselves. Raises BadRequest for anything else, and for none."""
+def prompt_ids(
+    prompt: Any, policy: LocalPolicy, *, control: bool = True, param: str, contexts: int = 1
+) -> tuple[int, ...]:
+    """The ids of a text, or ids themselves. Raises BadRequest for anything else, and for none, and
+    ContextFull for more than so many contexts."""
+    most = contexts * policy.context_limit
     if isinstance(prompt, str):
+        policy.refuse_long([prompt], most)
         ids = policy.template.encoder.prompt(prompt, control=control)
+    elif isinstance(prompt, list) and len(prompt) > most and _is_id(prompt[0]):
+        raise ContextFull(f"{param} holds {len(prompt)} tokens; {most} are the most")
     elif isinstance(prompt, list) and all(_is_id(token) for token in prompt):
         ids = prompt
     else:

@@ -528,24 +528,28 @@ class Conversations:
             return completion, ()
         stream = TextStream(policy.decode, policy.engine.eos_ids, request.sampling.stop, on_text or _read)
         slot = self._episode.slot if self._episode else None
-        top, sampling = request.top_logprobs, request.sampling
+        top, sampling, choice = request.top_logprobs, request.sampling, request.choice
         with policy.lent(slot):
             if request.prompt_ids:
                 completion = policy.complete_ids(
-                    request.prompt_ids, sampling, on_token=stream.take, top_logprobs=top
+                    request.prompt_ids, sampling, on_token=stream.take, top_logprobs=top, choice=choice
                 )
             else:
                 completion = policy.complete(
-                    conversation, sampling, owner=held.owner, on_token=stream.take, top_logprobs=top
-                )
+                    conversation, sampling, owner=held.owner, on_token=stream.take, top_logprobs=top,
+                    choice=choice,
+                )  # fmt: skip
         stream.finish()
         return completion, tuple(stream.top)
 
-    def rendered_ids(self, request: ModelRequest, policy: LocalPolicy) -> tuple[int, ...]:
-        """Ids of a conversation that begins with these messages, and of the answer's beginning."""
+    def rendered_ids(self, request: ModelRequest, policy: LocalPolicy, contexts: int = 1) -> tuple[int, ...]:
+        """Ids of a conversation that begins with these messages, and of the answer's beginning. Raises
+        ContextFull for more than so many contexts."""
         conversation = Conversation(started=time.time())
         for message in _rendered(request.messages, request.tools, self.model.profile, opening=True):
             conversation.append(message)
+        said = [*(m.content for m in conversation.messages), request.prefill]
+        policy.refuse_long(said, contexts * policy.context_limit)
         return (*policy.delta(conversation), *policy.template.encoder.text(request.prefill))
 
     def log_scored(self, request: ModelRequest, session: str, model: ServedModel) -> None:

@@ -103,6 +103,8 @@ class ModelRequest:
     """likeliest tokens to tell of each place"""
     prompt_ids: tuple[int, ...] = ()
     """of a raw prompt, which no template renders and `messages` show as text"""
+    choice: int = 0
+    """its number among those of its client's request"""
     prefill: str = ""
     """beginning of the answer, which the client wrote; the end of `prompt_ids` once they are there"""
 

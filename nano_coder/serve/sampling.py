@@ -15,6 +15,9 @@ MOST_IDS = 1024
 """of `logit_bias` and of `allowed_token_ids`"""
 
 
+MOST_STOPS, LONGEST_STOP = 64, 1024
+
+
 class Bounds(NamedTuple):
     kind: type
     low: float
@@ -48,6 +51,9 @@ def sampling_of(body: Body, longest: int, *, limits: Sequence[str]) -> Sampling:
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
         raise BadRequest("stop must be a text, or a list of texts that are not empty", param="stop")
+    if len(stops) > MOST_STOPS or max(map(len, stops), default=0) > LONGEST_STOP:
+        why = f"{MOST_STOPS} texts of {LONGEST_STOP} characters are the most"
+        raise BadRequest(f"stop: {why}", param="stop")  # each is looked for after each token
     most = next(
         (n for name in limits if (n := number(body, name, int, 1, 1 << 31, None)) is not None), longest
     )

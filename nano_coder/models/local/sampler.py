@@ -174,6 +174,8 @@ class GenerationRequest:
     """the tokens that may be sampled; None: all"""
     top_logprobs: int = 0
     """number of likeliest tokens that `on_token` gets"""
+    choice: int = 0
+    """its number in its client's request: rows after the first leave room for those of other requests"""
 
     @property
     def is_shaped(self) -> bool:
