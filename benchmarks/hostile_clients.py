@@ -3,9 +3,9 @@ and memory that does not come back.
 
     python benchmarks/hostile_clients.py [--model shipped] [--write]
 
-A server in a process of its own meets one attack after another: large texts, bodies and lists of ids, `n`
-= 64, and idle connections. Meanwhile /health is asked every 50 ms, and another client streams a short answer again and
-again. Memory is the server's resident set, before the attack and five seconds after it.
+A server in a process of its own meets one attack after another: large texts, bodies and lists of ids, `n` of
+64, idle connections. Meanwhile /health is asked every 50 ms, and another client streams short answers. Memory is the
+server's resident set, before the attack and five seconds after it.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ def main() -> None:
                 thread.join()
             time.sleep(5)
             rows.append({
-                "attack": name, "answer": answer, "seconds": round(took, 1), "health": round(max(watch.health), 2),
+                "attack": name, "answer": answer, "seconds": round(took, 1),
+                "health": round(max(watch.health), 2),
                
                 "first_token": round(max(watch.first), 2), "failed": watch.failed,
                 "memory_mib": resident(pid) - before, "load": round(os.getloadavg()[0], 1),
