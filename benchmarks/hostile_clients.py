@@ -3,9 +3,9 @@ and memory that does not come back.
 
     python benchmarks/hostile_clients.py [--model shipped] [--write]
 
-A server in a process of its own meets one attack after another: large texts, bodies and lists of ids, `n` of
-64, idle connections. Meanwhile /health is asked every 50 ms, and another client streams short answers. Memory is the
-server's resident set, before the attack and five seconds after it.
+A server in a process of its own meets one attack after another: large texts, bodies and lists of ids, 64
+choices, idle connections. Meanwhile /health is asked every 50 ms, and another client streams short answers.
+Memory is the server's resident set, before the attack and five seconds after it.
 """
 
 from __future__ import annotations
