@@ -47,7 +47,7 @@ def attacks(port: int, idle: int) -> dict[str, Callable[[], str]]:
             each.close()
         return f"{idle} held"
 
-    said = {"max_tokens": 200, "messages": [{"role": "user", "content": "Tell me a story."}]}
+    said = {"max_tokens": 32, "messages": [{"role": "user", "content": "Tell me a story."}]}
     return {
         "chat, 30 MiB of text": post(
             "/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}]}
