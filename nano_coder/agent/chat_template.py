@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jinja2 import TemplateError
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
+_PIECE = 1 << 14
+"""characters that are encoded at a time to count them, and without letting other threads run"""
+
+
 class Encoder:
     """Encodes text with private copies of a tokenizer, so that settings of other users have no effect.
 
@@ -30,6 +36,7 @@ class Encoder:
 
     def __init__(self, tokenizer: Any) -> None:
         """`tokenizer` is a `tokenizers.Tokenizer` or a fast tokenizer of transformers."""
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # or forks warn
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         eos = getattr(tokenizer, "eos_token", None)
         self._parsing = _copy(backend)
@@ -53,11 +60,30 @@ class Encoder:
 
     def prompt(self, text: str, *, control: bool = True) -> list[int]:
         """Ids of a prompt as the model's tokenizer writes them; `control`: with the tokens that it adds."""
-        return list(self._parsing.encode(text, add_special_tokens=control).ids)
+        return _ids(self._parsing, text, control=control)
 
     def text(self, text: str) -> list[int]:
         """Ids of plain text; spellings of control tokens become ordinary tokens."""
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        return _ids(self._plain, text)
+
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the longest token: no text has fewer tokens than its length divided by this."""
+        return max(map(len, self._plain.get_vocab(with_added_tokens=True)))
+
+    def surely_more(self, texts: Sequence[str], limit: int) -> bool:
+        """Whether the texts have more tokens than `limit`; False where that is not sure. A text of any length
+        is read no further than it takes to know."""
+        left = limit * self.longest - sum(map(len, texts))
+        if left < 0 or sum(map(len, texts)) <= limit:
+            return left < 0
+        count = 0
+        for text in texts:
+            for start in range(0, len(text), _PIECE):  # cut in two, a text has a few tokens more
+                count += max(0, len(self.text(text[start : start + _PIECE])) - _PIECE // 64)
+                if count > limit:
+                    return True
+        return False
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, control tokens included; invalid UTF-8 becomes U+FFFD."""
@@ -73,7 +99,7 @@ class Encoder:
     def rendered(self, text: str, mark: str) -> list[int]:
         """Ids of a rendered template: its control tokens are parsed, marked spellings stay text."""
         if mark not in text:
-            ids = list(self._parsing.encode(text, add_special_tokens=False).ids)
+            ids = _ids(self._parsing, text)
             if [i for i in ids if i in self.control_tokens] == [
                 self._control_ids[found] for found in self._control.findall(text)
             ]:
@@ -84,6 +110,13 @@ class Encoder:
             ids += [*self.text(text[start : match.start()].replace(mark, "")), self._control_ids[match[0]]]
             start = match.end()
         return ids + self.text(text[start:].replace(mark, ""))
+
+
+def _ids(tokenizer: Tokenizer, text: str, *, control: bool = False) -> list[int]:
+    """Long texts are encoded as a batch of one, which lets other threads run and keeps no offsets."""
+    if len(text) < _PIECE:
+        return list(tokenizer.encode(text, add_special_tokens=control).ids)
+    return list(tokenizer.encode_batch_fast([text], add_special_tokens=control)[0].ids)
 
 
 def _copy(backend: Tokenizer) -> Tokenizer:

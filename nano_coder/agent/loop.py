@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nano_coder.agent.compaction import Compaction
-from nano_coder.agent.dialects.api import Api
+from nano_coder.agent.dialects.api import FILTERED, Api
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed
 from nano_coder.agent.observation import limits_met, shorten
 from nano_coder.agent.prompt import DELEGATE
@@ -183,6 +183,8 @@ class Agent:
         return last is not None and last.parse_error is not None and self.parse_calls(last.completion).prose
 
     def parse_calls(self, completion: Completion) -> Parsed:
+        if completion.api is not None and completion.api.filtered:
+            return Parsed(thought=completion.text, error=FILTERED)
         dialect = DIALECTS.find(self.profile.dialect)
         if completion.api is not None and isinstance(dialect, Api):
             return dialect.parse_api(completion.text, completion.api, self.tools)

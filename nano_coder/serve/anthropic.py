@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nano_coder.serve.answer_form import form_of
-from nano_coder.serve.chat import Body, sampling_of, token_ids
+from nano_coder.serve.chat import token_ids
 from nano_coder.serve.request import (
     BadRequest,
     ClientCall,
@@ -20,11 +20,13 @@ from nano_coder.serve.request import (
     ModelRequest,
     TextDelta,
     objects,
+    prefilled,
     role_of,
     split_at_stop,
     text_of,
     tool_of,
 )
+from nano_coder.serve.sampling import Body, sampling_of
 from nano_shared.types import Finish, Role
 
 Event = tuple[str, dict[str, Any]]
@@ -46,6 +48,9 @@ def read_messages(body: Body, longest: int) -> ModelRequest:
         read += _message(message, f"messages[{at}]")
     if not read:
         raise BadRequest("messages hold no text, no call and no result", param="messages")
+    before, prefill = tuple(read), ""
+    if read[-1].role is Role.ASSISTANT:
+        before, prefill = prefilled(read, "messages")
     tools = [tool for tool in objects(body.get("tools"), "tools") if "input_schema" in tool]
     choice = body.get("tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == "none":
@@ -54,7 +59,8 @@ def read_messages(body: Body, longest: int) -> ModelRequest:
     output = body.get("output_config")
     form = output.get("format") if isinstance(output, Mapping) else body.get("output_format")
     return ModelRequest(
-        messages=tuple(read),
+        messages=before,
+        prefill=prefill,
         tools=offered,
         form=form_of(form, choice, offered, param="output_config.format"),
         sampling=sampling_of(body, longest, limits=("max_tokens",)),
@@ -91,6 +97,8 @@ def _stop(answer: ModelAnswer) -> dict[str, str | None]:
     reason, sequence = "end_turn", split_at_stop(answer.completion)[1]
     if answer.completion.finish is Finish.LENGTH:
         reason = "max_tokens"
+    elif answer.filtered:
+        reason = "refusal"
     elif answer.calls:
         reason = "tool_use"
     elif sequence is not None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -32,21 +34,29 @@ from nano_coder.serve.generation import (
     ServerLimits,
 )
 from nano_coder.serve.http_json import ERROR_HANDLERS, data_line, error_response, read_body
-from nano_coder.serve.openapi import openapi
-from nano_coder.serve.request import BadRequest, ModelRequest
+from nano_coder.serve.openapi import check_fields, openapi
+from nano_coder.serve.request import BadRequest, ClientMessage, ModelRequest
+from nano_coder.serve.sampling import SHAPED, check_shaping, number
 from nano_coder.serve.served_models import Promoted, ServedModels
 from nano_coder.serve.server_metrics import ServerMetrics
 from nano_coder.serve.tracing import Tracing
 from nano_shared.errors import NanoError, UsageError
+from nano_shared.malloc import return_freed_memory
+from nano_shared.types import Role
 
 if TYPE_CHECKING:
     from nano_coder.models.local.engine import TokenScore
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
-_PASSED_ON = {"response_format": None, "tool_choice": None}
+_OPEN = {"continue_final_message": True, "add_generation_prompt": False}
+_PASSED_ON = {"response_format": None, "tool_choice": None, **dict.fromkeys(_OPEN)}
 """what the server behind reads itself"""
 _SWEEP_SECONDS = 2.0
 _DONE = "data: [DONE]\n\n"
+_COUNTED = 4
+"""contexts that are tokenised where only their tokens are wanted"""
+_LARGE = 1 << 20
+"""bytes of a request after which freed memory is returned: the allocator keeps it"""
 
 
 class Server:
@@ -98,39 +108,54 @@ class Server:
     async def load_adapter(self, request: Request) -> Response:
         self._check_admin(request)
         return JSONResponse(
-            {"loaded": await asyncio.to_thread(self._models.load_adapter, await read_body(request))}
+            {"loaded": await asyncio.to_thread(self._models.load_adapter, await self._read(request))}
         )
 
     async def unload_adapter(self, request: Request) -> Response:
         self._check_admin(request)
         return JSONResponse(
-            {"unloaded": await asyncio.to_thread(self._models.unload_adapter, await read_body(request))}
+            {"unloaded": await asyncio.to_thread(self._models.unload_adapter, await self._read(request))}
         )
 
+    async def _read(self, request: Request) -> Mapping[str, Any]:
+        return await read_body(request, self._conversations.model.policy.context_limit)
+
+    async def _body(self, request: Request, end: str) -> Mapping[str, Any]:
+        """The body of a request to the path with that end, whose fields are looked at unless the sampling is
+        a rollout's. Raises BadRequest."""
+        body = await self._read(request)
+        if not self._conversations.is_rollout:
+            check_fields(end, body)
+        return body
+
     async def tokenize(self, request: Request) -> Response:
-        body = await read_body(request)
+        body = await self._body(request, "tokenize")
         policy = _local((await self._model_of(body)).policy)
         if body.get("messages") is not None:
-            asked = chat.read_chat(body, policy.context_limit)
-            ids = await asyncio.to_thread(self._conversations.rendered_ids, asked, policy)
+            asked = await asyncio.to_thread(chat.read_chat, body, policy.context_limit)
+            ids = await asyncio.to_thread(self._conversations.rendered_ids, asked, policy, _COUNTED)
         else:
             control = body.get("add_special_tokens", True) is not False
-            ids = completions.prompt_ids(body.get("prompt"), policy, control=control, param="prompt")
+            encode = partial(completions.prompt_ids, control=control, param="prompt", contexts=_COUNTED)
+            ids = await asyncio.to_thread(encode, body.get("prompt"), policy)
         counted = {"count": len(ids), "max_model_len": policy.context_limit, "tokens": list(ids)}
-        texts = [policy.decode([token]) for token in ids] if body.get("return_token_strs") else None
+        texts = None
+        if body.get("return_token_strs"):
+            texts = await asyncio.to_thread(lambda: [policy.decode([token]) for token in ids])
         return JSONResponse({**counted, "token_strs": texts})
 
     async def detokenize(self, request: Request) -> Response:
-        body = await read_body(request)
+        body = await self._body(request, "detokenize")
         policy = _local((await self._model_of(body)).policy)
         tokens = body.get("tokens")
-        ids = completions.prompt_ids(tokens if isinstance(tokens, list) else None, policy, param="tokens")
-        return JSONResponse({"prompt": policy.decode(ids)})
+        given = tokens if isinstance(tokens, list) else None
+        ids = completions.prompt_ids(given, policy, param="tokens", contexts=_COUNTED)
+        return JSONResponse({"prompt": await asyncio.to_thread(policy.decode, ids)})
 
     # --------------------------------------------------------------------------------------- APIs
 
     async def completions(self, request: Request) -> Response:
-        body = await read_body(request)
+        body = await self._body(request, "completions")
         model = await self._model_of(body)
         asked = await asyncio.to_thread(completions.read_completion, body, model.policy)
         policy, id = _local(model.policy), f"cmpl-{secrets.token_hex(12)}"
@@ -175,15 +200,19 @@ class Server:
         return found
 
     async def chat(self, request: Request) -> Response:
-        body = await read_body(request)
+        body = await self._read(request)
         model = await self._model_of(body)
         if model.upstream:  # it answers for what it is passed
-            asked = chat.read_chat({**body, **_PASSED_ON}, model.policy.context_limit)
+            asked = await asyncio.to_thread(
+                chat.read_chat, {**body, **_PASSED_ON}, model.policy.context_limit
+            )
             asked = replace(asked, more=upstream.passed_on(body))
         else:
-            asked = await self._formed(chat.read_chat(body, model.policy.context_limit), model)
+            if not self._conversations.is_rollout:
+                check_fields("chat/completions", body)
+            asked = await self._formed(chat.read_chat, body, model)
         decode = getattr(model.policy, "decode", None)
-        choices = chat.number(body, "n", int, 1, chat.MOST_CHOICES, 1)
+        choices = number(body, "n", int, 1, chat.MOST_CHOICES, 1)
         requests = [completions.seeded(asked, index) for index in range(choices)]
         id = f"chatcmpl-{secrets.token_hex(12)}"
         if body.get("stream"):
@@ -199,9 +228,10 @@ class Server:
         return JSONResponse(chat.chat_answer(body, answers, model.name, decode, id))
 
     async def messages(self, request: Request) -> Response:
-        body = await read_body(request)
+        body = await self._body(request, "messages")
         model = await self._model_of(body)
-        asked = await self._formed(anthropic.read_messages(body, model.policy.context_limit), model)
+        asked = await self._formed(anthropic.read_messages, body, model)
+        asked = _shaped_behind(asked, body, model)
         id = f"msg_{secrets.token_hex(12)}"
         if body.get("stream"):
             events = anthropic.MessageEvents(body, model.name, id)
@@ -210,19 +240,21 @@ class Server:
         return JSONResponse(anthropic.message_answer(body, answer, model.name, id))
 
     async def count_tokens(self, request: Request) -> Response:
-        body = await read_body(request)
+        body = await self._body(request, "count_tokens")
         policy = (await self._model_of(body)).policy
-        asked = anthropic.read_messages({"max_tokens": 1, **body}, policy.context_limit)
+        whole = {"max_tokens": 1, **body}
+        asked = await asyncio.to_thread(anthropic.read_messages, whole, policy.context_limit)
         if isinstance(policy, LocalPolicy):
-            count = len(await asyncio.to_thread(self._conversations.rendered_ids, asked, policy))
+            count = len(await asyncio.to_thread(self._conversations.rendered_ids, asked, policy, _COUNTED))
         else:
             count = sum(policy.count(m.text) for m in asked.messages)
         return JSONResponse({"input_tokens": count})
 
     async def responses(self, request: Request) -> Response:
-        body = await read_body(request)
+        body = await self._body(request, "responses")
         model = await self._model_of(body)
-        asked = await self._formed(responses.read_response(body, model.policy.context_limit), model)
+        asked = await self._formed(responses.read_response, body, model)
+        asked = _shaped_behind(asked, body, model)
         id, decode = f"resp_{secrets.token_hex(12)}", getattr(model.policy, "decode", None)
         if body.get("stream"):
             events = responses.ResponseEvents(body, model.name, id, decode)
@@ -239,8 +271,8 @@ class Server:
             raise BadRequest(f"no conversation in session {session!r:.100}", status=404) from None
 
     async def reward(self, request: Request) -> Response:
-        body, session = await read_body(request), request.path_params["session"]
-        value = chat.number(body, "reward", float, -1e6, 1e6, None)
+        body, session = await self._read(request), request.path_params["session"]
+        value = number(body, "reward", float, -1e6, 1e6, None)
         if value is None:
             raise BadRequest('reward is missing; send {"reward": 1}', param="reward")
         components = body.get("components") or {}
@@ -257,9 +289,33 @@ class Server:
             raise BadRequest(str(problem), status=409, param="replace") from None
         return JSONResponse({"session": session, "runs": runs, "reward": value})
 
-    async def _formed(self, asked: ModelRequest, model: ServedModel) -> ModelRequest:
-        """The request with the grammar that forces its form. Raises BadRequest where none can."""
+    async def _opened(self, asked: ModelRequest, model: ServedModel) -> ModelRequest:
+        """The request as a raw prompt, where the client began its answer. Raises BadRequest where that cannot
+        be continued."""
+        policy = model.policy
+        if not asked.prefill:
+            return asked
+        if model.upstream:
+            last = ClientMessage(role=Role.ASSISTANT, text=asked.prefill)
+            return replace(asked, messages=(*asked.messages, last), prefill="", more={**asked.more, **_OPEN})
+        if not isinstance(policy, LocalPolicy) or not asked.form.any:
+            why = "a form of answers" if isinstance(policy, LocalPolicy) else "this model"
+            raise BadRequest(f"the last message is the assistant's, and {why} begins anew", param="messages")
+        ids = await asyncio.to_thread(self._conversations.rendered_ids, asked, policy)
+        shown = (ClientMessage(role=Role.USER, text=policy.decode(ids)),)
+        return replace(asked, prompt_ids=ids, messages=shown)
+
+    async def _formed(
+        self, read: Callable[[Mapping[str, Any], int], ModelRequest], body: Mapping[str, Any],
+        model: ServedModel,
+    ) -> ModelRequest:  # fmt: skip
+        """The request with the grammar that forces its form. Raises BadRequest where none can, and as
+        `read`."""
+        asked = await asyncio.to_thread(read, body, model.policy.context_limit)
         form, policy = asked.form, model.policy
+        if not model.upstream:
+            check_shaping(asked.sampling, policy, formed=not form.any)
+        asked = await self._opened(asked, model)
         if form.any:
             return asked
         param = "tool_choice" if form.calls else form.param
@@ -383,6 +439,12 @@ def _apis(server: Server, prefix: str) -> list[Route]:
     ]
 
 
+def _shaped_behind(asked: ModelRequest, body: Mapping[str, Any], model: ServedModel) -> ModelRequest:
+    """The request with what the server behind shall do to the logits."""
+    more = {name: body[name] for name in SHAPED if body.get(name) is not None}
+    return replace(asked, more={**asked.more, **more}) if model.upstream else asked
+
+
 def _local(policy: Any) -> LocalPolicy:
     """Raises BadRequest for a model without weights and tokens of its own."""
     if not isinstance(policy, LocalPolicy):
@@ -402,9 +464,11 @@ def _endpoint(server: Server, handler: Any) -> Any:
             server.check(request)
             response: Response = await handler(request)
         except (NanoError, BadRequest) as problem:
-            return error_response(request, problem)
+            response = error_response(request, problem)
         except (ClientGone, ClientDisconnect):
-            return Response(status_code=499)
+            response = Response(status_code=499)
+        if getattr(request.state, "size", 0) > _LARGE:
+            response.background = BackgroundTask(return_freed_memory, 0)
         return response
 
     return endpoint

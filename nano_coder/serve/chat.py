@@ -19,12 +19,14 @@ from nano_coder.serve.request import (
     ModelRequest,
     TextDelta,
     objects,
+    prefilled,
     role_of,
     text_of,
     tool_of,
 )
+from nano_coder.serve.sampling import Body, number, sampling_of
 from nano_shared.policy import DecodeIds
-from nano_shared.types import Finish, Role, Sampling, ToolSpec
+from nano_shared.types import Finish, Role, ToolSpec
 
 ROLES = {
     "system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT,
@@ -32,42 +34,7 @@ ROLES = {
 }  # fmt: skip
 MOST_CHOICES = 64
 MOST_TOP_LOGPROBS = 20
-Body = Mapping[str, Any]
 _NO_TOKENS = TextDelta()
-
-
-def number(body: Body, name: str, kind: type, low: float, high: float, usual: Any) -> Any:
-    """A number of the body within its bounds; `usual` where it is absent or null. Raises BadRequest."""
-    value = body.get(name)
-    if value is None:
-        return usual
-    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
-        raise BadRequest(f"{name} must be a number", param=name)
-    if not low <= value <= high:
-        raise BadRequest(f"{name} = {value} is outside {low:g} to {high:g}", param=name)
-    return kind(value)
-
-
-def sampling_of(body: Body, longest: int, *, limits: Sequence[str]) -> Sampling:
-    """The sampling of a request. `limits` are the names that its largest number of tokens may have."""
-    stop = body.get("stop", body.get("stop_sequences"))
-    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
-    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
-        raise BadRequest("stop must be a text, or a list of texts that are not empty", param="stop")
-    most = next(
-        (n for name in limits if (n := number(body, name, int, 1, 1 << 31, None)) is not None), longest
-    )
-    temperature = number(body, "temperature", float, 0, 100, 1.0)
-    if 0 < temperature < 1e-6:  # log-probs of likeliest tokens would not be finite
-        raise BadRequest("temperature must be 0 or at least 1e-6", param="temperature")
-    return Sampling(
-        temperature=temperature,
-        top_p=number(body, "top_p", float, 1e-6, 1, 1.0),
-        top_k=max(0, number(body, "top_k", int, -1, 1 << 31, 0)),
-        max_tokens=min(most, longest),
-        seed=number(body, "seed", int, -(1 << 63), 1 << 63, None),
-        stop=tuple(stops),
-    )
 
 
 def top_logprobs(body: Body) -> int:
@@ -82,13 +49,28 @@ def read_chat(body: Body, longest: int) -> ModelRequest:
     if not messages:
         raise BadRequest("messages must be a list that is not empty", param="messages")
     tools = _tools(body)
+    read, prefill = tuple(_message(m, f"messages[{at}]") for at, m in enumerate(messages)), ""
+    if _continues(body):
+        read, prefill = prefilled(read, "continue_final_message")
     return ModelRequest(
-        messages=tuple(_message(m, f"messages[{at}]") for at, m in enumerate(messages)),
+        messages=read,
+        prefill=prefill,
         tools=tools,
         form=form_of(body.get("response_format"), body.get("tool_choice"), tools),
         top_logprobs=top_logprobs(body) if body.get("logprobs") else 0,
         sampling=sampling_of(body, longest, limits=("max_completion_tokens", "max_tokens")),
     )
+
+
+def _continues(body: Body) -> bool:
+    """Whether the last message is the beginning of the answer. Raises BadRequest for no turn to write."""
+    last, new = body.get("continue_final_message") or False, body.get("add_generation_prompt")
+    if not isinstance(last, bool) or (new is not None and new is last):
+        raise BadRequest(
+            "continue_final_message and add_generation_prompt: one of them must be true, the other false",
+            param="continue_final_message",
+        )
+    return last
 
 
 def _tools(body: Body) -> tuple[ToolSpec, ...]:
@@ -124,6 +106,8 @@ def _call(call: Body, where: str) -> ClientCall:
 def finish_reason(answer: ModelAnswer) -> str:
     if answer.completion.finish is Finish.LENGTH:
         return "length"
+    if answer.filtered:
+        return "content_filter"
     return "tool_calls" if answer.calls else "stop"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve.chat import Body, fingerprint, finish_reason, number, sampling_of
+from nano_coder.serve.chat import fingerprint, finish_reason
 from nano_coder.serve.request import (
     BadRequest,
     ClientMessage,
@@ -21,6 +21,8 @@ from nano_coder.serve.request import (
     TextDelta,
     split_at_stop,
 )
+from nano_coder.serve.sampling import Body, check_shaping, number, sampling_of
+from nano_shared.errors import ContextFull
 from nano_shared.policy import DecodeIds, Policy
 from nano_shared.types import Role
 
@@ -49,8 +51,6 @@ def read_completion(body: Body, policy: Policy) -> CompletionRequest:
     """Raises BadRequest for what is malformed, and for what this server cannot do."""
     if not isinstance(policy, LocalPolicy):
         raise BadRequest("this model reads messages only; use /v1/chat/completions", param="prompt")
-    if body.get("suffix"):
-        raise BadRequest("suffix: this model does not fill in the middle", param="suffix")
     limit = policy.context_limit
     choices = number(body, "n", int, 1, MOST_CHOICES, 1)
     if number(body, "best_of", int, 1, MOST_CHOICES, choices) != choices:
@@ -65,6 +65,7 @@ def read_completion(body: Body, policy: Policy) -> CompletionRequest:
     sampling = sampling_of({**body, "max_tokens": None} if scores else body, limit, limits=("max_tokens",))
     if body.get("max_tokens") is None and not scores:
         sampling = sampling.model_copy(update={"max_tokens": min(16, limit)})  # OpenAI's default
+    check_shaping(sampling, policy)
     prompts = _prompts(body, policy)
     if len(prompts) * choices > MOST_CHOICES:
         raise BadRequest(
@@ -78,8 +79,9 @@ def read_completion(body: Body, policy: Policy) -> CompletionRequest:
         )
         for ids in prompts
     ]  # fmt: skip
+    each_choice = [seeded(each, index) for each in requests for index in range(choices)]
     return CompletionRequest(
-        requests=tuple(seeded(each, index) for each in requests for index in range(choices)),
+        requests=tuple(replace(each, choice=number) for number, each in enumerate(each_choice)),
         echo=bool(body.get("echo")), logprobs=logprobs, scores=scores,
     )  # fmt: skip
 
@@ -88,8 +90,8 @@ def seeded(asked: ModelRequest, index: int) -> ModelRequest:
     """The request of a choice: each samples with a seed of its own."""
     seed = asked.sampling.seed
     if index == 0 or seed is None:
-        return asked
-    return replace(asked, sampling=asked.sampling.model_copy(update={"seed": seed + index}))
+        return replace(asked, choice=index)
+    return replace(asked, choice=index, sampling=asked.sampling.model_copy(update={"seed": seed + index}))
 
 
 def _prompts(body: Body, policy: LocalPolicy) -> list[tuple[int, ...]]:
@@ -102,10 +104,17 @@ def _prompts(body: Body, policy: LocalPolicy) -> list[tuple[int, ...]]:
     return [prompt_ids(prompt, policy, param="prompt") for prompt in each]
 
 
-def prompt_ids(prompt: Any, policy: LocalPolicy, *, control: bool = True, param: str) -> tuple[int, ...]:
-    """The ids of a text, or ids themselves. Raises BadRequest for anything else, and for none."""
+def prompt_ids(
+    prompt: Any, policy: LocalPolicy, *, control: bool = True, param: str, contexts: int = 1
+) -> tuple[int, ...]:
+    """The ids of a text, or ids themselves. Raises BadRequest for anything else, and for none, and
+    ContextFull for more than so many contexts."""
+    most = contexts * policy.context_limit
     if isinstance(prompt, str):
+        policy.refuse_long([prompt], most)
         ids = policy.template.encoder.prompt(prompt, control=control)
+    elif isinstance(prompt, list) and len(prompt) > most and _is_id(prompt[0]):
+        raise ContextFull(f"{param} holds {len(prompt)} tokens; {most} are the most")
     elif isinstance(prompt, list) and all(_is_id(token) for token in prompt):
         ids = prompt
     else:

@@ -448,7 +448,7 @@ class Conversations:
         if model.upstream:
             parsed, calls = upstream.parsed(completion, request.tools), upstream.calls(completion)
         else:
-            parsed = _parsed(completion, request.tools, model.profile)
+            parsed = _parsed(completion, request, model.profile)
             calls = tuple(map(_call, parsed.calls))
         turn = Turn(
             index=len(run.turns), messages=messages, completion=completion, thought=parsed.thought,
@@ -518,7 +518,7 @@ class Conversations:
             )
             return completion, ()
         if on_text and request.tools and not model.upstream:
-            on_text = _besides_calls(on_text, request.tools, model.profile)
+            on_text = _besides_calls(on_text, request, model.profile)
         if not isinstance(policy, LocalPolicy):
             completion = policy.complete(conversation, request.sampling)
             if on_text:
@@ -528,25 +528,29 @@ class Conversations:
             return completion, ()
         stream = TextStream(policy.decode, policy.engine.eos_ids, request.sampling.stop, on_text or _read)
         slot = self._episode.slot if self._episode else None
-        top, sampling = request.top_logprobs, request.sampling
+        top, sampling, choice = request.top_logprobs, request.sampling, request.choice
         with policy.lent(slot):
             if request.prompt_ids:
                 completion = policy.complete_ids(
-                    request.prompt_ids, sampling, on_token=stream.take, top_logprobs=top
+                    request.prompt_ids, sampling, on_token=stream.take, top_logprobs=top, choice=choice
                 )
             else:
                 completion = policy.complete(
-                    conversation, sampling, owner=held.owner, on_token=stream.take, top_logprobs=top
-                )
+                    conversation, sampling, owner=held.owner, on_token=stream.take, top_logprobs=top,
+                    choice=choice,
+                )  # fmt: skip
         stream.finish()
         return completion, tuple(stream.top)
 
-    def rendered_ids(self, request: ModelRequest, policy: LocalPolicy) -> tuple[int, ...]:
-        """Ids of a conversation that begins with these messages."""
+    def rendered_ids(self, request: ModelRequest, policy: LocalPolicy, contexts: int = 1) -> tuple[int, ...]:
+        """Ids of a conversation that begins with these messages, and of the answer's beginning. Raises
+        ContextFull for more than so many contexts."""
         conversation = Conversation(started=time.time())
         for message in _rendered(request.messages, request.tools, self.model.profile, opening=True):
             conversation.append(message)
-        return policy.delta(conversation)
+        said = [*(m.content for m in conversation.messages), request.prefill]
+        policy.refuse_long(said, contexts * policy.context_limit)
+        return (*policy.delta(conversation), *policy.template.encoder.text(request.prefill))
 
     def log_scored(self, request: ModelRequest, session: str, model: ServedModel) -> None:
         """Log a prompt that was scored: a run without turns."""
@@ -677,13 +681,17 @@ def _reads(model: ServedModel, other: ServedModel) -> bool:
     return model is other or (mine == theirs and model.profile.hash == other.profile.hash)
 
 
-def _parsed(completion: Completion, tools: Sequence[ToolSpec], profile: InterfaceProfile) -> Parsed:
+def _parsed(completion: Completion, request: ModelRequest, profile: InterfaceProfile) -> Parsed:
+    tools, prefill = request.tools, request.prefill
     if not tools:
         return Parsed(thought=completion.text)
-    parsed = DIALECTS.find(profile.dialect).parse(completion.text, tools)
+    parsed = DIALECTS.find(profile.dialect).parse(prefill + completion.text, tools)
     known = {tool.name for tool in tools}
     if parsed.error or any(call.name not in known for call in parsed.calls):
         return Parsed(thought=completion.text)  # prose, or a call of a tool that was not offered
+    if prefill:
+        rest = parsed.thought.removeprefix(prefill) if parsed.thought.startswith(prefill) else ""
+        return replace(parsed, thought=rest)
     return parsed
 
 
@@ -696,7 +704,8 @@ def _conversation(
     if model.upstream:
         messages = upstream.messages(new, run.turns[-1].completion.api if run.turns else None)
     else:
-        messages = _rendered(new, request.tools, model.profile, opening=anew or not run.turns)
+        tools = () if request.prompt_ids else request.tools
+        messages = _rendered(new, tools, model.profile, opening=anew or not run.turns)
     conversation = Conversation(tools=request.tools if model.upstream else (), started=run.started)
     for turn in run.turns:
         _read_on(conversation, turn.messages, anew=run.restates(turn))
@@ -747,9 +756,10 @@ def _samples(found: Sequence[tuple[_Held, int]]) -> set[object]:
     }
 
 
-def _besides_calls(on_text: OnText, tools: Sequence[ToolSpec], profile: InterfaceProfile) -> OnText:
+def _besides_calls(on_text: OnText, request: ModelRequest, profile: InterfaceProfile) -> OnText:
     """`on_text` for what is no call: text that may become one is held back."""
-    parser = StreamParser(DIALECTS.find(profile.dialect), tools)
+    parser = StreamParser(DIALECTS.find(profile.dialect), request.tools)
+    parser.feed(request.prefill)
     return lambda delta: on_text(delta._replace(text=parser.feed(delta.text).thought))
 
 

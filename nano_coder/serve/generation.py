@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import add
@@ -79,6 +81,37 @@ class EventWriter(NamedTuple):
     """with the error in the shape of the API"""
 
 
+class FairQueue:
+    """Who is sampled next, of one event loop: the first choice of each request, then the second ones, and so
+    on. Choices after the first leave a quarter of the places free: a request of many keeps nobody waiting."""
+
+    def __init__(self, places: int) -> None:
+        self._free, self._left, self._count = places, places // 4, 0
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        """heap of (number of the choice, order of arrival, place)"""
+
+    @asynccontextmanager
+    async def place(self, choice: int) -> AsyncIterator[None]:
+        """Waits for a place, and gives it back."""
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._count += 1
+        heapq.heappush(self._waiting, (choice, self._count, place))
+        self._call()
+        try:
+            await place
+            yield
+        finally:
+            self._free += place.done() and not place.cancelled()
+            self._call()
+
+    def _call(self) -> None:
+        while self._waiting and self._free > (self._left if self._waiting[0][0] else 0):
+            *_, place = heapq.heappop(self._waiting)
+            if not place.done():
+                self._free -= 1
+                place.set_result(None)
+
+
 class Generation:
     """Samples the requests of clients in threads of its own, off the event loop."""
 
@@ -93,6 +126,8 @@ class Generation:
         self._limits, self._tracing = limits, tracing
         self._pool = ThreadPoolExecutor(limits.concurrent, thread_name_prefix="answer")
         self._in_flight = 0
+        """choices of requests, waiting ones too"""
+        self._queue = FairQueue(limits.concurrent)
 
     async def answers(
         self, request: Request, asked: Sequence[ModelRequest], model: ServedModel
@@ -110,15 +145,14 @@ class Generation:
         self, request: Request, client: Client, calls: Sequence[Callable[[], _T]]
     ) -> list[_T]:
         """Results of the calls, which count as one request. Raises as `answers`."""
-        self._enter()
+        self._enter(len(calls))
         watching = asyncio.ensure_future(_gone(request, client))
         try:
-            loop = asyncio.get_running_loop()
-            return list(await asyncio.gather(*(loop.run_in_executor(self._pool, call) for call in calls)))
+            return list(await asyncio.gather(*self._submit(calls)))
         finally:
             client.connected.clear()
             watching.cancel()
-            self._leave()
+            self._leave(len(calls))
 
     async def stream(
         self, request: Request, asked: Sequence[ModelRequest], model: ServedModel, writer: EventWriter
@@ -126,7 +160,7 @@ class Generation:
         """The answers as server-sent events, while their tokens come. Raises as `answers`, before the first
         event: a refusal is the status of the answer.
         """
-        self._enter()
+        self._enter(len(asked))
         stream = _Stream(Client.of(request), len(asked))
         loop = asyncio.get_running_loop()
 
@@ -137,12 +171,12 @@ class Generation:
 
             return self._sample(asked[index], stream.client, on_text, model)
 
-        stream.jobs = [loop.run_in_executor(self._pool, sample, index) for index in range(len(asked))]
+        stream.jobs = self._submit([partial(sample, index) for index in range(len(asked))])
         for index, job in enumerate(stream.jobs):
             job.add_done_callback(lambda _, index=index: stream.put(index, None))  # type: ignore[misc]
         # not in `events`, which never begins for a client that left at once
         stream.whole = asyncio.gather(*stream.jobs, return_exceptions=True)
-        stream.whole.add_done_callback(lambda _: self._leave())
+        stream.whole.add_done_callback(lambda _: self._leave(len(asked)))
         await stream.first_event(request)
         return StreamingResponse(
             stream.events(writer, error_shape(request)),
@@ -156,14 +190,25 @@ class Generation:
         if self._tracing is not None:
             self._tracing.close()
 
-    def _enter(self) -> None:
-        if self._in_flight >= self._limits.concurrent + self._limits.waiting:
+    def _submit(self, calls: Sequence[Callable[[], _T]]) -> list[asyncio.Future[_T]]:
+        """Futures of the calls of one request, which run in threads as the queue lets them."""
+        loop = asyncio.get_running_loop()
+
+        async def run(call: Callable[[], _T], choice: int) -> _T:
+            async with self._queue.place(choice):
+                return await loop.run_in_executor(self._pool, call)
+
+        return [asyncio.ensure_future(run(call, choice)) for choice, call in enumerate(calls)]
+
+    def _enter(self, choices: int) -> None:
+        most = self._limits.concurrent + self._limits.waiting
+        if self._in_flight and self._in_flight + choices > most:
             raise BadRequest("too many requests wait; try again", status=429, code="rate_limit_exceeded")
-        self._in_flight += 1
+        self._in_flight += choices
         self._note()
 
-    def _leave(self) -> None:
-        self._in_flight -= 1
+    def _leave(self, choices: int) -> None:
+        self._in_flight -= choices
         self._note()
 
     def _note(self) -> None:

@@ -19,9 +19,10 @@ from nano_coder.serve.request import BadRequest
 from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, NanoError, PolicyError
 from nano_shared.printable import printable
 
-LARGEST_BODY = 32 << 20
-"""bytes of a request"""
-_MOST_READ = 4 * LARGEST_BODY
+_LEAST, _MOST = 4 << 20, 32 << 20
+_MOST_READ = 4 * _MOST
+_LARGE = 1 << 16
+"""bytes of a body from which it is read beside the event loop"""
 BODY_SECONDS = 60.0
 """for all of a request's body"""
 _KINDS = {
@@ -33,13 +34,27 @@ _CONTEXT_FULL = "This model's maximum context length is exceeded by the messages
 """by these words litellm knows a full context, which it does not retry; Anthropic's clients by others"""
 
 
-async def read_body(request: Request) -> Mapping[str, Any]:
-    """The JSON object of a request. Raises BadRequest for anything else."""
+def largest_body(context: int) -> int:
+    """Bytes of a request that a model of this context may get: 64 for each token and 1 MiB, from 4 to 32."""
+    return min(max(64 * context + (1 << 20), _LEAST), _MOST)
+
+
+async def read_body(request: Request, context: int) -> Mapping[str, Any]:
+    """The JSON object of a request to a model of this context. Raises BadRequest for anything else."""
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            whole = await _bytes(request)
+            whole = await _bytes(request, largest_body(context))
     except TimeoutError:
         raise BadRequest(f"the request was not whole after {BODY_SECONDS:g} s", status=408) from None
+    values, most = sum(map(whole.count, (b",", b"[", b"{"))), 4 * context + (1 << 18)
+    if values > most:  # parsed at once, during which nobody else is answered
+        raise BadRequest(f"the request holds {values} values; {most} are the most", status=413)
+    if len(whole) < _LARGE:
+        return _parsed(whole)
+    return await asyncio.to_thread(_parsed, whole)
+
+
+def _parsed(whole: bytes) -> Mapping[str, Any]:
     try:
         body = _plain(json.loads(whole, parse_constant=_no_number))
     except (ValueError, RecursionError):
@@ -49,17 +64,18 @@ async def read_body(request: Request) -> Mapping[str, Any]:
     return body
 
 
-async def _bytes(request: Request) -> bytes:
+async def _bytes(request: Request, most: int) -> bytes:
     size, parts = 0, []
     async for part in request.stream():
         size += len(part)
         parts.append(part)
-        if size > LARGEST_BODY:  # read on, since a client that is cut off while it sends loses the answer
+        if size > most:  # read on, since a client that is cut off while it sends loses the answer
             parts.clear()
         if size > _MOST_READ:
             break
-    if size > LARGEST_BODY:
-        raise BadRequest(f"the request is longer than {LARGEST_BODY >> 20} MiB", status=413)
+    request.state.size = size
+    if size > most:
+        raise BadRequest(f"the request is longer than {most >> 20} MiB", status=413)
     return b"".join(parts)
 
 

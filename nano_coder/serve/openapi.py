@@ -9,6 +9,8 @@ from starlette.routing import BaseRoute, Route
 
 from nano_coder import __version__
 from nano_coder.serve import anthropic, chat, completions, responses
+from nano_coder.serve.request import BadRequest
+from nano_coder.serve.sampling import SHAPING, Body
 
 JsonSchema = dict[str, Any]
 _TEXT: JsonSchema = {"type": "string"}
@@ -38,9 +40,14 @@ _CONTENT: JsonSchema = {
 _FUNCTION = {"name": {"type": "string", "minLength": 1}, "description": _TEXT}
 _STOP: JsonSchema = {"anyOf": [{"type": "string", "minLength": 1}, _TEXTS]}
 _SAMPLING: dict[str, JsonSchema] = {
-    "model": _TEXT, "stream": _FLAG, "return_token_ids": _FLAG,
+    "model": _TEXT, "stream": _FLAG, "return_token_ids": _FLAG, "stop": _STOP,
     "temperature": _number(0, 100), "top_p": _number(1e-6, 1), "top_k": _number(-1, 1 << 31, "integer"),
-    "seed": _number(-(1 << 63), 1 << 63, "integer"),
+    "seed": _number(-(1 << 63), 1 << 63, "integer"), "allowed_token_ids": _IDS,
+    "logit_bias": {"type": "object", "additionalProperties": _number(-100, 100)},
+    **{
+        name: _number(low, high, "integer" if kind is int else "number")
+        for name, (kind, low, high) in SHAPING.items()
+    },
 }  # fmt: skip
 _LOGPROBS = {
     "top_logprobs": _number(0, chat.MOST_TOP_LOGPROBS, "integer"), "return_tokens_as_token_ids": _FLAG,
@@ -61,16 +68,17 @@ _CALL = _object(["function"], id=_TEXT, function=_object(["name"], name=_TEXT, a
 _NAME = {"lora_name": _TEXT}
 _BODIES: dict[str, JsonSchema] = {
     "chat/completions": _object(
-        ["messages"], **_SAMPLING, **_LOGPROBS, **_STREAM, logprobs=_FLAG, stop=_STOP, tool_choice=_CHOICE,
+        ["messages"], **_SAMPLING, **_LOGPROBS, **_STREAM, logprobs=_FLAG, add_generation_prompt=_FLAG,
+        continue_final_message=_FLAG, tool_choice=_CHOICE,
         messages=_list(_message(chat.ROLES, tool_calls=_list(_CALL), tool_call_id=_TEXT), 1),
         tools=_list(_object(["function"], type={"const": "function"}, function=_CALLED)),
         max_tokens=_LENGTH, max_completion_tokens=_LENGTH, response_format=_OBJECT,
         n=_number(1, chat.MOST_CHOICES, "integer"),
     ),
     "completions": _object(
-        ["prompt"], **_SAMPLING, **_STREAM, stop=_STOP, echo=_FLAG, return_tokens_as_token_ids=_FLAG,
+        ["prompt"], **_SAMPLING, **_STREAM, echo=_FLAG, return_tokens_as_token_ids=_FLAG,
         prompt={"anyOf": [_TEXT, _IDS, _list(_TEXT), _list(_IDS)]}, max_tokens=_number(0, 1 << 31, "integer"),
-        n=_number(1, completions.MOST_CHOICES, "integer"),
+        n=_number(1, completions.MOST_CHOICES, "integer"), best_of=_number(1, 1, "integer"),
         logprobs=_number(0, completions.MOST_LOGPROBS, "integer"),
     ),
     "responses": _object(
@@ -82,19 +90,64 @@ _BODIES: dict[str, JsonSchema] = {
     ),
     "messages": _object(
         ["messages", "max_tokens"], **_SAMPLING, **_MESSAGES, max_tokens=_LENGTH, stop_sequences=_TEXTS,
-        tool_choice=_OBJECT, output_config=_object(format=_OBJECT),
+        tool_choice=_OBJECT, output_config=_object(format=_OBJECT), output_format=_OBJECT,
     ),
-    "count_tokens": _object(["messages"], **_MESSAGES, model=_TEXT),
+    "count_tokens": _object(
+        ["messages"], **_MESSAGES, model=_TEXT, tool_choice=_OBJECT, output_config=_object(format=_OBJECT)
+    ),
     "tokenize": _object(
         [], model=_TEXT, prompt=_TEXT, add_special_tokens=_FLAG, return_token_strs=_FLAG,
-        messages=_list(_message(chat.ROLES), 1),
+        messages=_list(_message(chat.ROLES), 1), add_generation_prompt=_FLAG, continue_final_message=_FLAG,
+        tools=_list(_object(["function"], type={"const": "function"}, function=_CALLED)), tool_choice=_CHOICE,
     ),
     "detokenize": _object(["tokens"], model=_TEXT, tokens=_IDS),
     "reward": _object(["reward"], reward=_number(-1e6, 1e6), components=_OBJECT, replace=_FLAG),
     "load_lora_adapter": _object(["lora_name", "lora_path"], **_NAME, lora_path=_TEXT, load_inplace=_FLAG),
     "unload_lora_adapter": _object(["lora_name"], **_NAME),
 }  # fmt: skip
-"""by the end of the path"""
+"""what a request may hold, by the end of the path: `check_fields` refuses anything else"""
+IGNORED = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "priority",
+    "prompt_cache_retention", "prompt_cache_options", "client_metadata", "request_id", "cache_salt",
+    "cache_prompt", "keep_alive", "prediction", "inference_geo", "speed", "cache_control", "betas",
+    "anthropic_version", "context_management", "reasoning", "reasoning_effort", "include_reasoning",
+    "thinking", "verbosity", "parallel_tool_calls", "max_tool_calls", "truncation", "stream_options",
+    "top_logprobs",
+})  # fmt: skip
+"""fields that are ignored: who asks, what is stored and cached, hints, and what has no effect in this API"""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,), "best_of": (1,), "echo": (False,), "background": (False,),
+    "logprobs": (False,),
+    "add_generation_prompt": (True,), "continue_final_message": (False,), "modalities": (["text"],),
+    "ignore_eos": (False,), "include_stop_str_in_output": (False,), "skip_special_tokens": (True, False),
+    "spaces_between_special_tokens": (True,), "add_special_tokens": (True, False), "length_penalty": (1.0,),
+    "use_beam_search": (False,), "early_stopping": (False,), "typical_p": (1.0,), "top_a": (0.0,),
+    "mirostat": (0,),
+}  # fmt: skip
+"""values that change nothing, of fields that are not served; null and what is empty never does"""
+_INSTEAD = {
+    "previous_response_id": "no response is stored here; send the whole input",
+    "suffix": "this model does not fill in the middle",
+    "best_of": "this server samples no more than it answers; send n",
+    "chat_template_kwargs": "the template of the policy takes none",
+    "chat_template": "the policy has a template of its own",
+    "functions": "send tools",
+    "guided_json": "send response_format", "structured_outputs": "send response_format",
+}  # fmt: skip
+"""field -> why it is not served, or what is"""
+
+
+def check_fields(end: str, body: Body) -> None:
+    """Raises BadRequest for a field that this server does not read and that may change the answer."""
+    read = _BODIES[end]["properties"]
+    for name, value in body.items():
+        if name in read or name in IGNORED or value is None or value in ("", [], {}):
+            continue
+        if value not in _NEUTRAL.get(name, ()):
+            why = f"{name!r:.100} is not served here, and may change the answer"
+            raise BadRequest(f"{why}: {_INSTEAD.get(name, 'leave it out')}", param=name[:100])
+
+
 _ERRORS = {
     "OpenAIError": _object(
         ["error"],

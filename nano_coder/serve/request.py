@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -103,6 +103,10 @@ class ModelRequest:
     """likeliest tokens to tell of each place"""
     prompt_ids: tuple[int, ...] = ()
     """of a raw prompt, which no template renders and `messages` show as text"""
+    choice: int = 0
+    """its number among those of its client's request"""
+    prefill: str = ""
+    """beginning of the answer, which the client wrote; the end of `prompt_ids` once they are there"""
 
     def keys(self) -> list[str]:
         """[len(messages)] hashes of the tools and of the messages up to each one."""
@@ -132,6 +136,11 @@ class ModelAnswer:
     top: tuple[Likeliest, ...] = ()
     """of each sampled token, if asked for"""
 
+    @property
+    def filtered(self) -> bool:
+        """Whether the filter of the provider behind stopped it."""
+        return self.completion.api is not None and self.completion.api.filtered
+
     def tokens_after(self, count: int) -> TextDelta:
         """Its tokens but for the first `count`."""
         tokens = self.completion.tokens
@@ -142,6 +151,15 @@ class ModelAnswer:
     @property
     def message(self) -> ClientMessage:
         return ClientMessage(role=Role.ASSISTANT, text=self.text, calls=self.calls)
+
+
+def prefilled(messages: Sequence[ClientMessage], param: str) -> tuple[tuple[ClientMessage, ...], str]:
+    """The messages before the last one, and the text of that, an assistant's turn that is left open. Raises
+    BadRequest where there is none."""
+    *before, last = messages
+    if last.role is not Role.ASSISTANT or last.calls or not (before and last.text):
+        raise BadRequest(f"{param}: only an assistant's text after other messages is continued", param=param)
+    return tuple(before), last.text
 
 
 def split_at_stop(completion: Completion) -> tuple[str, str | None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from nano_coder.serve.answer_form import form_of
 from nano_coder.serve.anthropic import Event
-from nano_coder.serve.chat import Body, sampling_of, token_cards, token_ids, top_logprobs
+from nano_coder.serve.chat import token_cards, token_ids, top_logprobs
 from nano_coder.serve.request import (
     BadRequest,
     ClientCall,
@@ -24,6 +24,7 @@ from nano_coder.serve.request import (
     text_of,
     tool_of,
 )
+from nano_coder.serve.sampling import Body, sampling_of
 from nano_shared.policy import DecodeIds
 from nano_shared.types import Finish, Role
 
@@ -33,11 +34,6 @@ ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "as
 
 def read_response(body: Body, longest: int) -> ModelRequest:
     """Raises BadRequest for what is malformed, and for what this server cannot do."""
-    if body.get("previous_response_id"):
-        raise BadRequest(
-            "previous_response_id: no response is stored here; send the whole input",
-            param="previous_response_id",
-        )
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list):
@@ -101,11 +97,11 @@ def response_answer(
     body: Body, answer: ModelAnswer, model: str, id: str, decode: DecodeIds | None
 ) -> dict[str, Any]:
     """The body of a response that is not streamed."""
-    cut = answer.completion.finish is Finish.LENGTH
+    cut = _cut(answer)
     return _head(body, model, id, "incomplete" if cut else "completed") | {
         "output": _items(body, answer, id, decode),
         "completed_at": None if cut else int(time.time()),
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "incomplete_details": {"reason": cut} if cut else None,
         "usage": {
             "input_tokens": answer.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
             "output_tokens": answer.sampled_tokens, "output_tokens_details": {"reasoning_tokens": 0},
@@ -113,6 +109,13 @@ def response_answer(
         },
         **token_ids(body, answer),
     }  # fmt: skip
+
+
+def _cut(answer: ModelAnswer) -> str | None:
+    """Why an answer is incomplete, if it is."""
+    if answer.completion.finish is Finish.LENGTH:
+        return "max_output_tokens"
+    return "content_filter" if answer.filtered else None
 
 
 def _head(body: Body, model: str, id: str, status: str) -> dict[str, Any]:
@@ -123,7 +126,8 @@ def _head(body: Body, model: str, id: str, status: str) -> dict[str, Any]:
         "instructions": body.get("instructions"), "metadata": body.get("metadata") or {},
         "parallel_tool_calls": bool(body.get("parallel_tool_calls", True)),
         "temperature": _or_one(body.get("temperature")), "top_p": _or_one(body.get("top_p")),
-        "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_logprobs": body.get("top_logprobs") or 0,
+        **{name: body.get(name) or 0.0 for name in ("presence_penalty", "frequency_penalty")},
+        "top_logprobs": body.get("top_logprobs") or 0,
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": [_shown_tool(tool) for tool in body.get("tools") or []], "max_tool_calls": None,
         "max_output_tokens": body.get("max_output_tokens"), "usage": None, "background": False,
@@ -153,8 +157,7 @@ def _items(body: Body, answer: ModelAnswer, id: str, decode: DecodeIds | None) -
     items = []
     if answer.text or not answer.calls:
         part = _part(answer.text, _cards(body, answer.tokens_after(0), decode))
-        cut = answer.completion.finish is Finish.LENGTH
-        items.append(_message(f"{id}-message", [part], "incomplete" if cut else "completed"))
+        items.append(_message(f"{id}-message", [part], "incomplete" if _cut(answer) else "completed"))
     for call in answer.calls:
         items.append(
             {

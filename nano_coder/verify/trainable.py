@@ -190,8 +190,8 @@ def _how_sampled(turn: TurnFacts) -> RunFinding | None:
     if turn.constrained:
         return _no(
             RefusalCode.CONSTRAINED,
-            f"{name} was sampled under a grammar (response_format, tool_choice): its support is not the"
-            " policy's (its text can still imitate)",
+            f"{name} was sampled under a grammar (response_format, tool_choice) or shaped (logit_bias,"
+            " penalties, min_p and the like): not as the policy has it (its text can still imitate)",
         )
     if turn.temperature == 0:
         return _no(

@@ -202,7 +202,7 @@ def _turn_facts(row: Any, calls: _Calls) -> TurnFacts:
         logprobs=_floats(logprobs),
         temperature=sampling.get("temperature", 1.0),
         filtered=sampling.get("top_p", 1.0) < 1 or sampling.get("top_k", 0) > 0,
-        constrained=sampling.get("grammar") is not None,
+        constrained=sampling.get("grammar") is not None or sampling.get("shaping") is not None,
         text=text,
         calls=calls,
         summary=parser == SUMMARY,

@@ -53,7 +53,7 @@ class TurnFacts:
     filtered: bool
     """whether it was sampled under top-p or top-k"""
     constrained: bool
-    """whether a grammar forbade tokens"""
+    """whether a grammar forbade tokens, or a client shaped their distribution"""
     text: str
     calls: tuple[tuple[str, dict[str, Any]], ...]
     summary: bool
@@ -184,7 +184,7 @@ def _turn_facts(turn: Turn) -> TurnFacts:
         logprobs=array("d", tokens.logprobs if tokens else ()),
         temperature=sampling.temperature,
         filtered=sampling.top_p < 1 or sampling.top_k > 0,
-        constrained=sampling.grammar is not None,
+        constrained=sampling.grammar is not None or sampling.shaping is not None,
         text=completion.text,
         calls=tuple((call.name, call.arguments) for call in turn.calls),
         summary=turn.is_summary,

@@ -236,6 +236,25 @@ class Message(Value):
     """tool: the call of an API that it answers"""
 
 
+class Shaping(Value):
+    """What a client makes of the logits before temperature, top-k and top-p, in vLLM's order and meaning."""
+
+    allowed_token_ids: tuple[int, ...] = ()
+    """no others are sampled; empty: all are"""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit)"""
+    min_tokens: int = Field(0, ge=0)
+    """sampled before a token that ends the turn"""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """divides positive logits of tokens in prompt or answer, and multiplies negative ones"""
+    frequency_penalty: float = 0.0
+    """subtracted for each time that a token was sampled"""
+    presence_penalty: float = 0.0
+    """subtracted if a token was sampled"""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """share of the likeliest token's probability below which tokens are not sampled"""
+
+
 class Sampling(Value):
     """Sampling parameters, always explicit: nothing is inherited from a model's generation config."""
 
@@ -251,6 +270,8 @@ class Sampling(Value):
     """texts that end a completion, besides the end-of-turn token; they stay part of it"""
     grammar: str | None = None
     """llguidance's grammar that the text had to follow; log-probs are those of the policy without it"""
+    shaping: Shaping | None = None
+    """log-probs are those of the policy without it"""
 
 
 class Finish(StrEnum):
@@ -306,6 +327,8 @@ class ApiAnswer(Value):
     """sampling parameters that were not sent: the server's own values applied"""
     no_tokens: str | None = None
     """why there are no tokens, although the server was asked for them"""
+    filtered: bool = False
+    """whether the provider's filter stopped the answer"""
 
 
 class Completion(Value):

@@ -6,6 +6,7 @@ import contextlib
 import email.utils
 import itertools
 import json
+import re
 import socket
 import threading
 import time
@@ -146,6 +147,7 @@ class Sent:
 
 
 printable_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+some_arguments = st.dictionaries(st.text(max_size=3), printable_text)
 some_calls = st.lists(
     st.builds(
         lambda name, value: Call(name, json.dumps({"v": value}), ""),
@@ -163,7 +165,7 @@ def test_every_split_of_a_stream_is_the_same_answer(text: str, calls: list[Call]
         for at, c in enumerate(calls)
     ]
     data = stream_bytes(Say(text, tuple(calls)), wired, "stop", None)
-    answer = read_answer(_server_events(iter(Sent(data, cuts).pieces), "url"), "url", lambda _: None)
+    answer = read_answer(_server_events(iter(Sent(data, cuts).pieces)), "url", lambda _: None)
     assert answer.text == text
     assert [(c.id, c.name, c.arguments) for c in answer.api_calls(0)] == [
         (f"c{at}", c.name, c.arguments) for at, c in enumerate(calls)
@@ -183,6 +185,36 @@ def test_every_split_of_a_stream_is_the_same_answer(text: str, calls: list[Call]
         [{"index": 0, "id": "a", "function": {"name": "x", "arguments": "{"}},
          {"index": 0, "id": "a", "function": {"name": "x", "arguments": "}"}},
          {"index": 1, "id": "b", "function": {"name": "y", "arguments": {}}}],
+        # one index for all (ollama), whole calls
+        [{"index": 0, "id": "a", "function": {"name": "x", "arguments": "{}"}},
+         {"index": 0, "id": "b", "function": {"name": "y", "arguments": "{}"}}],
+        # one index for all, in pieces, the name in every piece
+        [{"index": 0, "id": "a", "function": {"name": "x", "arguments": "{"}},
+         {"index": 0, "function": {"name": "x", "arguments": "}"}},
+         {"index": 0, "id": "b", "function": {"name": "y", "arguments": ""}},
+         {"index": 0, "id": "", "function": {"arguments": "{}"}}],
+        # one index for all, and late ids
+        [{"index": 0, "function": {"name": "x", "arguments": "{"}},
+         {"index": 0, "id": "a", "function": {"arguments": "}"}},
+         {"index": 0, "function": {"name": "y", "arguments": "{}"}}, {"index": 0, "id": "b"}],
+        # the index counts the deltas
+        [{"index": 0, "id": "a", "function": {"name": "x", "arguments": ""}},
+         {"index": 1, "function": {"arguments": "{"}}, {"index": 2, "function": {"arguments": "}"}},
+         {"index": 3, "id": "b", "function": {"name": "y", "arguments": "{"}},
+         {"index": 4, "id": "b", "function": {"name": "y", "arguments": "}"}}],
+        # an empty object before the arguments, and the whole once more at the end
+        [{"index": 0, "id": "a", "function": {"name": "x", "arguments": None}},
+         {"index": 0, "id": "a", "function": {"arguments": "{}"}},
+         {"index": 1, "id": "b", "function": {"name": "y", "arguments": {}}},
+         {"index": 1, "function": {"arguments": "{"}}, {"index": 1, "function": {"arguments": "}"}},
+         {"index": 1, "id": "b", "function": {"name": "y", "arguments": "{}"}}],
+        # two at a time, told apart by their ids
+        [{"index": 0, "id": "a", "function": {"name": "x", "arguments": ""}},
+         {"index": 0, "id": "b", "function": {"name": "y", "arguments": ""}},
+         {"index": 0, "id": "a", "function": {"arguments": "{"}},
+         {"index": 0, "id": "b", "function": {"arguments": "{"}},
+         {"index": 0, "id": "a", "function": {"arguments": "}"}},
+         {"index": 0, "id": "b", "function": {"arguments": "}"}}],
     ],
 )  # fmt: skip
 def test_calls_of_servers_that_stream_in_their_own_way(deltas: list[dict[str, Any]]) -> None:
@@ -191,6 +223,31 @@ def test_calls_of_servers_that_stream_in_their_own_way(deltas: list[dict[str, An
         [*events, {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}], "url", lambda _: None
     )
     assert [(c.id, c.name, c.arguments) for c in answer.api_calls(0)] == [("a", "x", "{}"), ("b", "y", "{}")]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["x", "y"]), some_arguments), min_size=1, max_size=4),
+    st.sampled_from(["own", "zero", "none", "delta"]), st.sampled_from(["once", "always"]),
+    st.sampled_from(["once", "always"]), st.data(),
+)  # fmt: skip
+def test_calls_are_told_apart_whatever_their_index(
+    calls: list[tuple[str, dict[str, str]]], index: str, ids: str, names: str, data: st.DataObject
+) -> None:
+    """Every way to number deltas, with ids and names in the first or in each, and any pieces."""
+    deltas: list[dict[str, Any]] = []
+    for at, (name, values) in enumerate(calls):
+        text = json.dumps(values)
+        cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=4)))
+        for piece, (start, end) in enumerate(itertools.pairwise([0, *cuts, len(text)])):
+            number = {"own": at, "zero": 0, "none": None, "delta": len(deltas)}[index]
+            said = {"name": name} if not piece or names == "always" else {}
+            own = {"id": f"c{at}"} if not piece or ids == "always" else {}
+            deltas.append(own | {"index": number, "function": {**said, "arguments": text[start:end]}})
+    events: list[dict[str, Any]] = [{"choices": [{"delta": {"tool_calls": [delta]}}]} for delta in deltas]
+    answer = read_answer([*events, {"choices": [{"finish_reason": "stop"}]}], "url", lambda _: None)
+    assert [(c.id, c.name, json.loads(c.arguments)) for c in answer.api_calls(0)] == [
+        (f"c{at}", *call) for at, call in enumerate(calls)
+    ]
 
 
 def test_calls_without_ids_or_with_the_same_get_their_own() -> None:
@@ -262,6 +319,36 @@ def test_a_limit_beyond_the_models_own_is_lowered() -> None:
     assert script.seen[-1]["max_completion_tokens"] == 512
 
 
+def chunk(content: str, finish: str | None = None) -> str:
+    return json.dumps({"choices": [{"delta": {"content": content}, "finish_reason": finish}]})
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        f"\ufeffdata:{chunk('he')}\r\n\r\n: comment\r\ndata:{chunk('llo', 'stop')}\r\n\r\n",
+        f"event: x\ndata: {chunk('hello')}\n\ndata: [DONE]\n\n",
+        f"data: {chunk('he')}\ndata: {chunk('llo', 'stop')}\n",
+        re.sub("^", "data: ", json.dumps(json.loads(chunk("hello", "stop")), indent=1), flags=re.M) + "\n\n",
+        f'data: {{"choices": [], "prompt_filter_results": []}}\n\ndata: {chunk("hello", "stop")}\n\n',
+        f"data: {chunk('hello', 'stop')}",
+        json.dumps({"choices": [{"message": {"content": "hello"}, "finish_reason": None}]}),
+    ],
+    ids=["mark and CRLF", "no reason", "no empty lines", "many lines", "filter first", "no end", "no stream"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+def test_a_stream_is_read_however_it_is_written(sent: str, kind: str) -> None:
+    """Also over HTTP/1.0, where the end of the connection is that of the answer, and under a wrong type."""
+
+    def say(handler: Handler) -> None:
+        handler.wfile.write(f"HTTP/1.0 200 OK\r\nContent-Type: {kind}\r\n\r\n{sent}".encode())
+        handler.close_connection = True
+
+    with strict_api(say) as (server, script):
+        assert policy_for(server).complete(conversation(), Sampling()).text == "hello"
+    assert script.tried == 1
+
+
 # ---------------------------------------------------------------------------------- failures that pass
 
 
@@ -300,7 +387,19 @@ def error_event(handler: Handler) -> None:
     handler.stream(b'data: {"error": {"message": "overloaded", "code": 503}}\n\n')
 
 
+def inside(error: Any) -> Fail:
+    """An error in a body whose status is 200."""
+    return Fail(200, body=json.dumps({"error": error}).encode())
+
+
+def failed_finish(handler: Handler) -> None:
+    handler.stream(b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "error"}]}\n\n')
+
+
 PASSING = [
+    inside({"message": "upstream", "code": 502}), inside({"code": "429"}), inside({"type": "overloaded"}),
+    Fail(200, body=b'{"choices": []}'), Fail(200, body=b'{"choices": [{"message": {"content": "x"'),
+    failed_finish,
     Fail(500), Fail(502, body=b"<html>"), Fail(503), Fail(408), Fail(429), cut, ends_early, not_utf8, no_json,
     stalls, stalls_within, hangs_up, error_event,
 ]  # fmt: skip
@@ -376,6 +475,8 @@ def test_a_wrong_key_is_a_matter_of_the_configuration() -> None:
     ("fail", "told"),
     [
         (refusal("nonsense"), r"answered 400: .*nonsense.*see the server's log"),
+        (inside({"message": "no such thing", "code": 400}), "answered 400: .*no such thing"),
+        (inside({"message": "sold out", "type": "insufficient_quota"}), "quota is used up"),
         (Fail(404), "check --base-url, and that the server has the model 'little'"),
         (Fail(429, body=b'{"error": {"code": "insufficient_quota"}}'), "the account's quota is used up"),
     ],
@@ -389,7 +490,7 @@ def test_a_refusal_is_not_repeated(fail: Fail, told: str) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    ["<html>", "[]", "{}", '{"choices": []}', '{"choices": [{"message": 3}]}', "null", "[" * 100_000,
+    ["<html>", "[]", "{}", '{"choices": [{"message": 3}]}', "null", "[" * 100_000,
      '{"choices": ' + "9" * 10_000 + "}", "\ufeff{", '{"choices": {}}'],
 )  # fmt: skip
 def test_an_answer_that_is_no_completion_is_one_sentence(body: str) -> None:
@@ -400,11 +501,22 @@ def test_an_answer_that_is_no_completion_is_one_sentence(body: str) -> None:
     assert script.tried == 1
 
 
-def test_bytes_that_are_no_text_are_tried_three_times() -> None:
-    with strict_api(Fail(200, body=b"\xff\xff")) as (server, script):
-        with pytest.raises(PolicyError, match="the answer is no UTF-8 text"):
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"\xff\xff", "the answer is no UTF-8 text"),
+        (b'{"choices": []}', "the answer holds no choices"),
+        (b'{"choices": null, "usage": {"prompt_tokens": 1}}', "the answer holds no choices"),
+        (b'{"choices": [{"mess', "the answer was cut off"),
+        (b'{"error": "out of cheese"}', "answered an error: .*out of cheese"),
+    ],
+)
+def test_an_answer_of_nothing_is_tried_three_times(body: bytes, told: str) -> None:
+    with strict_api(Fail(200, body=body)) as (server, script):
+        with pytest.raises(PolicyError, match=told) as raised:
             policy_for(server).complete(conversation(), Sampling())
     assert script.tried == 3
+    assert "--base-url" not in str(raised.value)
 
 
 def test_half_a_surrogate_and_a_text_beyond_all_tokens_are_cut() -> None:

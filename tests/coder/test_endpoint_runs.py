@@ -106,6 +106,16 @@ def test_a_cut_answer_is_no_answer_and_says_which_setting(tmp_path: Path) -> Non
     assert (run.answer, len(run.turns)) == ("done", 3)
 
 
+@pytest.mark.parametrize("calls", [(), (READ,)])
+def test_an_answer_that_was_filtered_is_told_as_such(calls: tuple[Call, ...], tmp_path: Path) -> None:
+    filtered = Say("So", calls, finish="content_filter")
+    with strict_api(filtered, Say("done"), Say("done")) as (server, _):
+        run = run_task(a_task(), runtime_on(tmp_path, server))
+    assert run.answer == "done"
+    assert not run.turns[0].calls
+    assert "the provider's filter stopped this answer" in run.turns[0].observations[0].text
+
+
 def test_a_failing_server_loses_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
     def cut(handler: Handler) -> None:
         handler.stream(stream_bytes(Say("no"), [], "stop", None)[:150], end=False)

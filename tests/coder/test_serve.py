@@ -53,6 +53,15 @@ COLD: Any = {"extra_body": {"temperature": 0}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
 
+def asking(path: str, most: int = 2) -> dict[str, Any]:
+    """A request of the API at this path."""
+    if path.endswith("responses"):
+        return {"input": "hi", "max_output_tokens": most}
+    return {"max_tokens": most} | (
+        {"messages": [ASK]} if "chat" in path or "messages" in path else {"prompt": "hi"}
+    )
+
+
 class Served:
     """A server in this process, and the log that it writes."""
 
@@ -405,7 +414,7 @@ def test_tools_are_called_through_messages_and_responses(scripted: Callable[...,
 def test_a_client_that_goes_away_frees_its_place(tiny: Served) -> None:
     with httpx.stream(
         "POST", f"{tiny.root}/v1/chat/completions",
-        json={"messages": [ASK], "max_tokens": 900, "stream": True, "ignore_eos": True, "seed": 11},
+        json={"messages": [ASK], "max_tokens": 900, "stream": True, "min_tokens": 900, "seed": 11},
     ) as answer:  # fmt: skip
         for number, _ in enumerate(answer.iter_lines()):
             if number > 8:
@@ -498,7 +507,7 @@ def test_a_fault_of_the_server_is_told_in_the_shape_of_the_api_without_its_trace
     for path, api in ROUTES.items():
         if not path.endswith("count_tokens"):
             for stream in (False, True):
-                body = {"messages": [ASK], "input": "x", "max_tokens": 2, "stream": stream}
+                body = asking(path) | {"stream": stream}
                 answer = httpx.post(f"{tiny.root}{path}", json=body)
                 assert (answer.status_code, error_of(answer, api)["type"]) == (500, "api_error")
                 assert "secret" not in answer.text
@@ -515,9 +524,9 @@ def test_an_answer_that_fails_in_the_middle_ends_with_an_error_of_its_api(
     reading = threading.Event()
     monkeypatch.setattr(tiny.conversations, "answer", breaks)
     for path, api in ROUTES.items():
-        body = {"messages": [ASK], "input": "x", "max_tokens": 2, "stream": True}
         if path.endswith("count_tokens"):
             continue
+        body = asking(path) | {"stream": True}
         reading.clear()
         lines = []
         with httpx.stream("POST", f"{tiny.root}{path}", json=body) as answer:
@@ -647,7 +656,7 @@ def test_only_its_client_goes_on_with_a_conversation(tiny: Served) -> None:
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
 def test_a_model_that_is_not_here_is_refused(tiny: Served, path: str) -> None:
-    asked = {"messages": [ASK], "input": "hi", "prompt": "hi", "max_tokens": 3, "max_output_tokens": 3}
+    asked = asking(path, 3)
 
     def answer(name: object) -> httpx.Response:
         return httpx.post(f"{tiny.root}/v1/{path}", json=asked | {"model": name})

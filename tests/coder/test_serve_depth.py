@@ -578,7 +578,7 @@ BAD_PROMPTS = [
     ({"prompt": "x", "suffix": "y"}, "suffix"), ({"prompt": "x", "best_of": 3}, "best_of"),
     ({"prompt": "x", "max_tokens": -1}, "max_tokens"), ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
     ({"prompt": "x " * 20_000, "max_tokens": 5}, None),
-    ({"prompt": "x " * 20_000, "max_tokens": 0, "echo": True}, "prompt"),
+    ({"prompt": "x " * 20_000, "max_tokens": 0, "echo": True}, None),
 ]  # fmt: skip
 
 

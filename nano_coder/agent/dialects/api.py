@@ -15,6 +15,11 @@ from nano_shared.types import ApiAnswer, ToolCall, ToolSpec
 
 NO_CALL = "no tool was called; go on with a tool, or call submit if the task is done"
 
+FILTERED = (
+    "the provider's filter stopped this answer (content_filter), and nothing of it was executed; go on in"
+    " other words"
+)
+
 
 class Api:
     name = "api"
@@ -58,6 +63,9 @@ def _arguments(text: str, repairs: list[str]) -> dict[str, Any]:
     if isinstance(value, str):
         repairs.append("arguments_in_string")
         value = _json(value, repairs)
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+        repairs.append("arguments_in_list")
+        value = value[0]
     if value is None:
         repairs.append("no_arguments")
         value = {}

@@ -3,9 +3,11 @@ and time."""
 
 from __future__ import annotations
 
+import codecs
 import email.utils
 import json
 import queue
+import re
 import threading
 import time
 import weakref
@@ -21,6 +23,16 @@ from nano_shared.errors import BudgetExhausted, PolicyError
 MOST_BYTES = 16 << 20
 """largest answer, bytes"""
 _RETRIED_STATUS = frozenset({408, 409, 425, 429})
+_NAMED_STATUS = (
+    ("quota|billing|rate.?limit|too.many", 429), ("auth|api.?key", 401), ("permission", 403),
+    ("not.?found", 404), ("invalid|bad.?request|unsupported|context", 400),
+    ("overload|unavailable|server|timeout|internal|capacity", 503),
+)  # fmt: skip
+"""what errors without a number mean by their code or type"""
+DONE: dict[str, Any] = {}
+"""stands for [DONE], by identity"""
+_MOST_LINES = 1000
+"""of an event"""
 _CHUNK = bytes | Exception | None
 _LOOK_SECONDS = 0.1
 """seconds between two checks whether an answer is still wanted"""
@@ -125,9 +137,9 @@ class Exchange:
         if not first.is_success:
             raise _refused(RefusedRequest(first.status_code, b"".join(rest)), first.headers)
         if "text/event-stream" in first.headers.get("content-type", ""):
-            yield from _server_events(rest, self.url)
+            yield from _server_events(rest)
         else:
-            yield _whole(b"".join(rest), self.url)
+            yield from _whole(b"".join(rest), self.url)
 
     def _read(
         self,
@@ -148,7 +160,7 @@ class Exchange:
             chunks.put(PassingFailure(str(error) or type(error).__name__, "unreachable"))
         except httpx.TimeoutException:
             chunks.put(PassingFailure(f"not a byte for {self._stall:g} s", "late"))
-        except httpx.RemoteProtocolError as error:
+        except (httpx.RemoteProtocolError, httpx.NetworkError) as error:
             chunks.put(PassingFailure(f"the answer was cut: {error}", "busy"))
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError) as error:
             # RuntimeError: the client was closed meanwhile
@@ -233,61 +245,103 @@ def _retry_after(text: str | None) -> float | None:
     return None
 
 
-def _whole(data: bytes, url: str) -> dict[str, Any]:
+def _whole(data: bytes, url: str) -> Iterator[dict[str, Any]]:
+    """The answer of a server that does not stream, or of one that does not say so."""
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PassingFailure(f"the answer is no UTF-8 text ({error})", "garbled") from None
+    if text.lstrip().startswith(("data:", "event:", ":")):
+        yield from _server_events(iter([data]))
+        return
+    value: Any = None
     try:
         value = json.loads(text)
+    except json.JSONDecodeError:
+        if (
+            '"choices"' in text
+        ):  # a connection that is closed at the end of an answer says nothing of its size
+            raise PassingFailure("the answer was cut off before its end", "garbled") from None
     except (ValueError, RecursionError):
-        value = None
+        pass
     if not isinstance(value, dict):
         raise not_a_completion(url, text)
-    return value
+    yield _checked(value)
 
 
-def _server_events(chunks: Iterator[bytes], url: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events, until its end or [DONE]."""
-    for line in _lines(chunks):
-        if not line.startswith(b"data:"):
+def _server_events(chunks: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a stream of server-sent events; DONE at [DONE], which ends it.
+
+    An event is told as soon as its lines are JSON: not every server ends one by an empty line."""
+    lines: list[bytes] = []
+    for raw in _lines(chunks):
+        line = raw.strip()
+        if line.startswith(b"data:") or (line.startswith(b"{") and not lines):
+            lines.append(line.removeprefix(b"data:").strip())
+        elif line or not any(lines):
             continue  # comments that keep the connection alive, names of events
-        data = line[5:].strip()
+        data = b"\n".join(lines).strip()
         if data == b"[DONE]":
+            yield DONE
             return
-        if data:
-            event = _event(data)
-            if event.get("error") is not None:
-                raise _error_event(data, event["error"])
-            yield event
+        if data and ((event := _event(data)) is not None):
+            yield _checked(event)
+            lines.clear()
+        elif not data:
+            lines.clear()
+        elif not line or len(lines) > _MOST_LINES:
+            raise PassingFailure(f"an event of the answer is no JSON text: {data[:80]!r}", "garbled")
 
 
-def _error_event(data: bytes, error: Any) -> Exception:
-    code = error.get("code") if isinstance(error, dict) else None
-    return _refused(RefusedRequest(code if isinstance(code, int) and code >= 400 else 500, data), {})
-
-
-def _event(data: bytes) -> dict[str, Any]:
+def _event(data: bytes) -> dict[str, Any] | None:
+    """None for what is no JSON object, or not yet."""
+    if not data.endswith((b"}", b"]")):
+        return None
     try:
         value = json.loads(data.decode())
     except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise PassingFailure(f"an event of the answer is no JSON text: {data[:80]!r}", "garbled")
-    return value
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    """The object, unless it is an error that came with status 200. Raises what it stands for."""
+    if answer.get("error") or answer.get("object") == "error":
+        raise error_inside(answer)
+    return answer
+
+
+def error_inside(answer: Mapping[str, Any]) -> Exception:
+    """The exception for an error in an answer whose status was 200; one without a code is asked again a few
+    times."""
+    error = answer.get("error") or answer
+    said = error if isinstance(error, Mapping) else {}
+    codes = [str(said.get(name, "")) for name in ("code", "status", "status_code", "type")]
+    status = next((int(code) for code in codes if re.fullmatch("[45][0-9][0-9]", code)), None)
+    for pattern, meant in _NAMED_STATUS if status is None else ():
+        if re.search(pattern, " ".join(codes), re.IGNORECASE):
+            status = meant
+            break
+    refusal = RefusedRequest(status or 500, json.dumps(answer).encode())
+    if status is None:
+        return PassingFailure(f"answered an error: {refusal.excerpt}", "garbled")
+    return _refused(refusal, {})
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines without their ends; the last counts only if it is whole, as its end may be missing."""
+    """Lines without their ends and without a byte order mark; the last counts only if it is whole, as its end
+    may be missing."""
     parts: list[bytes] = []
+    first_line = True
     for chunk in chunks:
         first, *more = chunk.split(b"\n")
         parts.append(first)
         for part in more:
-            yield b"".join(parts)
-            parts = [part]
+            line = b"".join(parts)
+            yield line.removeprefix(codecs.BOM_UTF8) if first_line else line
+            parts, first_line = [part], False
     if (last := b"".join(parts)).strip().endswith((b"}", b"]")):
-        yield last
+        yield last.removeprefix(codecs.BOM_UTF8) if first_line else last
 
 
 def not_a_completion(url: str, text: str) -> EndpointError:

@@ -19,7 +19,15 @@ import tenacity
 
 from nano_coder.agent.profiles import API_1
 from nano_coder.config import Price, load_config
-from nano_coder.models.endpoint.answer import CANCELLED, AnswerParts, OnAnswer, read_answer, turn_tokens
+from nano_coder.models.endpoint.answer import (
+    CANCELLED,
+    CUT,
+    FILTERED,
+    AnswerParts,
+    OnAnswer,
+    read_answer,
+    turn_tokens,
+)
 from nano_coder.models.endpoint.exchange import EndpointError, Exchange, PassingFailure, RefusedRequest
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
 from nano_coder.models.endpoint.request import accepted_by, add_parameters, request_body, shaping
@@ -229,7 +237,7 @@ class EndpointPolicy:
         self, answer: AnswerParts, body: dict[str, Any], conversation: Conversation, sampling: Sampling
     ) -> Completion:
         longest = sampling.max_tokens * _MOST_CHARS_PER_TOKEN
-        cut = answer.finish == "length" or len(answer.text) > longest
+        cut = answer.finish in CUT or len(answer.text) > longest
         finish = Finish.LENGTH if cut else Finish.STOP
         if answer.finish == CANCELLED:
             finish = Finish.CANCELLED
@@ -260,13 +268,14 @@ class EndpointPolicy:
                 usage=self._usage(answer, conversation),
                 left_out=left_out,
                 no_tokens=tokens if isinstance(tokens, str) else None,
+                filtered=answer.finish in FILTERED,
             ),
         )
 
     def _usage(self, answer: AnswerParts, conversation: Conversation) -> Usage:
         usage = answer.usage
         if usage is None:
-            written = answer.text + answer.reasoning + "".join(c.arguments for c in answer.calls.values())
+            written = answer.text + answer.reasoning + "".join(c.arguments for c in answer.calls)
             read = sum(self.count(m.content) for m in conversation.messages)
             usage = Usage(prompt=read, completion=self.count(written), estimated=True)
         return usage.model_copy(update={"cost": self.price.cost(usage) if self.price else None})

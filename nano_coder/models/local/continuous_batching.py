@@ -26,13 +26,15 @@ from nano_coder.models.local.kv_cache import (
     common_prefix,
 )
 from nano_coder.models.local.llama import LlamaForward
-from nano_coder.models.local.sampler import DecodingRow, Likeliest, allowed_tokens, draw, likeliest_tokens
+from nano_coder.models.local.sampler import DecodingRow, Likeliest, draw, likeliest_tokens, shaped_logits
 from nano_coder.models.local.speculative import CONTEXT, NGramSpeculator
 
 _PREFILL_TOKENS = 2048
 """tokens of one prefill pass; bounds the memory of its activations"""
 _SHARED_PREFIX = 32
 """shortest common prefix whose KV is copied from another prompt instead of being prefilled"""
+_LEFT = 0.7
+"""share of slots and KV that further choices of requests may fill, so that another request joins at once"""
 _JOIN_SHARE = 4
 """queued rows join when 1 / this of the slots is free: prefilling few rows at a time costs many passes"""
 
@@ -204,16 +206,21 @@ class ContinuousDecoder:
         alike = Counter(row.request.ids for row in self._queue)
         capacity = max((slot.capacity for slot in self._slots), default=0)
         rows: list[tuple[DecodingRow, RetainedRow | None]] = []
-        while self._queue and len(rows) < free:
-            row = self._queue[0]
+        queue = deque(sorted(self._queue, key=lambda row: row.request.choice))
+        while queue and len(rows) < free:
+            row = queue[0]
+            left = _LEFT if row.request.choice else 1.0
+            if len(self._slots) + len(rows) >= self._max_batch * left:
+                break
             ids = row.request.ids
             kept = self.cache.retained(row.request.owner, ids)
             prefix_length = len(kept.prefix.ids) if kept is not None else len(ids) * (alike[ids] > 1)
             capacity = max(capacity, len(ids) + row.limit - prefix_length)
             num_slots = len(self._slots) + len(rows) + 1
-            if num_slots > 1 and num_slots * capacity * self._shape.token_bytes > self._max_bytes:
+            if num_slots > 1 and num_slots * capacity * self._shape.token_bytes > self._max_bytes * left:
                 break
-            rows.append((self._queue.popleft(), kept))
+            rows.append((queue.popleft(), kept))
+        self._queue = queue
         return rows
 
     def _new_prefixes(self, fresh: Counter[tuple[int, ...]]) -> list[tuple[Prefix, PrefillSegment]]:
@@ -289,7 +296,7 @@ class ContinuousDecoder:
         for slot in self._slots:
             row = slot.row
             # one token is sampled after the draft as well; a grammar knows what is allowed after sampled ones
-            longest = 0 if row.request.constraint else min(room, row.limit - len(row.ids) - 1)
+            longest = 0 if row.request.is_shaped else min(room, row.limit - len(row.ids) - 1)
             draft_tokens.append(self._speculator.propose(row.last(CONTEXT), longest) if longest > 0 else [])
             room -= len(draft_tokens[-1])
         return draft_tokens
@@ -358,7 +365,7 @@ class ContinuousDecoder:
             logits_NV,
             [row.request.sampling for row, _ in places],
             [row.uniforms[len(row.ids) + nth] for row, nth in places],
-            allowed_tokens([row for row, _ in places], logits_NV.shape[1]),
+            shaped_logits([row for row, _ in places], logits_NV),
         )
         tokens = iter(zip(*drawn, likeliest_tokens([row for row, _ in places], logits_NV), strict=True))
         num_accepted_tokens = 0

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nano_coder.models.local.sampler import DecodingRow, allowed_tokens, draw, likeliest_tokens
+from nano_coder.models.local.sampler import DecodingRow, draw, likeliest_tokens, shaped_logits
 from nano_shared.errors import UsageError
 
 _JOINED = ("DynamicLayer", "LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer")
@@ -188,7 +188,7 @@ class PaddedDecoder:
         logits_BV = torch.stack([slot.logits_V for slot in slots])
         drawn = draw(
             logits_BV, [row.request.sampling for row in rows], [row.uniform for row in rows],
-            allowed_tokens(rows, logits_BV.shape[1]),
+            shaped_logits(rows, logits_BV),
         )  # fmt: skip
         top = likeliest_tokens(rows, logits_BV)
         for row, token, logprob, likeliest in zip(rows, *drawn, top, strict=True):

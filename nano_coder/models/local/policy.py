@@ -84,28 +84,30 @@ class LocalPolicy:
         owner: int | None = None,
         on_token: OnToken | None = None,
         top_logprobs: int = 0,
+        choice: int = 0,
     ) -> Completion:
         """Sample the next turn. Does not modify the conversation.
 
         `owner` is the conversation for which KV is kept where the thread holds no slot; `on_token` gets each
         token as it is sampled, with the `top_logprobs` likeliest of its place, and ends the turn by returning
-        False.
+        False. `choice`, its number in the client's request: rows after the first leave room for others.
         Raises ContextFull before sampling if no token would fit, PolicyError if the template or the engine
         fails, and UsageError for a grammar that cannot be compiled.
         """
+        self.refuse_long([m.content for m in conversation.messages[conversation.rendered :]])
         number, delta = self.template.next_row(conversation)
         row = (*conversation.tokens, *delta) if number == conversation.row else delta
         began = time.monotonic()
-        sampled = self._generate(row, sampling, owner, on_token, top_logprobs)
+        sampled = self._generate(row, sampling, owner, on_token, top_logprobs, choice)
         conversation.waited += time.monotonic() - began - sampled.seconds
         return self._completion(sampled, number, delta, sampling)
 
     def complete_ids(
         self, ids: tuple[int, ...], sampling: Sampling, *, on_token: OnToken | None = None,
-        top_logprobs: int = 0,
+        top_logprobs: int = 0, choice: int = 0,
     ) -> Completion:  # fmt: skip
         """Sample a continuation of these ids; no template is applied. Raises as `complete`."""
-        sampled = self._generate(ids, sampling, None, on_token, top_logprobs)
+        sampled = self._generate(ids, sampling, None, on_token, top_logprobs, choice)
         return self._completion(sampled, 0, ids, sampling)
 
     def score(
@@ -126,13 +128,14 @@ class LocalPolicy:
         return Grammars(self.template.encoder.serialised, sorted(self.engine.eos_ids), self.vocab_size)
 
     def _generate(
-        self, row: tuple[int, ...], sampling: Sampling, owner: int | None, on_token: OnToken | None, top: int
-    ) -> Sampled:
+        self, row: tuple[int, ...], sampling: Sampling, owner: int | None, on_token: OnToken | None, top: int,
+        choice: int,
+    ) -> Sampled:  # fmt: skip
         from nano_coder.models.local.sampler import GenerationRequest
 
         fitting = self.fitting(row, sampling)
         constraint = self._grammars.constraint(sampling.grammar) if sampling.grammar is not None else None
-        request = GenerationRequest(row, fitting, sampling.seed, owner, on_token, constraint, top)
+        request = GenerationRequest(row, fitting, sampling.seed, owner, on_token, constraint, top, choice)
         sampled = self._scheduler.call(request)
         if constraint is not None:
             constraint.check()
@@ -191,6 +194,14 @@ class LocalPolicy:
     def check_grammar(self, grammar: str) -> None:
         """Raises UsageError for a grammar that cannot be compiled, and ConfigError without llguidance."""
         self._grammars.constraint(grammar)
+
+    def refuse_long(self, texts: Sequence[str], most: int | None = None) -> None:
+        """Raises ContextFull for texts of more than `most` tokens (None: the context), before they are
+        rendered and encoded; not for each that is too long."""
+        most = most or self.context_limit
+        if self.template.encoder.surely_more(texts, most):
+            size = sum(map(len, texts))
+            raise ContextFull(f"{size} characters are more than {most} tokens, which {self.id} reads at most")
 
     def count(self, text: str) -> int:
         """Number of tokens in a plain text."""

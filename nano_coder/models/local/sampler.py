@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from nano_shared.errors import ContextFull, UsageError
 from nano_shared.policy import DecodeIds
-from nano_shared.types import Finish, Sampling
+from nano_shared.types import Finish, Sampling, Shaping
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +26,9 @@ _BLOCK = 128
 
 _COLDEST = 1e-30
 """temperature below which logits divided by it need not be finite in float32"""
+
+_FORBIDDEN = 1e4
+"""taken from a logit whose token is not sampled while there is another one"""
 
 _SUBNORMAL = 1.2e-38
 """below this a float32 has lost digits"""
@@ -48,27 +52,22 @@ def draw(
     logits_BV: Tensor,
     samplings: Sequence[Sampling],
     uniforms_B: Sequence[float],
-    allowed: Mapping[int, Tensor] | None = None,
+    shaped: Mapping[int, Tensor] | None = None,
 ) -> tuple[list[int], list[float]]:
     """[B] tokens by inverse CDF, and [B] log-probs of the processed distribution, renormalised.
 
-    Temperature first, then `allowed` ([V] bool of the tokens that a row may sample, by row), then top-k, then
-    top-p. A greedy row takes the likeliest token, with log-probs of temperature 1. The log-probs of a row
-    with `allowed` are those of all tokens, so that a forward pass recomputes them without the grammar. Does
-    not modify the logits.
+    `shaped` are [V] logits in place of a row's own, by row (`shaped_logits`). Temperature first, then top-k,
+    then top-p. A greedy row takes the likeliest token, with log-probs of temperature 1. The log-probs of a
+    row in `shaped` are those of its own logits, so that a forward pass recomputes them from the weights
+    alone. Does not modify the logits.
     """
     device = logits_BV.device
     logits_BV = logits_BV.float()
-    if any(s.temperature not in (0, 1) for s in samplings):
-        temperature_B = torch.tensor([s.temperature or 1.0 for s in samplings], device=device)
-        if any(0 < s.temperature < _COLDEST for s in samplings):  # the quotient would be infinite
-            logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
-        logits_BV = logits_BV / temperature_B.clamp(min=_COLDEST)[:, None]
-    constrained, free_RV = torch.tensor(sorted(allowed or ()), device=device, dtype=torch.long), logits_BV[:0]
-    if allowed:
-        free_RV = logits_BV[constrained]
-        kept_RV = torch.stack([allowed[row] for row in sorted(allowed)]).to(device)
-        logits_BV = logits_BV.index_copy(0, constrained, free_RV.masked_fill(~kept_RV, -torch.inf))
+    places = torch.tensor(sorted(shaped or ()), device=device, dtype=torch.long)
+    own_RV = logits_BV[places]
+    if shaped:
+        logits_BV = logits_BV.index_copy(0, places, torch.stack([shaped[row] for row in sorted(shaped)]))
+    logits_BV = _tempered(logits_BV, samplings)
     cut = [row for row, s in enumerate(samplings) if s.top_p < 1 or s.top_k > 0]
     if cut:
         rows = torch.tensor(cut, device=device)
@@ -86,10 +85,21 @@ def draw(
     logprobs_B1 = drawn_B1.log()
     if bool((drawn_B1 < _SUBNORMAL).any()):
         logprobs_B1 = logits_BV.log_softmax(dim=-1).gather(1, tokens_B1)
-    if allowed:
-        free_R1 = free_RV.log_softmax(dim=-1).gather(1, tokens_B1[constrained])
-        logprobs_B1 = logprobs_B1.index_copy(0, constrained, free_R1)
+    if shaped:
+        own_RV = _tempered(own_RV, [samplings[row] for row in sorted(shaped)])
+        own_R1 = own_RV.log_softmax(dim=-1).gather(1, tokens_B1[places])
+        logprobs_B1 = logprobs_B1.index_copy(0, places, own_R1)
     return tokens_B1[:, 0].tolist(), logprobs_B1[:, 0].tolist()
+
+
+def _tempered(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Logits divided by their row's temperature; by 1 where it is greedy."""
+    if all(s.temperature in (0, 1) for s in samplings):
+        return logits_BV
+    temperature_B = torch.tensor([s.temperature or 1.0 for s in samplings], device=logits_BV.device)
+    if any(0 < s.temperature < _COLDEST for s in samplings):  # the quotient would be infinite
+        logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
+    return logits_BV / temperature_B.clamp(min=_COLDEST)[:, None]
 
 
 def likeliest(logits_V: Tensor, temperature: float, count: int) -> Likeliest:
@@ -164,6 +174,13 @@ class GenerationRequest:
     """the tokens that may be sampled; None: all"""
     top_logprobs: int = 0
     """number of likeliest tokens that `on_token` gets"""
+    choice: int = 0
+    """its number in its client's request: rows after the first leave room for those of other requests"""
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether its tokens are drawn from other logits than the policy's own."""
+        return self.constraint is not None or self.sampling.shaping is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +283,39 @@ def likeliest_tokens(rows: Sequence[DecodingRow], logits_BV: Tensor) -> list[Lik
     ]
 
 
-def allowed_tokens(rows: Sequence[DecodingRow], vocab_size: int) -> dict[int, Tensor]:
-    """[V] bool of the tokens that each constrained row may sample next, by the row's place."""
-    return {
-        place: row.request.constraint.allowed(vocab_size)
-        for place, row in enumerate(rows)
-        if row.request.constraint is not None
-    }
+def shaped_logits(rows: Sequence[DecodingRow], logits_BV: Tensor) -> dict[int, Tensor]:
+    """[V] float32 logits of the next token of each row that a client's Shaping or a grammar changes, by the
+    row's place."""
+    found = {}
+    for place, row in enumerate(rows):
+        if not row.request.is_shaped:
+            continue
+        logits_V = logits_BV[place].float()
+        if (shaping := row.request.sampling.shaping) is not None:
+            logits_V = _shaped(logits_V, shaping, row)
+        if (constraint := row.request.constraint) is not None:
+            allowed_V = constraint.allowed(len(logits_V)).to(logits_V.device)
+            logits_V = logits_V.masked_fill(~allowed_V, -torch.inf)
+        found[place] = logits_V
+    return found
+
+
+def _shaped(logits_V: Tensor, shaping: Shaping, row: DecodingRow) -> Tensor:
+    device, shaped_V = logits_V.device, logits_V.clone()
+    if shaping.allowed_token_ids:
+        allowed = torch.tensor(shaping.allowed_token_ids, device=device)
+        shaped_V = torch.full_like(logits_V, -torch.inf).index_copy(0, allowed, logits_V[allowed])
+    for token, bias in shaping.logit_bias:
+        shaped_V[token] += bias
+    if len(row.ids) < shaping.min_tokens:
+        shaped_V[sorted(row.stop_conditions.eos_ids)] -= _FORBIDDEN
+    seen = torch.tensor(sorted({*row.request.ids, *row.ids}), device=device)
+    seen_N = shaped_V[seen]
+    penalty = shaping.repetition_penalty
+    shaped_V[seen] = torch.where(seen_N > 0, seen_N / penalty, seen_N * penalty)
+    times_V = torch.bincount(torch.tensor(row.ids, device=device, dtype=torch.long), minlength=len(logits_V))
+    shaped_V -= shaping.frequency_penalty * times_V + shaping.presence_penalty * (times_V > 0)
+    if shaping.min_p and row.request.sampling.temperature:  # of probabilities at the temperature
+        least = shaped_V.max() + row.request.sampling.temperature * math.log(shaping.min_p)
+        shaped_V[shaped_V < least] = -torch.inf
+    return shaped_V

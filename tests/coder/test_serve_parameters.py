@@ -1,0 +1,309 @@
+"""What a request asks of the sampling, and answers that the client began: honoured, or refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strict_api import KEY, Say, strict_api
+from test_serve import ASK, CALL, TOOLS, Served
+
+from nano_coder.agent.profiles import API_1, HERMES_1
+from nano_coder.models.endpoint.policy import EndpointPolicy
+from nano_coder.models.local.sampler import (
+    DecodingRow,
+    GenerationRequest,
+    StopConditions,
+    draw,
+    shaped_logits,
+)
+from nano_coder.models.opening import local_policy, open_weights
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.serve import chat
+from nano_coder.serve.conversations import ServedModel, _besides_calls, _parsed
+from nano_coder.serve.request import ModelRequest, TextDelta
+from nano_coder.verify.tokens import TokenCheck
+from nano_coder.verify.trainable import verify
+from nano_shared.store import LogStore
+from nano_shared.types import Completion, Finish, Sampling, Shaping
+
+ASKS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [ASK]}, "/v1/messages": {"messages": [ASK]},
+    "/v1/responses": {"input": "Say hello."}, "/v1/completions": {"prompt": "Say hello."},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Served]]:
+    opened: list[Served] = []
+
+    def start(policy: Any, profile: Any) -> Served:
+        store = LogStore.open(tmp_path_factory.mktemp("served") / "log.db")
+        opened.append(Served(ServedModel(policy=policy, profile=profile, store=store, name="tiny")))
+        return opened[-1]
+
+    yield start
+    for server in opened:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def tiny(serve: Callable[..., Served], tiny_folder: Path) -> Served:
+    opened = open_weights(str(tiny_folder))
+    return serve(local_policy(opened.loaded, opened.profile, scheduler="free"), opened.profile)
+
+
+def post(server: Served, path: str, **body: Any) -> httpx.Response:
+    most = "max_output_tokens" if path.endswith("responses") else "max_tokens"
+    return httpx.post(
+        f"{server.root}{path}", json={"temperature": 0, most: 12, **ASKS[path], **body}, timeout=60
+    )
+
+
+def sampled(server: Served, path: str, **body: Any) -> tuple[int, ...]:
+    """The ids of an answer."""
+    answer = post(server, path, return_token_ids=True, **body)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    return tuple((told["choices"][0] if "choices" in told else told)["token_ids"])
+
+
+# ---------------------------------------------------------------------------------------------- shaping
+
+
+@pytest.mark.parametrize("path", ASKS)
+def test_every_api_shapes_the_logits(tiny: Served, path: str) -> None:
+    free = sampled(tiny, path)
+    assert free[0] not in sampled(tiny, path, logit_bias={str(free[0]): -100})[:1]
+    allowed = [400, 500]
+    assert set(sampled(tiny, path, allowed_token_ids=allowed)) <= set(allowed)
+    assert set(sampled(tiny, path, logit_bias={"300": 100})) == {300}
+    often = sampled(tiny, path, logit_bias={"300": 100}, frequency_penalty=2, presence_penalty=2)
+    assert set(often) == {300}, "100 is more than these penalties"
+    mild = {"logit_bias": {str(token): 30 for token in allowed}}
+    assert len(set(sampled(tiny, path, **mild, frequency_penalty=2))) == 2, "one after the other"
+    (eos, *_) = sorted(tiny.policy.engine.eos_ids)  # type: ignore[attr-defined]
+    ends = {"logit_bias": {str(eos): 100}}
+    assert sampled(tiny, path, **ends) == (eos,)
+    assert len(sampled(tiny, path, **ends, min_tokens=5)) == 6
+
+
+def test_log_probs_are_those_of_the_policy_and_the_run_is_not_trained(tiny: Served) -> None:
+    before = {run.id for run in tiny.runs()}
+    sampled(tiny, "/v1/chat/completions", temperature=0.7, seed=3, repetition_penalty=1.5, min_p=0.2)
+    tokens_free = sampled(tiny, "/v1/chat/completions", temperature=0.7, seed=3, min_p=0.0, logit_bias={})
+    shaped, free = [run for run in tiny.runs() if run.id not in before][::-1]
+    if shaped.turns[0].completion.sampling.shaping is None:
+        shaped, free = free, shaped
+    assert free.turns[0].completion.sampling.shaping is None, "values that change nothing"
+    assert free.turns[0].completion.tokens.sampled_ids == tokens_free  # type: ignore[union-attr]
+    completion = shaped.turns[0].completion
+    assert completion.sampling.shaping == Shaping(repetition_penalty=1.5, min_p=0.2)
+    tokens: Any = completion.tokens
+    row = (*tokens.context_ids, *tokens.sampled_ids)
+    policy: Any = tiny.policy
+    (scores,) = policy.engine.score([row], first=len(tokens.context_ids), temperature=0.7)
+    assert scores == pytest.approx(tokens.logprobs, abs=1e-4)
+    assert "constrained sampling" in [finding.kind for finding in verify(shaped) if finding.blocks]
+
+
+BIASES = st.dictionaries(st.integers(0, 5), st.floats(-5, 5), max_size=2).map(lambda b: tuple(b.items()))
+LOGITS = st.lists(st.floats(-8, 8, width=32), min_size=6, max_size=6)
+
+
+@given(
+    LOGITS, st.lists(st.integers(0, 5), max_size=4), st.lists(st.integers(0, 5), max_size=5),
+    st.builds(
+        Shaping, frequency_penalty=st.floats(-2, 2), presence_penalty=st.floats(-2, 2),
+        repetition_penalty=st.floats(0.5, 2), min_p=st.sampled_from([0.0, 0.1, 0.5]),
+        min_tokens=st.integers(0, 6), logit_bias=BIASES,
+        allowed_token_ids=st.sets(st.integers(1, 5), max_size=3).map(lambda ids: tuple(sorted(ids))),
+    ),
+    st.sampled_from([0.5, 1.0, 2.0]), st.floats(0, 1, exclude_max=True),
+)  # fmt: skip
+@settings(deadline=None)
+def test_logits_are_shaped_as_vllm_has_it(
+    logits: list[float],
+    prompt: list[int],
+    ids: list[int],
+    shaping: Shaping,
+    temperature: float,
+    uniform: float,
+) -> None:
+    """Against the formulas, written for one token at a time; token 0 ends the turn."""
+    sampling = Sampling(temperature=temperature, shaping=shaping, max_tokens=9)
+    row = DecodingRow(GenerationRequest((1, *prompt), sampling, 0), StopConditions({0}, 100))
+    row.ids.extend(ids)
+    expected = []
+    for token, logit in enumerate(logits):
+        if shaping.allowed_token_ids and token not in shaping.allowed_token_ids:
+            expected.append(-math.inf)
+            continue
+        logit += dict(shaping.logit_bias).get(token, 0.0)
+        if token == 0 and len(ids) < shaping.min_tokens:
+            logit = -1e9
+        if token in (1, *prompt, *ids):
+            logit = logit / shaping.repetition_penalty if logit > 0 else logit * shaping.repetition_penalty
+        logit -= shaping.frequency_penalty * ids.count(token) + shaping.presence_penalty * (token in ids)
+        expected.append(logit)
+    probs = torch.tensor(expected, dtype=torch.float64).div(temperature).softmax(0)
+    kept = probs * (probs >= shaping.min_p * probs.max() * (1 - 1e-6))
+    given = torch.tensor([logits])
+    shaped = shaped_logits([row], given)
+    found = (shaped[0].double() / temperature).softmax(0)
+    torch.testing.assert_close(found, kept / kept.sum(), atol=1e-4, rtol=0)
+    (token,), (logprob,) = draw(given, [sampling], [uniform], shaped)
+    assert kept[token] > 0
+    assert logprob == pytest.approx(float((given[0] / temperature).log_softmax(0)[token]), abs=1e-5)
+
+
+WRONG: list[tuple[str, Any]] = [
+    ("logit_bias", {"x": 1}), ("logit_bias", {"1": 101}), ("logit_bias", {"99999": 1}), ("logit_bias", [1]),
+    ("logit_bias", {str(token): 1 for token in range(1025)}), ("allowed_token_ids", [99999]),
+    ("allowed_token_ids", ["a"]), ("allowed_token_ids", [True]), ("frequency_penalty", 3), ("min_p", 2),
+    ("presence_penalty", "1"), ("repetition_penalty", 0), ("min_tokens", -1),
+]  # fmt: skip
+UNREAD: list[tuple[str, Any]] = [
+    ("ignore_eos", True), ("stop_token_ids", [3]), ("bad_words", ["x"]), ("guided_json", {"type": "object"}),
+    ("guided_regex", "[0-9]"), ("guided_choice", ["a"]), ("structured_outputs", {"regex": "x"}),
+    ("chat_template_kwargs", {"enable_thinking": False}), ("best_of", 2), ("suffix", "x"),
+    ("use_beam_search", True), ("truncate_prompt_tokens", 5), ("previous_response_id", "r"),
+    ("functions", [{"name": "x"}]), ("mcp_servers", [{}]), ("temperatur", 1), ("prompt_logprobs", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ASKS)
+def test_what_is_not_served_is_refused_by_its_name(tiny: Served, path: str) -> None:
+    before = len(tiny.runs())
+    for name, value in (*WRONG, *UNREAD):
+        answer = post(tiny, path, **{name: value})
+        assert answer.status_code == 400, (name, answer.text)
+        assert name in answer.json()["error"]["message"]
+    assert len(tiny.runs()) == before
+
+
+@pytest.mark.parametrize("path", ASKS)
+def test_what_changes_nothing_is_taken(tiny: Served, path: str) -> None:
+    free = sampled(tiny, path)
+    for name, value in {
+        "user": "me", "metadata": {"a": "b"}, "logit_bias": {}, "frequency_penalty": 0, "n": 1, "top_k": -1,
+        "guided_json": None, "stop_token_ids": [], "ignore_eos": False, "repetition_penalty": 1.0,
+    }.items():  # fmt: skip
+        assert sampled(tiny, path, **{name: value}) == free, name
+
+
+def test_a_policy_without_logits_refuses_to_shape_them(serve: Callable[..., Served]) -> None:
+    answer = post(serve(ScriptedPolicy(["x"]), HERMES_1), "/v1/chat/completions", min_p=0.5)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "min_p")
+
+
+def test_the_server_behind_gets_them(serve: Callable[..., Served]) -> None:
+    asked = {"frequency_penalty": 1.5, "logit_bias": {"5": -3}}
+    with strict_api(Say("hello"), takes=("max_tokens", "continue_final_message")) as (behind, script):
+        front = serve(EndpointPolicy("little", behind.base_url, KEY), API_1)
+        for path in list(ASKS)[:3]:
+            assert post(front, path, **asked).status_code == 200
+            assert {name: script.seen[-1][name] for name in asked} == asked
+        begun = [ASK, {"role": "assistant", "content": "So"}]
+        assert post(front, "/v1/messages", messages=begun).status_code == 400, "this one continues nothing"
+    assert front.runs()[0].turns[0].completion.sampling.shaping == Shaping(
+        frequency_penalty=1.5, logit_bias=((5, -3.0),)
+    )
+
+
+# ------------------------------------------------------------------------------- answers that were begun
+
+BEGUN = [ASK, {"role": "assistant", "content": "three, fo"}]
+OPEN = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
+def test_an_answer_that_was_begun_is_continued(tiny: Served, path: str, stream: bool) -> None:
+    flags = OPEN if path.endswith("completions") else {}
+    before = {run.id for run in tiny.runs()}
+    answer = post(tiny, path, messages=BEGUN, stream=stream, **flags)
+    assert answer.status_code == 200, answer.text
+    (run,) = [run for run in tiny.runs() if run.id not in before]
+    tokens: Any = run.turns[0].completion.tokens
+    policy: Any = tiny.policy
+    opening = httpx.post(f"{tiny.root}/tokenize", json={"messages": [ASK]}).json()["tokens"]
+    assert tokens.context_ids == (*opening, *policy.template.encoder.text("three, fo"))
+    (scores,) = policy.engine.score(
+        [(*tokens.context_ids, *tokens.sampled_ids)], first=len(tokens.context_ids)
+    )
+    assert scores == pytest.approx(tokens.logprobs, abs=1e-4)
+    if not stream:
+        told = answer.json()
+        said = (
+            told["content"][0]["text"] if path == "/v1/messages" else told["choices"][0]["message"]["content"]
+        )
+        used = told["usage"].get("input_tokens", told["usage"].get("prompt_tokens"))
+        assert said == run.turns[0].completion.text
+        assert used == len(tokens.context_ids)
+    check = TokenCheck(template=policy.template, eos_ids=policy.engine.eos_ids, blobs=tiny.store.blobs)
+    assert check.findings(run) == []
+
+
+def test_the_beginning_is_counted(tiny: Served) -> None:
+    counted = httpx.post(f"{tiny.root}/v1/messages/count_tokens", json={"messages": BEGUN}).json()[
+        "input_tokens"
+    ]
+    told = httpx.post(f"{tiny.root}/tokenize", json={"messages": BEGUN, **OPEN}).json()["count"]
+    assert counted == told
+    used = post(tiny, "/v1/messages", messages=BEGUN).json()["usage"]["input_tokens"]
+    assert used == counted
+
+
+def test_a_call_that_was_begun_is_a_call() -> None:
+    """What the client wrote of it is read with the rest, and not said again."""
+    begun, rest = "I add. " + CALL[:20], CALL[20:]
+    tools = chat.read_chat({"messages": [ASK], "tools": TOOLS}, 99).tools
+    asked = ModelRequest(messages=(), tools=tools, sampling=Sampling(), prefill=begun)
+    completion = Completion(text=rest, finish=Finish.STOP, sampling=Sampling(), policy_id="p")
+    parsed = _parsed(completion, asked, HERMES_1)
+    assert [(call.name, call.arguments) for call in parsed.calls] == [("add", {"a": 1, "b": 2})]
+    assert parsed.thought == ""
+    said: list[TextDelta] = []
+    told = _besides_calls(lambda delta: not said.append(delta), asked, HERMES_1)
+    for character in rest:
+        told(TextDelta(character))
+    assert "".join(delta.text for delta in said) == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"messages": BEGUN, **OPEN, "add_generation_prompt": True}),
+        ("/v1/chat/completions", {"messages": BEGUN, "add_generation_prompt": False}),
+        ("/v1/chat/completions", {"messages": [ASK], **OPEN}),
+        ("/v1/chat/completions", {"messages": BEGUN[1:], **OPEN}),
+        ("/v1/chat/completions", {"messages": BEGUN, "echo": True}),
+        ("/v1/chat/completions", {"messages": BEGUN, **OPEN, "response_format": {"type": "json_object"}}),
+        (
+            "/v1/messages",
+            {"messages": BEGUN, "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+        ),
+        ("/v1/messages", {"messages": BEGUN[1:]}),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(tiny: Served, path: str, more: dict[str, Any]) -> None:
+    answer = post(tiny, path, **more)
+    assert answer.status_code == 400, answer.text
+    assert any(word in answer.text for word in ("continue", "echo", "assistant"))
+
+
+def test_an_assistants_last_message_is_history_in_openais_apis(tiny: Served) -> None:
+    """As in vLLM without the flags: a new turn follows."""
+    told = post(tiny, "/v1/chat/completions", messages=BEGUN, return_token_ids=True).json()
+    policy: Any = tiny.policy
+    text = policy.decode(told["prompt_token_ids"])
+    assert text.endswith("assistant\n")
+    assert "three, fo" in text
