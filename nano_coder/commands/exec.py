@@ -108,6 +108,8 @@ def command(
         sys.stdout.buffer.write(result.stdout)
         sys.stderr.buffer.write(result.stderr)
         _tell_cut(result, max_output)
+        if result.oom:
+            print(f"nano-coder: ended for more than {memory} MB of memory: --memory", file=sys.stderr)
     if result.timed_out:
         return _TIMED_OUT
     return 128 + result.signal if result.signal is not None else result.exit_code or 0

@@ -34,7 +34,6 @@ from nano_coder.sandbox.root_plan import (
     PROCESSES,
     always,
     layers,
-    of_request,
     own_uids,
     plan_cgroup,
     plan_root,
@@ -327,7 +326,7 @@ class NsJail:
         check_run(argv, env, wall, cap)
         way_out = VARIABLES if self._proxy else {}
         whole = {**self._environment, **way_out, **env}
-        request = {**request, "env": whole, "rlimits": of_request(self._limits)}
+        request = {**request, "env": whole}
         refused = self._refused()
         out, err = Output(cap), Output(cap)
         started = time.monotonic()
@@ -358,7 +357,7 @@ class NsJail:
         request: dict[str, Any] = {"op": "python", "source": source, "argv": [], "isolated": False}
         if self.cold_python is not None:
             request = {"op": "run", "argv": python_program(self.cold_python, source, (), isolated=False)}
-        whole = {**request, "env": dict(self._environment), "rlimits": of_request(self._limits)}
+        whole = {**request, "env": dict(self._environment)}
         said = Output(_SMALL), Output(_SMALL)
         options: dict[str, Any] = {"timeout": None, "flood": FLOOD_BYTES, "process": self._process}
         return self._call(whole, said, stdin=channel, more=more_bytes, **options)[0]
