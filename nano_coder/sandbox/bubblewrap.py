@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 from nano_coder.sandbox.captured_output import Drain
 from nano_coder.sandbox.folder_jail import FolderJail, HeldProgram, ProgramResult, ProgramSpec
 from nano_coder.sandbox.interpreter import find_interpreter
-from nano_coder.sandbox.launcher import kernel, root
+from nano_coder.sandbox.launcher import files, kernel, root
 from nano_coder.sandbox.request import check_limits, minimal_environment, seal
 from nano_coder.sandbox.root_plan import layers, plan_root, rlimits, unused_uid
 from nano_shared.errors import SandboxError
@@ -54,9 +54,13 @@ def find_bubblewrap() -> str:
     return program
 
 
-def bubblewrap_options(plan: dict[str, Any], work: str, hand_over: Callable[[bytes], int]) -> list[str]:
-    """Command-line options for all layers. `hand_over` makes a file descriptor that bubblewrap inherits, of
-    bytes."""
+def bubblewrap_options(
+    plan: dict[str, Any], folders: Sequence[str], hand_over: Callable[[bytes], int]
+) -> list[str]:
+    """Command-line options for all layers, over the workspace and the state (`folders`).
+
+    `hand_over` makes a file descriptor that bubblewrap inherits, of bytes.
+    """
     given = [f"--unshare-{name}" for name in _NAMESPACES]
     given += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
     given += ["--die-with-parent", "--new-session", "--clearenv"]
@@ -75,7 +79,9 @@ def bubblewrap_options(plan: dict[str, Any], work: str, hand_over: Callable[[byt
     for path, megabytes in (("/tmp", _TMP_MB), ("/dev/shm", _SHM_MB)):
         given += ["--perms", "1777", "--size", str(megabytes * _MB), "--tmpfs", path]
     # last: until here mount points are still created
-    return [*given, "--bind", work, "/work", "--remount-ro", "/", "--chdir", "/work"]
+    for folder, target in zip(folders, ("/work", files.STATE), strict=True):
+        given += ["--bind", folder, target]
+    return [*given, "--remount-ro", "/", "--chdir", "/work"]
 
 
 def encode_arguments(arguments: list[str]) -> bytes:
@@ -113,7 +119,7 @@ class BubblewrapRun(HeldProgram):
         self,
         stack: contextlib.ExitStack,
         settings: BubblewrapSettings,
-        work: str,
+        folders: Sequence[str],
         program: ProgramSpec,
         confinement: dict[str, Any],
     ) -> None:
@@ -131,15 +137,15 @@ class BubblewrapRun(HeldProgram):
             block, block_inside = pipes.to_inside()
             self._out, out = pipes.from_inside()
             self._err, err = pipes.from_inside()
-            plan, sources = settings.plan, [*(source for source, _ in settings.plan["binds"]), work]
+            plan, sources = settings.plan, [*(source for source, _ in settings.plan["binds"]), *folders]
             if settings.staged:
                 targets = [target for _, target in plan["binds"]]
                 plan = {
                     **plan,
                     "binds": [(root.staged(n), target) for n, target in enumerate(targets)],
                 }
-                work = root.staged(len(targets))
-            options = bubblewrap_options(plan, work, pipes.hand_over)
+                folders = [root.staged(n) for n in range(len(targets), len(sources))]
+            options = bubblewrap_options(plan, folders, pipes.hand_over)
             options += ["--info-fd", str(info_inside), "--block-fd", str(block_inside)]
             arguments = pipes.hand_over(encode_arguments(options))
             start = _START.format(path=root.LAUNCHER_INSIDE, fds=(request_fd, report, stop))
@@ -304,7 +310,7 @@ class BwrapJail(FolderJail):
     def _execute(self, program: ProgramSpec) -> ProgramResult:
         confinement = {"rlimits": rlimits(self._limits), "memory_bytes": self._limits.memory_mb * _MB}
         with contextlib.ExitStack() as stack:
-            started = BubblewrapRun(stack, self._settings, self._work, program, confinement)
+            started = BubblewrapRun(stack, self._settings, (self._work, self._state), program, confinement)
             with self._ended_by(started.end):
                 return started.collect()
 

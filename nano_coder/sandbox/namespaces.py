@@ -22,7 +22,7 @@ from typing import Any, Unpack
 from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output, captured
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.kept_processes import KeptProcesses
-from nano_coder.sandbox.launcher import message
+from nano_coder.sandbox.launcher import files, message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.launcher.root import BASES
 from nano_coder.sandbox.launcher_process import JailProcess
@@ -370,7 +370,7 @@ class NsJail:
         return out.value()
 
     def write(self, path: str, data: bytes) -> None:
-        if self._ahead is None or not self._ahead.keep(path, data):
+        if self._ahead is None or files.placed(path)[0] or not self._ahead.keep(path, data):
             self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
 
     def snapshot(self) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -12,6 +13,9 @@ from typing import IO, Self, cast
 from . import archive, kernel
 from .archive import EPOCH, TarMember
 
+OURS, STATE = ".nano", "/run/nano"
+"""folder of a jail's API, and the place where its programs see it: outside the workspace, which an agent may
+clean"""
 LEFT_OUT = frozenset({".git", "__pycache__", ".pytest_cache"})
 SMALL_BYTES = 1 << 20
 """bytes; an archive up to this size is kept in memory and sent in one piece"""
@@ -52,6 +56,19 @@ def _regular(fd: int, path: str) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
         raise PermissionError(errno.EACCES, "not a regular file", path)
+
+
+def placed(path: str) -> tuple[bool, str]:
+    """Whether a path of the API lies in `OURS`, and its part below that or below the workspace."""
+    first, _, rest = check_path(path).partition("/")
+    return (True, rest) if first == OURS and rest else (False, path)
+
+
+def show_state(work: str, state: str = STATE) -> None:
+    """Let programs find `OURS` in the workspace too, unless something else has that name."""
+    # the agent may have made its workspace unwritable
+    with contextlib.suppress(FileExistsError, PermissionError):
+        os.symlink(state, os.path.join(work, OURS))
 
 
 def read(root: int, path: str, out: int) -> None:

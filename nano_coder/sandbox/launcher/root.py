@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from . import kernel
+from . import files, kernel
 
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -40,8 +40,8 @@ def build(plan: dict[str, Any]) -> None:
 
 def _populate(plan: dict[str, Any]) -> None:
     os.umask(0o022)
-    for name in ("proc", "tmp", "work", "dev/shm"):
-        os.makedirs(f"/new/{name}")
+    for name in ("/proc", "/tmp", "/work", "/dev/shm", files.STATE):
+        os.makedirs(f"/new{name}")
     for target, path in plan["links"]:
         _parent(path)
         os.symlink(target, f"/new{path}")
@@ -86,6 +86,13 @@ def _enter() -> None:
 BASES = "/opt/nano/bases"
 """mount point of the overlay bases in a launcher's root; every jail hides it"""
 _TEST = "user.nano"
+
+
+def share_workspace() -> None:
+    """Divide the file system at /work, whose size bounds both, into the workspace and our state."""
+    for name, place in (("state", files.STATE), ("tree", "/work")):
+        os.mkdir(f"/work/{name}", 0o755)
+        kernel.mount(f"/work/{name}", place, None, kernel.MS_BIND)
 
 
 def lay(base: str) -> None:

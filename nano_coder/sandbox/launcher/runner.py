@@ -226,11 +226,15 @@ def _operate(request: dict[str, Any]) -> None:
     """Run a file operation, from standard input or to standard output."""
     if request["op"] != "pack":
         kernel.drop_capabilities()
-    root = os.open("/work", os.O_PATH | os.O_DIRECTORY)
-    if request["op"] == "read":
-        files.read(root, request["path"], 1)
-    elif request["op"] == "write":
-        files.write(root, request["path"], 0)
+    if request["op"] in ("read", "write"):
+        ours, path = files.placed(request["path"])
+        root = os.open(files.STATE if ours else "/work", os.O_PATH | os.O_DIRECTORY)
+        if request["op"] == "read":
+            files.read(root, path, 1)
+        else:
+            files.write(root, path, 0)
+            if ours:
+                files.show_state("/work")
     elif request["op"] == "pack":
         files.survey("/work", request["size"])
         with open(1, "wb", closefd=False) as target:
