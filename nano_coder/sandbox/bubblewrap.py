@@ -310,7 +310,7 @@ class BwrapJail(FolderJail):
     def _execute(self, program: ProgramSpec) -> ProgramResult:
         confinement = {"rlimits": rlimits(self._limits), "memory_bytes": self._limits.memory_mb * _MB}
         with contextlib.ExitStack() as stack:
-            started = BubblewrapRun(stack, self._settings, (self._work, self._state), program, confinement)
+            started = BubblewrapRun(stack, self._settings, (self._work, self._ours), program, confinement)
             with self._ended_by(started.end):
                 return started.collect()
 

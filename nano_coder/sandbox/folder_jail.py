@@ -131,15 +131,15 @@ class FolderJail(abc.ABC):
         # removed at the latest when this process ends, but not when a fork of it does
         self._remove = weakref.finalize(self, scratch.remove)
         self._work = os.path.join(self._folder, "work")
-        self._state = os.path.join(self._folder, "state")
-        for folder in (self._work, self._state):
+        self._ours = os.path.join(self._folder, "state")
+        for folder in (self._work, self._ours):
             os.mkdir(folder, 0o755)
         if owner is not None:
             self._hand_over(owner)
 
     def _hand_over(self, owner: int) -> None:
         try:
-            for folder in (self._work, self._state, self._folder):
+            for folder in (self._work, self._ours, self._folder):
                 os.chown(folder, owner, owner)
             with self._root():
                 return
@@ -270,7 +270,7 @@ class FolderJail(abc.ABC):
         with contextlib.ExitStack() as stack:
             if self._owner is not None:
                 stack.enter_context(kernel.as_file_user(self._owner, self._owner))
-            root = os.open(self._state if ours else self._work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            root = os.open(self._ours if ours else self._work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, root)
             yield root
 

@@ -279,7 +279,7 @@ class PodmanJail(FolderJail):
         given += ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--hostname=sandbox"]
         given += [f"--tmpfs=/tmp:rw,exec,nosuid,nodev,mode=1777,size={_TMP_MB}m", f"--shm-size={_SHM_MB}m"]
         given += [f"--volume={self._work}:/work:rw,nosuid,nodev", "--workdir=/work"]
-        given += [f"--volume={self._state}:{files.STATE}:rw,nosuid,nodev"]
+        given += [f"--volume={self._ours}:{files.STATE}:rw,nosuid,nodev"]
         given += [f"--volume={source}:{target}:ro,nosuid,nodev" for source, target in self._binds]
         given += ["--unsetenv-all", *(f"--env={name}={value}" for name, value in carried.environment.items())]
         if self._engine.cgroups:

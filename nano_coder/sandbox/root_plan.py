@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.sandbox.interpreter import Interpreter
-from nano_coder.sandbox.launcher import landlock, root, seccomp, zygote
+from nano_coder.sandbox.launcher import files, landlock, root, seccomp, zygote
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
 
@@ -79,6 +79,9 @@ _MADE_UP = (
     ("/etc/hostname", "sandbox\n"),
     ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
     ("/etc/resolv.conf", ""),
+    # git never lists or commits the link to our state
+    ("/etc/gitconfig", "[core]\n\texcludesFile = /etc/gitignore\n"),
+    ("/etc/gitignore", f"{files.OURS}\n"),
 )
 
 
@@ -96,8 +99,8 @@ def plan_root(interpreter: Interpreter) -> dict[str, Any]:
     for path in _SHARED:
         if os.path.exists(path):
             binds.append((os.path.realpath(path), path))
-    files = [(path, text, 0o644) for path, text in _MADE_UP] + list(interpreter.shims)
-    return {"binds": binds, "links": links, "files": files}
+    texts = [(path, text, 0o644) for path, text in _MADE_UP] + list(interpreter.shims)
+    return {"binds": binds, "links": links, "files": texts}
 
 
 def unused_uid(wanted: int = 65533) -> int:

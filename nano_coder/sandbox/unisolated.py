@@ -46,7 +46,7 @@ class NoSandbox:
 class NoJail(FolderJail):
     @property
     def _state_inside(self) -> str:
-        return self._state
+        return self._ours
 
     def _execute(self, program: ProgramSpec) -> ProgramResult:
         try:

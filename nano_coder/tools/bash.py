@@ -1,8 +1,8 @@
 """The tools `bash` and `job`: a shell that keeps directory, variables and functions, with background jobs.
 
 Each call is a bash of its own, which reads what the one before saved at its end; so a call that is killed
-loses what it did to the shell, and no more. A job is a session of processes with a folder of its own. All that
-lies outside the workspace, which an agent may clean; it can change these files, and with them its own shell.
+loses what it did to the shell, and no more. A job is a session of processes with a folder of its own. All
+that lies outside the workspace, which an agent may clean; it can change these files, and so its own shell.
 """
 
 from __future__ import annotations
