@@ -86,14 +86,14 @@ def command(
         return answer_all(
             sys.stdin.buffer,
             sys.stdout,
-            open_sandbox(kind, python=python, image=image),
+            open_sandbox(kind, python=python, image=image, project=workspace),
             workspace,
             limits,
             concurrency,
         )
     script = _script(argv, workspace)
     try:
-        sandbox = open_sandbox(kind, python=python, image=image)
+        sandbox = open_sandbox(kind, python=python, image=image, project=workspace)
         with closing(connected(sandbox, hosts).open(workspace, limits)) as jail:
             program = ["/bin/sh", "-c", line] if line is not None else _program(argv, script, jail)
             with _standard_input() as given:

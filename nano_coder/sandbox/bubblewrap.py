@@ -67,21 +67,24 @@ def bubblewrap_options(
     for target, path in plan["links"]:
         given += ["--symlink", target, path]
     for path, text, mode in plan["files"]:
-        given += ["--perms", f"{mode:04o}", "--file", str(hand_over(text.encode())), path]
+        given += [
+            "--perms",
+            f"{mode:04o}",
+            "--file",
+            str(hand_over(text.encode(errors="surrogateescape"))),
+            path,
+        ]
     for source, target in plan["binds"]:
         given += ["--ro-bind", source, target]
-    given += ["--perms", "0755", "--dir", "/dev"]
-    for name in root.DEVICES:
-        given += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    for name, target in root.DEVICE_LINKS.items():
-        given += ["--symlink", target, f"/dev/{name}"]
-    given += ["--proc", "/proc"]
+    for text, target in plan["covers"]:
+        given += ["--ro-bind-data", str(hand_over(text.encode(errors="surrogateescape"))), target]
+    given += ["--dev", "/dev", "--proc", "/proc"]
     for path, megabytes in (("/tmp", _TMP_MB), ("/dev/shm", _SHM_MB)):
         given += ["--perms", "1777", "--size", str(megabytes * _MB), "--tmpfs", path]
     # last: until here mount points are still created
     for folder, target in zip(folders, ("/work", files.STATE), strict=True):
         given += ["--bind", folder, target]
-    return [*given, "--remount-ro", "/", "--chdir", "/work"]
+    return [*given, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/work"]
 
 
 def encode_arguments(arguments: list[str]) -> bytes:
@@ -258,15 +261,17 @@ _PROBE = (
 class BwrapSandbox:
     name = "bwrap"
 
-    def __init__(self, python: str | None = None) -> None:
-        """`python` is the path of the interpreter on the host; None: the running one.
+    def __init__(self, python: str | None = None, project: Path | None = None) -> None:
+        """`python` is the path of the interpreter on the host; None: the running one. `project`: as
+        `find_interpreter` has it.
 
         Raises SandboxError if bubblewrap is missing or too old, or the interpreter cannot be mounted.
         """
         program = find_bubblewrap()
-        interpreter = find_interpreter(python or sys.executable)
+        interpreter = find_interpreter(python or sys.executable, project)
         self.python = interpreter.path
         self._search_path = interpreter.search_path
+        self.lacks = interpreter.lacks
         plan = plan_root(interpreter)
         # bubblewrap started as root keeps host root inside, which may write to /proc/sys
         owner = unused_uid() if os.geteuid() == 0 else None

@@ -79,14 +79,18 @@ def _place(python: str) -> tuple[str, str]:
 class NsSandbox:
     name = "ns"
 
-    def __init__(self, python: str | None = None) -> None:
-        """`python` is the path of the interpreter on the host; None: the running one.
+    def __init__(self, python: str | None = None, project: Path | None = None) -> None:
+        """`python` is the path of the interpreter on the host; None: the running one. `project`: as
+        `find_interpreter` has it.
 
         Raises SandboxError if the interpreter cannot be mounted.
         """
-        self._interpreter = find_interpreter(python or sys.executable)
-        self.python = self._interpreter.path
-        warm = _place(python or sys.executable) == _place(sys.executable)
+        self._interpreter = find_interpreter(python or sys.executable, project)
+        self.python, self.lacks = self._interpreter.path, self._interpreter.lacks
+        # the launcher imports nothing of a workspace
+        warm = not self._interpreter.shows_project and _place(python or sys.executable) == _place(
+            sys.executable
+        )
         environment = minimal_environment(self._interpreter.search_path)
         spec: dict[str, Any] = {
             "root": plan_root(self._interpreter),

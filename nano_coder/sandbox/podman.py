@@ -272,7 +272,7 @@ class PodmanJail(FolderJail):
         given = ["run", "--rm", "--pull=never", "--log-driver=none", "--network=none", "--no-hosts"]
         given += ["--read-only", "--read-only-tmpfs=false", "--image-volume=ignore", "--systemd=false"]
         given += ["--no-healthcheck", "--cap-drop=all", "--security-opt=no-new-privileges", "--user=0:0"]
-        given += ["--security-opt=mask=/dev/ptmx:/dev/pts:/sys/kernel:/sys/firmware:/sys/devices:/sys/class"]
+        given += ["--security-opt=mask=/sys/kernel:/sys/firmware:/sys/devices:/sys/class"]
         # a user namespace of its own, in which the kernel counts the processes of a uid
         given += [f"--{kind}map=0:{self._engine.owner or 0}:{self._engine.ids}" for kind in ("uid", "gid")]
         # the limits of a shell may be beyond what podman may set

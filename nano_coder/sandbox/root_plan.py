@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import platform
 import pwd
@@ -79,9 +80,9 @@ _MADE_UP = (
     ("/etc/hostname", "sandbox\n"),
     ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
     ("/etc/resolv.conf", ""),
-    # git never lists or commits the link to our state
+    # git never lists or commits the links to our state and to an environment
     ("/etc/gitconfig", "[core]\n\texcludesFile = /etc/gitignore\n"),
-    ("/etc/gitignore", f"{files.OURS}\n"),
+    ("/etc/gitignore", f"/{files.OURS}\n.venv\nvenv\n"),
 )
 
 
@@ -99,8 +100,10 @@ def plan_root(interpreter: Interpreter) -> dict[str, Any]:
     for path in _SHARED:
         if os.path.exists(path):
             binds.append((os.path.realpath(path), path))
-    texts = [(path, text, 0o644) for path, text in _MADE_UP] + list(interpreter.shims)
-    return {"binds": binds, "links": links, "files": texts}
+    texts = [(path, text, 0o644) for path, text in _MADE_UP] + list(interpreter.files)
+    if interpreter.late:
+        texts.append((files.LINKS, json.dumps(interpreter.late), 0o644))
+    return {"binds": binds, "links": links, "files": texts, "covers": interpreter.covers}
 
 
 def unused_uid(wanted: int = 65533) -> int:

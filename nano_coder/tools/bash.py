@@ -24,7 +24,7 @@ _PROGRAM = r"""
 import glob, json, os, shlex, shutil, signal, sys, time
 
 MOST = 2 << 20
-NANO = "/run/nano" if os.access("/run/nano", os.W_OK) else os.path.join(os.getcwd(), ".nano")
+NANO = "/opt/nano/state" if os.access("/opt/nano/state", os.W_OK) else os.path.join(os.getcwd(), ".nano")
 JOBS, STATE = os.path.join(NANO, "jobs"), os.path.join(NANO, "shell")
 CALL = os.path.join(JOBS, "call")
 RESTORE = f"[ -r {shlex.quote(STATE)} ] && . {shlex.quote(STATE)} 2>/dev/null\n"

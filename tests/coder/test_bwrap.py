@@ -255,6 +255,26 @@ def test_memory_is_bounded_for_one_process_and_for_all(jail: Jail) -> None:
     assert (result.oom, result.timed_out, result.signal) == (True, False, 9)
 
 
+def test_a_program_gets_terminals_of_its_own(jail: Jail) -> None:
+    """As `script`, tmux and pexpect open them; nothing can be typed into one."""
+    code = """
+        import errno, fcntl, os, pty
+        print(os.listdir("/dev/pts"))
+        pid, ours = pty.fork()
+        if pid == 0:
+            with open("/dev/tty", "w") as terminal:
+                terminal.write(os.ttyname(0))
+            os._exit(0)
+        print(os.read(ours, 100).decode())
+        for request in (0x5412, 0x541C, 0x5423):
+            try:
+                fcntl.ioctl(ours, request, b"x   ")
+            except OSError as error:
+                print(errno.errorcode[error.errno])
+    """
+    assert python(jail, code).stdout.split() == [b"['ptmx']", b"/dev/pts/0", b"EPERM", b"EPERM", b"EPERM"]
+
+
 def test_files_and_temporary_space_have_a_size(jail: Jail) -> None:
     assert shell(jail, "head -c 300M /dev/zero > file").exit_code != 0
     filled = shell(jail, "for i in 1 2 3; do head -c 200M /dev/zero > /tmp/$i || exit 1; done")

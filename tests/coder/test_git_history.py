@@ -347,9 +347,16 @@ def test_a_branch_without_a_commit_works_as_any_other(
         (empty / name).write_text("one\n")
     git(empty, "add", "added")
     (empty / ".git/info/exclude").write_text("left\n")
-    told = shell(empty, "git status -sb", "git add -A; git commit -qm first; git show --stat --format=%s HEAD")
+    told = shell(
+        empty, "git status -sb", "git add -A; git commit -qm first; git show --stat --format=%s HEAD"
+    )
     assert told.left_out == []
-    for expected in ("## No commits yet on main\nA  added\n?? new\n", "first\n", "added | 1 +", "new   | 1 +"):
+    for expected in (
+        "## No commits yet on main\nA  added\n?? new\n",
+        "first\n",
+        "added | 1 +",
+        "new   | 1 +",
+    ):
         assert expected in told.seen, told.seen
     assert "left" not in told.seen
 

@@ -37,6 +37,7 @@ NAMESPACES = (
 )  # fmt: skip
 _UID_INSIDE = 1000
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
+_MOST_TERMINALS = 32
 _CALM_MS = 5
 """milliseconds without another request, after which the next runner is prepared"""
 SCRATCH = ("/tmp", "/dev/shm")
@@ -149,6 +150,9 @@ def _isolate(plan: dict[str, Any], programs: cgroup.JailCgroup) -> None:
             options = f"size={megabytes}m,nr_inodes={inodes},mode=1777"
             kernel.mount("tmpfs", target, "tmpfs", _QUIET, options)
         root.share_workspace()
+        # an instance of its own, whose number of terminals the kernel bounds
+        terminals = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}"
+        kernel.mount("devpts", root.TERMINALS, "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, terminals)
     if plan["base"]:
         with kernel.layer("overlay"):
             root.lay(plan["base"])

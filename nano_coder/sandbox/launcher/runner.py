@@ -92,6 +92,7 @@ def _serve(request: dict[str, Any], fds: list[int], pipes: RunnerPipes) -> NoRet
         if fd >= 0:
             os.close(fd)
     kernel.drop_capabilities()
+    files.lay_links()
     if kind == PROGRAM:
         exec_program.reset_own_signals()
         exec_program.execute(request["argv"], request["env"])
@@ -119,6 +120,7 @@ def serve_forked(request: dict[str, Any], fds: list[int], report: int) -> NoRetu
     except OSError as error:
         _refuse(report, error, message.UNFIT if request["op"] in _KINDS else message.REFUSED)
     os.close(report)
+    files.lay_links()
     if kind == PROGRAM:
         exec_program.reset_own_signals()
         exec_program.execute(request["argv"], request["env"])

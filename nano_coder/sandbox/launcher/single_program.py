@@ -76,6 +76,7 @@ def _exec_program(request: dict[str, Any]) -> NoReturn:
     if program is not None:
         kernel.install_filter(program)
     exec_program.limit(request["rlimits"])
+    files.lay_links()
     exec_program.reset_signals()
     exec_program.execute(request["argv"], request["env"])
 
