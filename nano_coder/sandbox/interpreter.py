@@ -261,12 +261,19 @@ class _Mounts:
         elif _under(project, HIDDEN_BY_JAIL):
             if project != Path(_WORKSPACE):
                 self.lacks.append(f"{project} is not there under this name, for the jail has its own there")
-        elif inside:
-            for entry in itertools.islice(sorted(os.listdir(project)), _MOST_ENTRIES):
-                if entry != name:
-                    self.links[f"{project}/{entry}"] = f"{_WORKSPACE}/{entry}"
         else:
+            self._link_project(project)
+
+    def _link_project(self, project: Path) -> None:
+        taken = [path for path in (*self.binds, *self.links) if path.startswith(f"{project}/")]
+        if not taken:
             self.links[str(project)] = _WORKSPACE
+            return
+        # its folder holds parts of an installation: its other entries lead to the workspace
+        held = {os.path.relpath(path, project).split("/")[0] for path in taken}
+        for entry in itertools.islice(sorted(os.listdir(project)), _MOST_ENTRIES):
+            if entry not in held:
+                self.links[f"{project}/{entry}"] = f"{_WORKSPACE}/{entry}"
 
 
 def _site_folders(prefix: Path) -> Iterator[Path]:
