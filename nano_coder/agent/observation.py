@@ -10,6 +10,8 @@ from nano_shared.types import Limits
 
 _NO_PROCESS = (b"Resource temporarily unavailable", b"can't start new thread", b"Cannot fork")
 _NO_SPACE = (b"No space left on device",)
+_KILLED = 128 + 9
+"""exit code of a shell whose last program got SIGKILL, as the kernel sends it beyond a group's limit"""
 
 
 def limits_met(run: ExecResult, limits: Limits) -> str:
@@ -18,6 +20,10 @@ def limits_met(run: ExecResult, limits: Limits) -> str:
     met = [
         (run.timed_out, f"it was ended after {limits.tool_seconds:g} s (setting tool_seconds)"),
         (run.oom, f"its memory ended at {limits.memory_mb} MB (setting tool_memory_mb)"),
+        (
+            run.exit_code == _KILLED and not run.oom,
+            f"what was killed may have met the limit of {limits.memory_mb} MB (setting tool_memory_mb)",
+        ),
         (
             run.truncated,
             f"of each output the first and last part are kept, {limits.output_bytes} bytes in all (setting"

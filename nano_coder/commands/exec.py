@@ -86,14 +86,14 @@ def command(
         return answer_all(
             sys.stdin.buffer,
             sys.stdout,
-            open_sandbox(kind, python=python, image=image),
+            open_sandbox(kind, python=python, image=image, project=workspace),
             workspace,
             limits,
             concurrency,
         )
     script = _script(argv, workspace)
     try:
-        sandbox = open_sandbox(kind, python=python, image=image)
+        sandbox = open_sandbox(kind, python=python, image=image, project=workspace)
         with closing(connected(sandbox, hosts).open(workspace, limits)) as jail:
             program = ["/bin/sh", "-c", line] if line is not None else _program(argv, script, jail)
             with _standard_input() as given:
@@ -108,6 +108,8 @@ def command(
         sys.stdout.buffer.write(result.stdout)
         sys.stderr.buffer.write(result.stderr)
         _tell_cut(result, max_output)
+        if result.oom:
+            print(f"nano-coder: ended for more than {memory} MB of memory: --memory", file=sys.stderr)
     if result.timed_out:
         return _TIMED_OUT
     return 128 + result.signal if result.signal is not None else result.exit_code or 0

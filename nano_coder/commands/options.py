@@ -164,7 +164,7 @@ def _open_sandbox(config: AgentConfig, directory: Path) -> Sandbox:
 
     # an image has interpreters of its own
     python = config.python or (None if config.sandbox == "podman" else _project_python(directory))
-    return open_sandbox(config.sandbox, python=python, image=config.image)
+    return open_sandbox(config.sandbox, python=python, image=config.image, project=directory)
 
 
 def as_logged(config: AgentConfig, run: Trajectory) -> AgentConfig:

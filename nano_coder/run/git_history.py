@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from nano_coder.sandbox.launcher.files import OURS
 from nano_coder.sandbox.protocol import Jail, Sandbox, SupportsMounts
 from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import SandboxError, UsageError
@@ -30,6 +31,7 @@ _LONGEST_REF = 4096
 _SETUP_S = 30.0
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REF = re.compile(r"refs/(?!.*(?:\.\.|//|/\.|@\{|\.lock(?:/|\Z)))[^\x00-\x20\x7f~^:?*\[\\]+(?<![./])")
+_SHA256 = re.compile(r"^\s*objectformat\s*=\s*sha256\s*$", re.MULTILINE | re.IGNORECASE)
 _WORKTREE = re.compile(r"^\s*worktree\s*=\s*(.+?)\s*$", re.MULTILINE)
 # bounded windows: the memory that git maps must not grow with the size of a pack
 _CONFIG = """[core]
@@ -59,8 +61,15 @@ for name, text in json.load(sys.stdin).items():
     with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
 os.makedirs(".git/refs", exist_ok=True)
+def git(*argv):
+    return subprocess.run(["git", *argv], stdout=subprocess.DEVNULL).returncode
+
+
 try:
-    code = subprocess.run(["git", "read-tree", "HEAD"]).returncode
+    if not os.path.exists(".git/index"):
+        code = git("read-tree", "--empty" if sys.argv[1:] else "HEAD")
+    elif code := git("ls-files"):  # an index of a version that this git does not know
+        code = git("read-tree", "--empty")
 except OSError as problem:
     sys.exit(f"git does not start: {problem.strerror}")
 if code == 0 and os.path.getsize(".git/index") > 64 << 20:
@@ -78,13 +87,19 @@ class GitHistory:
     objects: Path
     files: dict[str, str]
     """name -> text of the files of the jail's repository"""
+    unborn: bool = False
+    """whether its branch has no commit yet"""
 
 
 def find_history(project: Path) -> GitHistory | None:
-    """The history that a run may see; None if the directory is no repository with a commit.
+    """The history that a run may see; None if the directory is in no repository.
 
-    Raises NoHistory for a repository that borrows objects, leads elsewhere or is too large to read.
+    Raises NoHistory for one below the root of a repository, and for a repository that borrows objects, leads
+    elsewhere or is too large to read.
     """
+    if not os.path.lexists(project / ".git"):
+        _refuse_part_of_repository(project)
+        return None
     try:
         mode = (project / ".git").lstat().st_mode
         own, common = _folders(project, mode)
@@ -94,14 +109,20 @@ def find_history(project: Path) -> GitHistory | None:
             raise NoHistory("its objects are no directory of your own")
         if _read(common, "objects/info/alternates").strip():
             raise NoHistory("it borrows objects of another repository (git repack -a -d copies them)")
-        head, refs = _read(own, "HEAD").strip(), dict(_refs(common))
-        if not refs and not _HASH.fullmatch(head):
-            return None
-        return _synthetic_history(objects, head, refs, _read(common, "shallow"))
+        if (common / "reftable").exists():
+            raise NoHistory("its refs are in reftable files (git refs migrate --ref-format=files)")
+        return _synthetic_history(own, common)
     except FileNotFoundError:
         return None
     except (OSError, NotReadable, ValueError) as problem:  # a path with a NUL byte
         raise NoHistory(f"it cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
+
+
+def _refuse_part_of_repository(project: Path) -> None:
+    """Raises NoHistory for a directory below the root of a repository."""
+    for above in project.resolve().parents:
+        if os.path.exists(above / ".git" / "HEAD") or os.path.isfile(above / ".git"):
+            raise NoHistory(f"{project} is a part of the repository at {above}; -C {above} shows it")
 
 
 def _folders(project: Path, mode: int) -> tuple[Path, Path]:
@@ -125,23 +146,30 @@ def _folders(project: Path, mode: int) -> tuple[Path, Path]:
     return own, common
 
 
-def _synthetic_history(objects: Path, head: str, refs: dict[str, str], shallow: str) -> GitHistory:
+def _synthetic_history(own: Path, common: Path) -> GitHistory | None:
+    """None for a folder that is no repository, without HEAD and refs."""
+    head, refs = _read(own, "HEAD").strip(), dict(_refs(common))
+    if not head and not refs:
+        return None
     target = head.removeprefix("ref:").strip()
     commit = refs.get(target, target)
-    if not _HASH.fullmatch(commit):
+    unborn = head != target == commit and _REF.fullmatch(target) is not None
+    if not unborn and not _HASH.fullmatch(commit):
         raise NoHistory("its HEAD names no commit")
-    same = {name: value for name, value in sorted(refs.items()) if len(value) == len(commit)}
-    is_sha256 = len(commit) == 64
-    config = _CONFIG.format(version=int(is_sha256), extensions="objectformat = sha256" if is_sha256 else "")
+    sha256 = _SHA256.search(_read(common, "config")) is not None if unborn else len(commit) == 64
+    same = {name: value for name, value in sorted(refs.items()) if len(value) == (64 if sha256 else 40)}
     files = {
-        "config": config,
-        "HEAD": f"ref: {target}\n" if target in refs else f"{target}\n",
+        "config": _CONFIG.format(version=int(sha256), extensions="objectformat = sha256" if sha256 else ""),
+        "HEAD": f"ref: {target}\n" if target in refs or unborn else f"{target}\n",
         "packed-refs": "".join(f"{value} {name}\n" for name, value in same.items()),
         "objects/info/alternates": f"{OBJECTS}\n",
+        "info/exclude": f"{_read(common, 'info/exclude')}\n{OURS}\n",
     }
-    if grafts := [line for line in shallow.split() if _HASH.fullmatch(line)]:
+    if grafts := [line for line in _read(common, "shallow").split() if _HASH.fullmatch(line)]:
         files["shallow"] = "".join(f"{line}\n" for line in grafts)
-    return GitHistory(Path(os.path.realpath(objects)), files)
+    if unborn and (index := _read(own, "index")):
+        files["index"] = index
+    return GitHistory(Path(os.path.realpath(common / "objects")), files, unborn)
 
 
 def _refs(common: Path) -> Iterator[tuple[str, str]]:
@@ -200,7 +228,8 @@ def open_with(history: GitHistory, sandbox: Sandbox, workspace: Path, limits: Li
 def _set_up(jail: Jail, history: GitHistory) -> str | None:
     """Create the repository in the jail. Returns an error message, or None."""
     stdin = json.dumps(history.files).encode()
-    result = jail.run_python(_SET_UP, isolated=True, stdin=stdin, timeout=_SETUP_S)
+    unborn = ["unborn"] if history.unborn else []
+    result = jail.run_python(_SET_UP, unborn, isolated=True, stdin=stdin, timeout=_SETUP_S)
     if result.ok:
         return None
     if result.timed_out:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 from nano_coder.sandbox.bubblewrap import BwrapSandbox
 from nano_coder.sandbox.namespaces import NsSandbox
@@ -14,10 +15,11 @@ from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_coder.sandbox.root_plan import cannot_isolate
 from nano_shared.errors import ConfigError, SandboxError, UsageError
 from nano_shared.extensions import Extensions, call_extension, described, is_reference, takes
+from nano_shared.printable import printable
 from nano_shared.scratch import scratch_folder
 from nano_shared.types import Limits
 
-SANDBOXES: Extensions[Callable[[str | None], Sandbox]] = Extensions(
+SANDBOXES: Extensions[Callable[..., Sandbox]] = Extensions(
     "nano.sandboxes", check=lambda value: takes(value, "python")
 )
 """what opens each kind, with the interpreter or None"""
@@ -25,42 +27,49 @@ _proved: set[tuple[str, str]] = set()
 _lock = threading.Lock()
 
 
-def open_sandbox(kind: str = "ns", *, python: str | None = None, image: str | None = None) -> Sandbox:
+def open_sandbox(
+    kind: str = "ns", *, python: str | None = None, image: str | None = None, project: Path | None = None
+) -> Sandbox:
     """A sandbox that isolates, by its name in `nano.sandboxes` or by `path.py:function`.
 
     `python` is the path of the interpreter on the host, or in the image; None: the running one, or the
-    image's. `image` is the container image of a sandbox that runs images, for tasks that name none. Where
-    "ns" does not work, "bwrap" is tried, and stderr says so. Raises UsageError for an unknown kind and for a
-    missing interpreter, ConfigError for an extension that fails, SandboxError, with the failed layer and the
-    command that fixes it, where this machine cannot isolate or lacks the image.
+    image's. `project` is the directory whose copies will be workspaces: what the interpreter imports from it
+    is imported from the workspace. `image` is the container image of a sandbox that runs images, for tasks
+    that name none. Where "ns" does not work, "bwrap" is tried, and stderr says so. Raises UsageError for an
+    unknown kind and for a missing interpreter, ConfigError for an extension that fails, SandboxError, with
+    the failed layer and the command that fixes it, where this machine cannot isolate or lacks the image.
     It never falls back to less isolation.
     """
     if kind not in SANDBOXES and not is_reference(kind):
         raise UsageError(f"unknown sandbox {kind!r}; known: {', '.join(SANDBOXES)}, or path.py:function")
     if python is not None and kind != "podman" and shutil.which(python) is None:
         raise UsageError(f"no interpreter at {python!r}; name another with --python, or leave it out")
-    sandbox = call_extension(SANDBOXES.find(kind), python, name=f"sandbox {kind}")
+    opener = SANDBOXES.find(kind)
+    if opener in (open_ns, open_bwrap):
+        sandbox: Sandbox = opener(python, project)
+    else:
+        sandbox = call_extension(opener, python, name=f"sandbox {kind}")
     if lacks := [name for name in ("name", "layers", "python", "open") if not hasattr(sandbox, name)]:
         raise ConfigError(f"sandbox {kind} is {described(sandbox)} without {', '.join(lacks)}")
     return sandbox if image is None else in_image(sandbox, image)
 
 
-def open_ns(python: str | None) -> Sandbox:
+def open_ns(python: str | None, project: Path | None = None) -> Sandbox:
     """Namespaces; bubblewrap where they do not isolate. Raises SandboxError where neither does."""
     try:
-        return _proven(NsSandbox(python))
+        return _proven(NsSandbox(python, project))
     except SandboxError as refusal:
         try:
-            sandbox = open_bwrap(python)
+            sandbox = open_bwrap(python, project)
         except SandboxError:
             raise refusal from None
         print(f"sandbox: bwrap instead of ns, since {refusal}", file=sys.stderr)
         return sandbox
 
 
-def open_bwrap(python: str | None) -> Sandbox:
+def open_bwrap(python: str | None, project: Path | None = None) -> Sandbox:
     """Raises SandboxError where it does not isolate."""
-    return _proven(BwrapSandbox(python))
+    return _proven(BwrapSandbox(python, project))
 
 
 def open_podman(python: str | None) -> Sandbox:
@@ -75,6 +84,8 @@ def _proven(sandbox: NsSandbox | BwrapSandbox) -> Sandbox:
         if (sandbox.name, sandbox.python) not in _proved:
             prove(sandbox)
             _proved.add((sandbox.name, sandbox.python))
+    for sentence in sandbox.lacks:
+        print(printable(f"sandbox: {sentence}"), file=sys.stderr)
     return sandbox
 
 

@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 from nano_coder.sandbox.captured_output import Drain
 from nano_coder.sandbox.folder_jail import FolderJail, HeldProgram, ProgramResult, ProgramSpec
 from nano_coder.sandbox.interpreter import find_interpreter
-from nano_coder.sandbox.launcher import kernel, root
+from nano_coder.sandbox.launcher import files, kernel, root
 from nano_coder.sandbox.request import check_limits, minimal_environment, seal
 from nano_coder.sandbox.root_plan import layers, plan_root, rlimits, unused_uid
 from nano_shared.errors import SandboxError
@@ -54,28 +54,37 @@ def find_bubblewrap() -> str:
     return program
 
 
-def bubblewrap_options(plan: dict[str, Any], work: str, hand_over: Callable[[bytes], int]) -> list[str]:
-    """Command-line options for all layers. `hand_over` makes a file descriptor that bubblewrap inherits, of
-    bytes."""
+def bubblewrap_options(
+    plan: dict[str, Any], folders: Sequence[str], hand_over: Callable[[bytes], int]
+) -> list[str]:
+    """Command-line options for all layers, over the workspace and the state (`folders`).
+
+    `hand_over` makes a file descriptor that bubblewrap inherits, of bytes.
+    """
     given = [f"--unshare-{name}" for name in _NAMESPACES]
     given += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
     given += ["--die-with-parent", "--new-session", "--clearenv"]
     for target, path in plan["links"]:
         given += ["--symlink", target, path]
     for path, text, mode in plan["files"]:
-        given += ["--perms", f"{mode:04o}", "--file", str(hand_over(text.encode())), path]
+        given += [
+            "--perms",
+            f"{mode:04o}",
+            "--file",
+            str(hand_over(text.encode(errors="surrogateescape"))),
+            path,
+        ]
     for source, target in plan["binds"]:
         given += ["--ro-bind", source, target]
-    given += ["--perms", "0755", "--dir", "/dev"]
-    for name in root.DEVICES:
-        given += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    for name, target in root.DEVICE_LINKS.items():
-        given += ["--symlink", target, f"/dev/{name}"]
-    given += ["--proc", "/proc"]
+    for text, target in plan["covers"]:
+        given += ["--ro-bind-data", str(hand_over(text.encode(errors="surrogateescape"))), target]
+    given += ["--dev", "/dev", "--proc", "/proc"]
     for path, megabytes in (("/tmp", _TMP_MB), ("/dev/shm", _SHM_MB)):
         given += ["--perms", "1777", "--size", str(megabytes * _MB), "--tmpfs", path]
     # last: until here mount points are still created
-    return [*given, "--bind", work, "/work", "--remount-ro", "/", "--chdir", "/work"]
+    for folder, target in zip(folders, ("/work", files.STATE), strict=True):
+        given += ["--bind", folder, target]
+    return [*given, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/work"]
 
 
 def encode_arguments(arguments: list[str]) -> bytes:
@@ -113,7 +122,7 @@ class BubblewrapRun(HeldProgram):
         self,
         stack: contextlib.ExitStack,
         settings: BubblewrapSettings,
-        work: str,
+        folders: Sequence[str],
         program: ProgramSpec,
         confinement: dict[str, Any],
     ) -> None:
@@ -131,15 +140,15 @@ class BubblewrapRun(HeldProgram):
             block, block_inside = pipes.to_inside()
             self._out, out = pipes.from_inside()
             self._err, err = pipes.from_inside()
-            plan, sources = settings.plan, [*(source for source, _ in settings.plan["binds"]), work]
+            plan, sources = settings.plan, [*(source for source, _ in settings.plan["binds"]), *folders]
             if settings.staged:
                 targets = [target for _, target in plan["binds"]]
                 plan = {
                     **plan,
                     "binds": [(root.staged(n), target) for n, target in enumerate(targets)],
                 }
-                work = root.staged(len(targets))
-            options = bubblewrap_options(plan, work, pipes.hand_over)
+                folders = [root.staged(n) for n in range(len(targets), len(sources))]
+            options = bubblewrap_options(plan, folders, pipes.hand_over)
             options += ["--info-fd", str(info_inside), "--block-fd", str(block_inside)]
             arguments = pipes.hand_over(encode_arguments(options))
             start = _START.format(path=root.LAUNCHER_INSIDE, fds=(request_fd, report, stop))
@@ -252,15 +261,17 @@ _PROBE = (
 class BwrapSandbox:
     name = "bwrap"
 
-    def __init__(self, python: str | None = None) -> None:
-        """`python` is the path of the interpreter on the host; None: the running one.
+    def __init__(self, python: str | None = None, project: Path | None = None) -> None:
+        """`python` is the path of the interpreter on the host; None: the running one. `project`: as
+        `find_interpreter` has it.
 
         Raises SandboxError if bubblewrap is missing or too old, or the interpreter cannot be mounted.
         """
         program = find_bubblewrap()
-        interpreter = find_interpreter(python or sys.executable)
+        interpreter = find_interpreter(python or sys.executable, project)
         self.python = interpreter.path
         self._search_path = interpreter.search_path
+        self.lacks = interpreter.lacks
         plan = plan_root(interpreter)
         # bubblewrap started as root keeps host root inside, which may write to /proc/sys
         owner = unused_uid() if os.geteuid() == 0 else None
@@ -304,7 +315,7 @@ class BwrapJail(FolderJail):
     def _execute(self, program: ProgramSpec) -> ProgramResult:
         confinement = {"rlimits": rlimits(self._limits), "memory_bytes": self._limits.memory_mb * _MB}
         with contextlib.ExitStack() as stack:
-            started = BubblewrapRun(stack, self._settings, self._work, program, confinement)
+            started = BubblewrapRun(stack, self._settings, (self._work, self._ours), program, confinement)
             with self._ended_by(started.end):
                 return started.collect()
 

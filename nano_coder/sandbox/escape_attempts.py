@@ -253,14 +253,19 @@ def hold_memory_that_nobody_counts(outside: dict[str, str]) -> str | None:
 @stopped_by("seccomp, own session")
 def type_into_the_terminal(outside: dict[str, str]) -> str | None:
     try:
-        slave = os.openpty()[1]
+        opened = os.openpty()
     except OSError:
-        slave = 0
-    try:
-        fcntl.ioctl(slave, 0x5412, struct.pack("c", b"x"))
-    except OSError as error:
-        return None if error.errno in (errno.EPERM, errno.ENOTTY, errno.EIO) else "TIOCSTI"
-    return "TIOCSTI"
+        opened = (0, 0)
+    for request in (0x5412, 0x541C, 0x5423):  # TIOCSTI, TIOCLINUX, TIOCSETD
+        try:
+            fcntl.ioctl(opened[1], request, struct.pack("i", 3))
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ENOTTY, errno.EIO):
+                continue
+        return hex(request)
+    for fd in set(opened) - {0}:
+        os.close(fd)
+    return None
 
 
 @stopped_by("user namespace")
@@ -324,11 +329,13 @@ def open_a_device_of_the_host(outside: dict[str, str]) -> str | None:
         "net/tun",
         "sda",
         "vda",
-        "ptmx",
         "mapper/control",
         "loop-control",
     )
     found = [name for name in names if os.path.exists(f"/dev/{name}")]
+    # a jail's own instance has no terminal before one is opened
+    terminals = os.listdir("/dev/pts") if os.path.exists("/dev/pts") else []
+    found += [f"pts/{name}" for name in terminals if name != "ptmx"]
     # containers have it; it opens the terminal of the session, if there is one
     found += ["tty"] if _opens("/dev/tty") else []
     return f"/dev/{found[0]}" if found else None

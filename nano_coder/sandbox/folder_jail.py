@@ -131,14 +131,16 @@ class FolderJail(abc.ABC):
         # removed at the latest when this process ends, but not when a fork of it does
         self._remove = weakref.finalize(self, scratch.remove)
         self._work = os.path.join(self._folder, "work")
-        os.mkdir(self._work, 0o755)
+        self._ours = os.path.join(self._folder, "state")
+        for folder in (self._work, self._ours):
+            os.mkdir(folder, 0o755)
         if owner is not None:
             self._hand_over(owner)
 
     def _hand_over(self, owner: int) -> None:
         try:
-            os.chown(self._work, owner, owner)
-            os.chown(self._folder, owner, owner)
+            for folder in (self._work, self._ours, self._folder):
+                os.chown(folder, owner, owner)
             with self._root():
                 return
         except OSError as error:
@@ -147,6 +149,11 @@ class FolderJail(abc.ABC):
                 f"programs run as uid {owner}, which cannot own a directory in {tempfile.gettempdir()!r} "
                 f"({error.strerror}); set TMPDIR to one that everybody can enter, such as /tmp"
             ) from error
+
+    @property
+    def _state_inside(self) -> str:
+        """Where programs see our state."""
+        return files.STATE
 
     @abc.abstractmethod
     def _execute(self, program: ProgramSpec) -> ProgramResult:
@@ -220,14 +227,18 @@ class FolderJail(abc.ABC):
                 self._kill = None
 
     def read(self, path: str) -> bytes:
-        with self._one_request(), tempfile.TemporaryFile() as out, self._root() as root:
-            files.read(root, path, out.fileno())
+        ours, name = files.placed(path)
+        with self._one_request(), tempfile.TemporaryFile() as out, self._root(ours=ours) as root:
+            files.read(root, name, out.fileno())
             out.seek(0)
             return out.read()
 
     def write(self, path: str, data: bytes) -> None:
-        with self._one_request(), opened(data) as source, self._root() as root:
-            files.write(root, path, source)
+        ours, name = files.placed(path)
+        with self._one_request(), opened(data) as source, self._root(ours=ours) as root:
+            files.write(root, name, source)
+            if ours:
+                files.show_state(self._work, self._state_inside)
 
     def snapshot(self) -> bytes:
         out = BytesIO()
@@ -253,13 +264,13 @@ class FolderJail(abc.ABC):
                 raise UsageError(f"the workspace does not fit its jail: {error}") from error
 
     @contextlib.contextmanager
-    def _root(self) -> Iterator[int]:
-        """A descriptor of the workspace to open files beneath; inside the block, files are accessed as its
-        owner."""
+    def _root(self, *, ours: bool = False) -> Iterator[int]:
+        """A descriptor of the workspace, or of our state, to open files beneath; inside the block, files are
+        accessed as its owner."""
         with contextlib.ExitStack() as stack:
             if self._owner is not None:
                 stack.enter_context(kernel.as_file_user(self._owner, self._owner))
-            root = os.open(self._work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            root = os.open(self._ours if ours else self._work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, root)
             yield root
 

@@ -22,7 +22,7 @@ from typing import Any, Unpack
 from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output, captured
 from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.kept_processes import KeptProcesses
-from nano_coder.sandbox.launcher import message
+from nano_coder.sandbox.launcher import files, message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.launcher.root import BASES
 from nano_coder.sandbox.launcher_process import JailProcess
@@ -34,7 +34,6 @@ from nano_coder.sandbox.root_plan import (
     PROCESSES,
     always,
     layers,
-    of_request,
     own_uids,
     plan_cgroup,
     plan_root,
@@ -80,14 +79,18 @@ def _place(python: str) -> tuple[str, str]:
 class NsSandbox:
     name = "ns"
 
-    def __init__(self, python: str | None = None) -> None:
-        """`python` is the path of the interpreter on the host; None: the running one.
+    def __init__(self, python: str | None = None, project: Path | None = None) -> None:
+        """`python` is the path of the interpreter on the host; None: the running one. `project`: as
+        `find_interpreter` has it.
 
         Raises SandboxError if the interpreter cannot be mounted.
         """
-        self._interpreter = find_interpreter(python or sys.executable)
-        self.python = self._interpreter.path
-        warm = _place(python or sys.executable) == _place(sys.executable)
+        self._interpreter = find_interpreter(python or sys.executable, project)
+        self.python, self.lacks = self._interpreter.path, self._interpreter.lacks
+        # the launcher imports nothing of a workspace
+        warm = not self._interpreter.shows_project and _place(python or sys.executable) == _place(
+            sys.executable
+        )
         environment = minimal_environment(self._interpreter.search_path)
         spec: dict[str, Any] = {
             "root": plan_root(self._interpreter),
@@ -327,7 +330,7 @@ class NsJail:
         check_run(argv, env, wall, cap)
         way_out = VARIABLES if self._proxy else {}
         whole = {**self._environment, **way_out, **env}
-        request = {**request, "env": whole, "rlimits": of_request(self._limits)}
+        request = {**request, "env": whole}
         refused = self._refused()
         out, err = Output(cap), Output(cap)
         started = time.monotonic()
@@ -358,7 +361,7 @@ class NsJail:
         request: dict[str, Any] = {"op": "python", "source": source, "argv": [], "isolated": False}
         if self.cold_python is not None:
             request = {"op": "run", "argv": python_program(self.cold_python, source, (), isolated=False)}
-        whole = {**request, "env": dict(self._environment), "rlimits": of_request(self._limits)}
+        whole = {**request, "env": dict(self._environment)}
         said = Output(_SMALL), Output(_SMALL)
         options: dict[str, Any] = {"timeout": None, "flood": FLOOD_BYTES, "process": self._process}
         return self._call(whole, said, stdin=channel, more=more_bytes, **options)[0]
@@ -371,7 +374,7 @@ class NsJail:
         return out.value()
 
     def write(self, path: str, data: bytes) -> None:
-        if self._ahead is None or not self._ahead.keep(path, data):
+        if self._ahead is None or files.placed(path)[0] or not self._ahead.keep(path, data):
             self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
 
     def snapshot(self) -> bytes:

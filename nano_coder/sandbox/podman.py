@@ -31,7 +31,7 @@ from nano_coder.sandbox.container import (
     podman_environment,
 )
 from nano_coder.sandbox.folder_jail import FolderJail, ProgramResult, ProgramSpec
-from nano_coder.sandbox.launcher import root
+from nano_coder.sandbox.launcher import files, root
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.request import check_limits, minimal_environment
 from nano_coder.sandbox.root_plan import PROCESSES, layers, rlimits
@@ -272,13 +272,14 @@ class PodmanJail(FolderJail):
         given = ["run", "--rm", "--pull=never", "--log-driver=none", "--network=none", "--no-hosts"]
         given += ["--read-only", "--read-only-tmpfs=false", "--image-volume=ignore", "--systemd=false"]
         given += ["--no-healthcheck", "--cap-drop=all", "--security-opt=no-new-privileges", "--user=0:0"]
-        given += ["--security-opt=mask=/dev/ptmx:/dev/pts:/sys/kernel:/sys/firmware:/sys/devices:/sys/class"]
+        given += ["--security-opt=mask=/sys/kernel:/sys/firmware:/sys/devices:/sys/class"]
         # a user namespace of its own, in which the kernel counts the processes of a uid
         given += [f"--{kind}map=0:{self._engine.owner or 0}:{self._engine.ids}" for kind in ("uid", "gid")]
         # the limits of a shell may be beyond what podman may set
         given += ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", "--hostname=sandbox"]
         given += [f"--tmpfs=/tmp:rw,exec,nosuid,nodev,mode=1777,size={_TMP_MB}m", f"--shm-size={_SHM_MB}m"]
         given += [f"--volume={self._work}:/work:rw,nosuid,nodev", "--workdir=/work"]
+        given += [f"--volume={self._ours}:{files.STATE}:rw,nosuid,nodev"]
         given += [f"--volume={source}:{target}:ro,nosuid,nodev" for source, target in self._binds]
         given += ["--unsetenv-all", *(f"--env={name}={value}" for name, value in carried.environment.items())]
         if self._engine.cgroups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import platform
 import pwd
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.sandbox.interpreter import Interpreter
-from nano_coder.sandbox.launcher import landlock, root, seccomp, zygote
+from nano_coder.sandbox.launcher import files, landlock, root, seccomp, zygote
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
 
@@ -24,7 +25,10 @@ _MB = 1 << 20
 
 
 def always(limits: Limits) -> dict[str, int]:
-    """Rlimits that are the same for every request and do not hinder trusted code: set before one comes."""
+    """Rlimits that are the same for every request and do not hinder trusted code: set before one comes.
+
+    None bounds addresses: WebAssembly, the JVM, Go and sanitizers reserve far more than they use.
+    """
     return {
         "RLIMIT_NOFILE": 256,
         "RLIMIT_NPROC": limits.processes or PROCESSES,
@@ -36,13 +40,8 @@ def always(limits: Limits) -> dict[str, int]:
 
 
 def rlimits(limits: Limits) -> dict[str, int]:
-    """Resource name -> soft and hard limit."""
-    return {**of_request(limits), **always(limits)}
-
-
-def of_request(limits: Limits) -> dict[str, int]:
-    """The rlimits that depend on the request."""
-    return {"RLIMIT_AS": limits.memory_mb * _MB, "RLIMIT_FSIZE": FILE_MB * _MB}
+    """Resource name -> soft and hard limit, for a workspace on a disk, where no file system bounds a file."""
+    return {"RLIMIT_FSIZE": FILE_MB * _MB, **always(limits)}
 
 
 _ALWAYS = (
@@ -81,6 +80,9 @@ _MADE_UP = (
     ("/etc/hostname", "sandbox\n"),
     ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
     ("/etc/resolv.conf", ""),
+    # git never lists or commits the links to our state and to an environment
+    ("/etc/gitconfig", "[core]\n\texcludesFile = /etc/gitignore\n"),
+    ("/etc/gitignore", f"/{files.OURS}\n.venv\nvenv\n"),
 )
 
 
@@ -98,8 +100,10 @@ def plan_root(interpreter: Interpreter) -> dict[str, Any]:
     for path in _SHARED:
         if os.path.exists(path):
             binds.append((os.path.realpath(path), path))
-    files = [(path, text, 0o644) for path, text in _MADE_UP] + list(interpreter.shims)
-    return {"binds": binds, "links": links, "files": files}
+    texts = [(path, text, 0o644) for path, text in _MADE_UP] + list(interpreter.files)
+    if interpreter.late:
+        texts.append((files.LINKS, json.dumps(interpreter.late), 0o644))
+    return {"binds": binds, "links": links, "files": texts, "covers": interpreter.covers}
 
 
 def unused_uid(wanted: int = 65533) -> int:

@@ -1,8 +1,8 @@
 """The tools `bash` and `job`: a shell that keeps directory, variables and functions, with background jobs.
 
 Each call is a bash of its own, which reads what the one before saved at its end; so a call that is killed
-loses what it did to the shell, and no more. A job is a session of processes with a folder in `.nano/jobs`.
-The agent can change these files, and with them its own shell.
+loses what it did to the shell, and no more. A job is a session of processes with a folder of its own. All
+that lies outside the workspace, which an agent may clean; it can change these files, and so its own shell.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from nano_coder.sandbox.protocol import ExecResult
 from nano_coder.tools.shell import execution_result
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
-STATE = ".nano/shell"
-"""what the shell keeps, as a script"""
 ANEW = ".nano/shell-anew"
 """is there where a run goes on in a new jail, until the next call"""
 LONGEST_COMMAND = 100_000
@@ -23,15 +21,15 @@ _MOST_STATE = 1 << 18
 
 # Runs inside the jail, a call each: `run`, `read` and `stop` of the order's `op`.
 _PROGRAM = r"""
-import json, os, shlex, shutil, signal, sys, time
+import glob, json, os, shlex, shutil, signal, sys, time
 
 MOST = 2 << 20
-NANO = os.path.join(os.getcwd(), ".nano")
+NANO = "/opt/nano/state" if os.access("/opt/nano/state", os.W_OK) else os.path.join(os.getcwd(), ".nano")
 JOBS, STATE = os.path.join(NANO, "jobs"), os.path.join(NANO, "shell")
 CALL = os.path.join(JOBS, "call")
 RESTORE = f"[ -r {shlex.quote(STATE)} ] && . {shlex.quote(STATE)} 2>/dev/null\n"
 SAVE = f'''__nano_save() {{
-{{ set +x; trap - EXIT; }} 2>/dev/null
+{{ set +x; trap - EXIT; [ -d {shlex.quote(NANO)} ] || mkdir -p {shlex.quote(NANO)}; }} 2>/dev/null
 {{ shopt -p; declare -p; alias -p; declare -f; printf 'cd -- %q\n' "$PWD"; set +o; }} \
 >{shlex.quote(STATE + ".new")} 2>/dev/null
 exit "$1"
@@ -43,6 +41,8 @@ order = json.load(sys.stdin)
 
 
 def start(argv, out, **more):
+    os.makedirs(os.path.dirname(out), exist_ok=True)
+    open(out, "ab").close()
     streams = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
@@ -65,10 +65,12 @@ def members(session):
     return found
 
 
-def show(path, since=0):
-    if not os.path.exists(path):
-        return 0
-    with open(path, "rb") as file:
+def opened(path):
+    return open(path if os.path.exists(path) else os.devnull, "rb")
+
+
+def show(file, since=0):
+    with file:
         size = file.seek(0, os.SEEK_END)
         file.seek(since)
         if size - since <= 2 * MOST:
@@ -92,6 +94,7 @@ def jobs():
 def record(session, command):
     number = (jobs() or [0])[-1] + 1
     folder = os.path.join(JOBS, str(number))
+    os.makedirs(CALL, exist_ok=True)  # the command may have removed it
     os.rename(CALL, folder)
     with open(os.path.join(folder, "job"), "w") as file:
         json.dump({"session": session, "command": command, "started": time.time(), "shown": 0}, file)
@@ -100,7 +103,6 @@ def record(session, command):
 
 def run(command, background):
     shutil.rmtree(CALL, ignore_errors=True)
-    os.makedirs(CALL)
     if background:
         number, folder = record(0, command)
         out, code = os.path.join(folder, "out"), os.path.join(folder, "code")
@@ -110,19 +112,22 @@ def run(command, background):
         return note(f"job {number} is running; its output: job number={number}")
     out = os.path.join(CALL, "out")
     pid = start(["bash", "-c", RESTORE + SAVE + 'eval "$1"', "bash", command], out)
+    written = open(out, "rb")  # the command may remove it
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     session = os.getsid(0)
     if members(session):
         time.sleep(0.05)
     left = members(session)
-    size = show(out)
+    size = show(written)
     keep_state()
+    if glob.glob(os.path.join(NANO, "output_*")) and not os.path.lexists(".nano"):
+        os.symlink(NANO, ".nano")
     if left and order["kept"]:
         number, folder = record(session, command)
         change(folder, shown=size)
         note(f"what it started runs on as job {number}")
     else:
-        shutil.rmtree(CALL)
+        shutil.rmtree(CALL, ignore_errors=True)
     sys.stdout.flush()
     os._exit(code if code >= 0 else 128 - code)
 
@@ -174,7 +179,7 @@ def read(number, wait):
     while members(job["session"]) and time.monotonic() < until:
         time.sleep(0.05)
     state = how(folder, job)
-    change(folder, shown=show(os.path.join(folder, "out"), job["shown"]))
+    change(folder, shown=show(opened(os.path.join(folder, "out")), job["shown"]))
     note(f"job {number}: {state}")
 
 
@@ -204,7 +209,9 @@ match order["op"]:
             folder, job = find(number)
             print(f"job {number}: {how(folder, job)}: {job['command'][:200]}")
     case "cut":
-        show(os.path.join(CALL, "out"))
+        show(opened(os.path.join(CALL, "out")))
+    case "anew":
+        os.unlink(os.path.join(NANO, "shell-anew"))
 """
 
 
@@ -251,7 +258,7 @@ def _begun_anew(context: ToolContext) -> list[str]:
         context.jail.read(ANEW)
     except OSError:
         return []
-    context.run(["rm", "-f", ANEW])
+    order(context, op="anew")
     return ["[the shell began anew: variables, functions, background jobs and /tmp of before are gone]"]
 
 

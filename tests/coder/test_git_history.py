@@ -328,16 +328,58 @@ def test_objects_that_git_cannot_read_leave_a_usual_jail(
     assert LEFT_OUT in said
 
 
-def test_without_a_commit_there_is_no_history_and_no_sentence(shell: Shell, tmp_path: Path) -> None:
-    plain, empty = tmp_path / "plain", tmp_path / "empty"
-    for folder in (plain, empty):
-        folder.mkdir()
-        (folder / "a.py").write_text("one\n")
-    git(empty, "init", "-q")
-    for folder in (plain, empty):
-        told = shell(folder, "git log")
-        assert told.left_out == []
-        assert "not a git repository" in told.seen
+def test_a_plain_folder_has_no_history_and_no_sentence(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/a.py").write_text("one\n")
+    told = shell(tmp_path / "plain", "git log")
+    assert told.left_out == []
+    assert "not a git repository" in told.seen
+
+
+@pytest.mark.parametrize("options", [(), ("--object-format=sha256",)])
+def test_a_branch_without_a_commit_works_as_any_other(
+    shell: Shell, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    git(empty, "init", "-q", "-b", "main", *options)
+    for name in ("added", "new", "left"):
+        (empty / name).write_text("one\n")
+    git(empty, "add", "added")
+    (empty / ".git/info/exclude").write_text("left\n")
+    told = shell(
+        empty, "git status -sb", "git add -A; git commit -qm first; git show --stat --format=%s HEAD"
+    )
+    assert told.left_out == []
+    for expected in (
+        "## No commits yet on main\nA  added\n?? new\n",
+        "first\n",
+        "added | 1 +",
+        "new   | 1 +",
+    ):
+        assert expected in told.seen, told.seen
+    assert "left" not in told.seen
+
+
+def test_a_branch_without_a_commit_beside_others(shell: Shell, project: Path) -> None:
+    git(project, "checkout", "-q", "--orphan", "fresh")
+    told = shell(project, "git status -s; git log main --format=%s")
+    assert told.left_out == []
+    assert "A  a.py\ntwo\none\n" in told.seen
+
+
+def test_a_part_of_a_repository_is_told(shell: Shell, project: Path) -> None:
+    (project / "package").mkdir()
+    (project / "package/b.py").write_text("one\n")
+    (sentence,) = shell(project / "package", "git log").left_out
+    assert f"-C {project} shows it" in sentence
+
+
+def test_refs_in_another_format_are_told(shell: Shell, project: Path) -> None:
+    (project / ".git/reftable").mkdir()
+    (project / ".git/HEAD").write_text("ref: refs/heads/.invalid\n")
+    (sentence,) = shell(project, "git log").left_out
+    assert "reftable" in sentence
 
 
 def test_a_repository_inside_the_jail_is_the_programs_own(shell: Shell, project: Path) -> None:

@@ -213,10 +213,11 @@ def test_a_system_call_that_is_younger_than_the_list_does_not_exist(machine: str
 @machines
 def test_a_terminal_can_be_asked_but_not_typed_into(machine: str) -> None:
     program, number = filter_of(machine), COMMITTED[machine]["ioctl"]
-    ask_size, type_a_key, paste = 0x5413, 0x5412, 0x541C
+    ask_size, type_a_key, paste, change_discipline = 0x5413, 0x5412, 0x541C, 0x5423
     assert verdict(program, machine, number, 0, ask_size) == ALLOW
     assert verdict(program, machine, number, 0, type_a_key) == ERRNO | errno.EPERM
     assert verdict(program, machine, number, 0, paste) == ERRNO | errno.EPERM
+    assert verdict(program, machine, number, 0, change_discipline) == ERRNO | errno.EPERM
     assert verdict(program, machine, number, 0, 1 << 32 | type_a_key) == ERRNO | errno.EPERM
 
 

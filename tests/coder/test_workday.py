@@ -89,6 +89,33 @@ def test_files_of_the_shell_are_no_work_of_the_agent(sh: Any, context: ToolConte
     assert sh("cat /tmp/t; git status 2>/dev/null; ls") == "t\na.txt"
 
 
+@pytest.mark.parametrize(
+    "clean",
+    [
+        "git init -q; git clean -fdxq",
+        "rm -rf /work/* /work/.[!.]*",
+        "find . -mindepth 1 -delete",
+    ],
+)
+def test_what_empties_the_workspace_loses_no_output_and_no_state(sh: Any, clean: str) -> None:
+    assert (
+        sh(f"echo 1 > a; export X=kept; {clean}; echo cleaned; ls -A | grep -v git")
+        == "cleaned\n[exit code 1]"
+    )
+    assert sh("echo $X; ls -A | grep -v git") == "kept\n[exit code 1]"
+
+
+def test_a_spilled_output_is_found_again_and_never_committed(sh: Any, context: ToolContext) -> None:
+    context.jail.write(".nano/output_0.txt", b"all of it\n")
+    assert context.jail.read(".nano/output_0.txt") == b"all of it\n"
+    assert (
+        sh("git init -q; touch a; git add -A; git status --short; cat .nano/output_0.txt")
+        == "A  a\nall of it"
+    )
+    sh("git clean -fdxq")
+    assert sh("cat .nano/output_0.txt") == "all of it"
+
+
 def test_a_time_out_ends_the_calls_processes_and_says_what_is_lost(context: ToolContext) -> None:
     short = hurried(context, 3.0)
     with closing(short.jail):

@@ -22,6 +22,11 @@ import time
 from typing import Any
 
 _WORK = "/work"
+try:
+    with open("/opt/nano/links") as _file:
+        _LINKS: list[tuple[str, str]] = [(target, link) for target, link in json.load(_file)]
+except FileNotFoundError:
+    _LINKS = []
 _AT_CWD = -100
 # name: number on x86_64 and aarch64; index of the arguments for path, folder descriptor and flags
 _CALLS: dict[str, tuple[int | None, int | None, int, int | None, int | None]] = {
@@ -178,7 +183,7 @@ class SyscallWatch:
                 + "/"
                 + path
             )
-        path = os.path.normpath(path)
+        path = _outside(os.path.normpath(path))
         opened = name.startswith("open") and (flags is None or arguments[flags] & 3 != 1)
         if path.startswith(_WORK + "/"):
             self._inside(pid, path, opened or executed)
@@ -234,6 +239,14 @@ class SyscallWatch:
             "modules": sorted(self.modules),
             "programs": sorted(self.programs),
         }
+
+
+def _outside(path: str) -> str:
+    """Where a path below our link to the environment leads, which is no part of the workspace."""
+    for target, link in _LINKS:
+        if path.startswith(f"{link}/") and os.path.islink(link) and os.readlink(link) == target:
+            return target + path[len(link) :]
+    return path
 
 
 def _string(pid: int, address: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -12,6 +14,11 @@ from typing import IO, Self, cast
 from . import archive, kernel
 from .archive import EPOCH, TarMember
 
+OURS, STATE = ".nano", "/opt/nano/state"
+"""folder of a jail's API, and the place where its programs see it: outside the workspace, which an agent may
+clean"""
+LINKS = "/opt/nano/links"
+"""file of a jail's root: JSON of (target, path) of symlinks in what each jail has for itself"""
 LEFT_OUT = frozenset({".git", "__pycache__", ".pytest_cache"})
 SMALL_BYTES = 1 << 20
 """bytes; an archive up to this size is kept in memory and sent in one piece"""
@@ -52,6 +59,31 @@ def _regular(fd: int, path: str) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
         raise PermissionError(errno.EACCES, "not a regular file", path)
+
+
+def placed(path: str) -> tuple[bool, str]:
+    """Whether a path of the API lies in `OURS`, and its part below that or below the workspace."""
+    first, _, rest = check_path(path).partition("/")
+    return (True, rest) if first == OURS and rest else (False, path)
+
+
+def show_state(work: str, state: str = STATE) -> None:
+    """Let programs find `OURS` in the workspace too, unless something else has that name."""
+    # the agent may have made its workspace unwritable
+    with contextlib.suppress(FileExistsError, PermissionError):
+        os.symlink(state, os.path.join(work, OURS))
+
+
+def lay_links() -> None:
+    """Make the links that a program of the jail may have removed, with its rights."""
+    if not os.path.exists(LINKS):
+        return
+    with open(LINKS) as file:
+        wanted = json.load(file)
+    for target, path in wanted:
+        with contextlib.suppress(OSError):  # a program has put something else there
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            os.symlink(target, path)
 
 
 def read(root: int, path: str, out: int) -> None:

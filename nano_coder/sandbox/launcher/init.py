@@ -37,9 +37,11 @@ NAMESPACES = (
 )  # fmt: skip
 _UID_INSIDE = 1000
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
+_MOST_TERMINALS = 32
 _CALM_MS = 5
 """milliseconds without another request, after which the next runner is prepared"""
 SCRATCH = ("/tmp", "/dev/shm")
+WRITABLE = ("/work", files.STATE, *SCRATCH)
 _OWN_LIMITS = {
     # a second barrier behind seccomp: no user namespaces below this one
     "max_user_namespaces": 0,
@@ -147,6 +149,10 @@ def _isolate(plan: dict[str, Any], programs: cgroup.JailCgroup) -> None:
         for target, megabytes, inodes in zip(SCRATCH, (plan["tmp_mb"], 64), (20_000, 2_000), strict=True):
             options = f"size={megabytes}m,nr_inodes={inodes},mode=1777"
             kernel.mount("tmpfs", target, "tmpfs", _QUIET, options)
+        root.share_workspace()
+        # an instance of its own, whose number of terminals the kernel bounds
+        terminals = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}"
+        kernel.mount("devpts", root.TERMINALS, "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, terminals)
     if plan["base"]:
         with kernel.layer("overlay"):
             root.lay(plan["base"])
@@ -174,7 +180,7 @@ def _isolate(plan: dict[str, Any], programs: cgroup.JailCgroup) -> None:
     memory.open_counters(programs)
     if landlock.version():
         with kernel.layer("landlock"):
-            landlock.confine(writable=("/work", *SCRATCH))
+            landlock.confine(writable=WRITABLE)
     program = seccomp.program(kernel.MACHINE, traceable=plan["traceable"])
     if program is not None:
         with kernel.layer("seccomp"):

@@ -29,6 +29,8 @@ _UNNAMED = (b"/dev/zero (deleted)", b"/memfd:", b"/SYSV")
 _INODE = 1024
 """bytes of kernel memory for a file or a link, besides its contents"""
 _LOCK = 256
+_TABLES = 1 << 33
+"""addresses of a process from which on its page tables are counted: 2 MB of each may take one of 4 kB"""
 _MOST_LOCKS = 4096
 """locks that end a program; reading their list takes longer the longer it is"""
 
@@ -116,10 +118,20 @@ def in_use() -> int:
     for pid in _processes():
         try:
             with open(f"/proc/{pid}/statm", "rb") as file:
-                total += int(file.read().split(None, 2)[1]) * _PAGE
+                size, resident = map(int, file.read().split(None, 2)[:2])
+            total += resident * _PAGE
+            if size * _PAGE > _TABLES:
+                total += _page_tables(pid)
         except OSError:
             continue  # it ended meanwhile
     return total
+
+
+def _page_tables(pid: str) -> int:
+    """Bytes; the zero page behind them is not resident memory."""
+    with open(f"/proc/{pid}/status", "rb") as file:
+        fields = {line.split(b":")[0]: line for line in file}
+    return _kilobytes(fields, b"VmPTE") * 1024
 
 
 def proportional() -> int:
@@ -129,7 +141,7 @@ def proportional() -> int:
         try:
             with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
                 fields = {line.split(b":")[0]: line for line in file}
-            total += _kilobytes(fields, b"Pss_Anon")
+            total += _kilobytes(fields, b"Pss_Anon") + _page_tables(pid) // 1024
             if _kilobytes(fields, b"Pss_Shmem"):
                 total += _unnamed(pid)
         except OSError:

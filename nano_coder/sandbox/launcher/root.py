@@ -8,12 +8,20 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from . import kernel
+from . import files, kernel
 
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
-DEVICES = ("null", "zero", "full", "random", "urandom")
-DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+TERMINALS = "/dev/pts"
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = {
+    "ptmx": "pts/ptmx",
+    "fd": "/proc/self/fd",
+    "stdin": "fd/0",
+    "stdout": "fd/1",
+    "stderr": "fd/2",
+}
 LAUNCHER_INSIDE = "/opt/nano"
+_READ_ONLY = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
 
 
 def build(plan: dict[str, Any]) -> None:
@@ -40,22 +48,31 @@ def build(plan: dict[str, Any]) -> None:
 
 def _populate(plan: dict[str, Any]) -> None:
     os.umask(0o022)
-    for name in ("proc", "tmp", "work", "dev/shm"):
-        os.makedirs(f"/new/{name}")
+    for name in ("/proc", "/tmp", "/work", "/dev/shm", TERMINALS, files.STATE):
+        os.makedirs(f"/new{name}")
     for target, path in plan["links"]:
         _parent(path)
         os.symlink(target, f"/new{path}")
     for path, text, mode in plan["files"]:
-        _parent(path)
-        with open(f"/new{path}", "w") as file:
-            file.write(text)
-        os.chmod(f"/new{path}", mode)
+        _write(path, text, mode)
     for source, target in plan["binds"]:
-        _bind(source, target, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV)
-    for name in DEVICES:
+        _bind(source, target, _READ_ONLY)
+    for number, (text, target) in enumerate(plan["covers"]):
+        source = f"{LAUNCHER_INSIDE}/covers/{number}"
+        _write(source, text, 0o644)
+        kernel.mount(f"/new{source}", f"/new{target}", None, kernel.MS_BIND)
+        kernel.set_mount_attributes(f"/new{target}", _READ_ONLY)
+    for name in _DEVICES:
         _bind(f"/dev/{name}", f"/dev/{name}", kernel.ATTR_NOSUID | kernel.ATTR_NOEXEC)
-    for name, target in DEVICE_LINKS.items():
+    for name, target in _DEVICE_LINKS.items():
         os.symlink(target, f"/new/dev/{name}")
+
+
+def _write(path: str, text: str, mode: int) -> None:
+    _parent(path)
+    with open(f"/new{path}", "w", errors="surrogateescape") as file:
+        file.write(text)
+    os.chmod(f"/new{path}", mode)
 
 
 def _parent(path: str) -> None:
@@ -86,6 +103,13 @@ def _enter() -> None:
 BASES = "/opt/nano/bases"
 """mount point of the overlay bases in a launcher's root; every jail hides it"""
 _TEST = "user.nano"
+
+
+def share_workspace() -> None:
+    """Divide the file system at /work, whose size bounds both, into the workspace and our state."""
+    for name, place in (("state", files.STATE), ("tree", "/work")):
+        os.mkdir(f"/work/{name}", 0o755)
+        kernel.mount(f"/work/{name}", place, None, kernel.MS_BIND)
 
 
 def lay(base: str) -> None:

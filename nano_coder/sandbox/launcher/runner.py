@@ -92,7 +92,7 @@ def _serve(request: dict[str, Any], fds: list[int], pipes: RunnerPipes) -> NoRet
         if fd >= 0:
             os.close(fd)
     kernel.drop_capabilities()
-    exec_program.limit(request["rlimits"])
+    files.lay_links()
     if kind == PROGRAM:
         exec_program.reset_own_signals()
         exec_program.execute(request["argv"], request["env"])
@@ -120,7 +120,7 @@ def serve_forked(request: dict[str, Any], fds: list[int], report: int) -> NoRetu
     except OSError as error:
         _refuse(report, error, message.UNFIT if request["op"] in _KINDS else message.REFUSED)
     os.close(report)
-    exec_program.limit(request["rlimits"])
+    files.lay_links()
     if kind == PROGRAM:
         exec_program.reset_own_signals()
         exec_program.execute(request["argv"], request["env"])
@@ -228,11 +228,15 @@ def _operate(request: dict[str, Any]) -> None:
     """Run a file operation, from standard input or to standard output."""
     if request["op"] != "pack":
         kernel.drop_capabilities()
-    root = os.open("/work", os.O_PATH | os.O_DIRECTORY)
-    if request["op"] == "read":
-        files.read(root, request["path"], 1)
-    elif request["op"] == "write":
-        files.write(root, request["path"], 0)
+    if request["op"] in ("read", "write"):
+        ours, path = files.placed(request["path"])
+        root = os.open(files.STATE if ours else "/work", os.O_PATH | os.O_DIRECTORY)
+        if request["op"] == "read":
+            files.read(root, path, 1)
+        else:
+            files.write(root, path, 0)
+            if ours:
+                files.show_state("/work")
     elif request["op"] == "pack":
         files.survey("/work", request["size"])
         with open(1, "wb", closefd=False) as target:

@@ -3,8 +3,8 @@
 Refused are: new namespaces and mounts; access to other processes; kernel interfaces with a history of
 exploits; kernel memory that no limit counts (memfd, SysV IPC, extended attributes, socket filters, further
 seccomp filters and Landlock rules); resources of the whole machine (AIO slots, huge pages, IPv6 flow labels,
-syncing disks); pushing input to a terminal; and all sockets except UNIX, TCP and UDP, since a network
-namespace does not confine AF_VSOCK. System calls newer than this list do not exist in a jail.
+syncing disks); pushing input to a terminal, and line disciplines; and all sockets except UNIX, TCP and UDP,
+since a network namespace does not confine AF_VSOCK. System calls newer than this list do not exist in a jail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEW_NAMESPACES = 0x7E02_0000
 _CLONE_FILES, _CLONE_THREAD = 0x400, 0x1_0000
 _UNIX, _INTERNET = (1,), (2, 10)
 _TYPE_BITS, _STREAM_DATAGRAM, _TCP_UDP = 0xF, (1, 2), (0, 6, 17)
-_TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX
+_TERMINAL = (0x5412, 0x541C, 0x5423)  # TIOCSTI, TIOCLINUX, TIOCSETD, which loads kernel modules
 _MAP_HUGETLB = 0x4_0000
 _SOCKET_OPTIONS = {
     1: (26, 50, 51, 52),  # SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF and _EBPF
@@ -205,7 +205,7 @@ def _inspections() -> dict[str, bytes]:
         "fcntl": _file_control(),
         "prctl": _process_control(),
         "mmap": _on(_ARGUMENT_3, _if(_JUMP_ANY_BIT, _MAP_HUGETLB, no_memory, _PASS)),
-        "ioctl": _on(_ARGUMENT_1, _among(_TERMINAL_INPUT, refuse, _PASS)),
+        "ioctl": _on(_ARGUMENT_1, _among(_TERMINAL, refuse, _PASS)),
         # of another process: init has the same uid, and with a CPU limit a program could end it
         "prlimit64": _on(_ARGUMENT_0, _among((0,), _PASS, refuse)),
     }

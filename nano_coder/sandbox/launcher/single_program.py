@@ -12,10 +12,10 @@ import os
 import select
 from typing import Any, NoReturn
 
-from . import cgroup, exec_program, kernel, landlock, memory, seccomp
+from . import cgroup, exec_program, files, kernel, landlock, memory, seccomp
 from .exec_program import end_everything, kill_all, outcome
 
-WRITABLE = ("/work", "/tmp", "/dev/shm")
+WRITABLE = ("/work", files.STATE, "/tmp", "/dev/shm")
 
 
 def as_init() -> NoReturn:
@@ -76,6 +76,7 @@ def _exec_program(request: dict[str, Any]) -> NoReturn:
     if program is not None:
         kernel.install_filter(program)
     exec_program.limit(request["rlimits"])
+    files.lay_links()
     exec_program.reset_signals()
     exec_program.execute(request["argv"], request["env"])
 
@@ -86,7 +87,7 @@ def _watch(ended: int, stop: int, memory_bytes: int) -> bool:
     poll.register(ended, select.POLLIN)
     poll.register(stop, select.POLLIN)
     # only in-memory file systems: the workspace is on a disk
-    oom, watch = False, memory.MemoryWatch(memory_bytes, WRITABLE[1:])
+    oom, watch = False, memory.MemoryWatch(memory_bytes, WRITABLE[2:])
     while True:
         events = {fd for fd, _ in poll.poll(watch.pause_s * 1000)}
         if ended in events:
