@@ -137,7 +137,7 @@ def pack_workspace(folder: Path) -> PackedWorkspace:
 
 
 def say_unread(folder: Path, paths: Sequence[str]) -> None:
-    """Name on stderr the paths of a user's folder that are not in the workspace, since nobody may read them."""
+    """Name on stderr the paths of a user's folder that are unreadable, and so not in the workspace."""
     if paths:
         more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
         named = ", ".join(map(repr, paths[:_NAMED]))

@@ -111,9 +111,8 @@ def snapshot_directory(
     def refused(error: PermissionError) -> None:
         path = os.path.relpath(str(error.filename), directory)
         if unread is None or path == ".":
-            raise SnapshotError(
-                f"cannot read {error.filename}: {error.strerror}; make it readable or move it out of {directory}"
-            ) from error
+            way = f"make it readable or move it out of {directory}"
+            raise SnapshotError(f"cannot read {error.filename}: {error.strerror}; {way}") from error
         unread(path)
 
     def read(item: tuple[str, os.stat_result]) -> Entry | PermissionError | None:
@@ -141,7 +140,7 @@ def snapshot_tar(
     max_bytes: int = MAX_BYTES,
     quota: Quota | None = None,
     before: Snapshot = NOTHING,
-    left_out: Callable[[str], None] = str,
+    left_out: Callable[[str], object] = str,
 ) -> str:
     """Snapshot an uncompressed, untrusted tar stream; returns its id.
 
