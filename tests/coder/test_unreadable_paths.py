@@ -1,12 +1,12 @@
-"""Paths that cannot be read as they are: kept by their owner, or named, while the rest of a workspace is kept."""
+"""Paths that cannot be read as they are: kept by their owner, or named, and the rest of a workspace is kept."""
 
 from __future__ import annotations
 
-import json
+import io
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,19 @@ from nano_coder.agent.profiles import find_profile
 from nano_coder.agent.workspace import Workspace
 from nano_coder.run.execution import run_task
 from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.launcher import archive
+from nano_coder.sandbox.launcher.kernel import as_file_user
 from nano_coder.sandbox.protocol import SupportsKeeping
 from nano_coder.sandbox.unisolated import NoSandbox
+from nano_coder.sandbox.workspace_archive import pack_workspace
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
+from nano_shared.snapshot import Snapshot
 from nano_shared.types import Limits, StopReason
 
 NOBODY = 65534
+DAY = find_profile("workday-1-hermes-json")
+LOCKED_PATHS = ("cache", "secret")
 LOCKED = """
 import os
 for mode in (0, 0o200, 0o300, 0o400, 0o600):
@@ -36,7 +42,10 @@ for mode in (0, 0o200, 0o300, 0o400, 0o600):
 
 
 @pytest.mark.parametrize("kind", ["request", "kept", "no isolation"])
-def test_what_the_owner_locked_is_kept_with_its_modes(kind: str, tmp_path: Path) -> None:
+def test_what_the_owner_locked_is_kept_with_its_modes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANO_ALLOW_NO_SANDBOX", "1")
     blobs = BlobStore(tmp_path / "blobs")
     empty = snapshot.snapshot_texts({}, blobs)
     sandbox = NoSandbox() if kind == "no isolation" else open_sandbox()
@@ -57,13 +66,13 @@ def test_what_the_owner_locked_is_kept_with_its_modes(kind: str, tmp_path: Path)
 
 
 def test_a_run_names_what_it_cannot_keep_once_and_keeps_the_rest(tmp_path: Path) -> None:
-    make = "mkfifo p; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"s\")'; rm gone; echo 41 passed"
+    make = "mkfifo p; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"s\")'"
     texts = [
-        act("bash", command="echo 1 > a; chmod 000 a; " + make.replace("rm gone", "mv old gone")),
-        act("bash", command="echo 2 > b; rm gone; mkfifo gone"),
-        act("submit"),
+        act("bash", DAY, command=f"echo 1 > a; chmod 000 a; {make}; mv old gone; echo 41 passed"),
+        act("bash", DAY, command="echo 2 > b; rm gone; mkfifo gone"),
+        act("submit", DAY),
     ]
-    runtime = a_runtime(tmp_path, texts, profile=find_profile("workday-1-hermes-json"))
+    runtime = a_runtime(tmp_path, texts, profile=DAY)
     run = run_task(a_task(files={"old": "x\n"}), runtime)
     first, second = (turn.observations[0] for turn in run.turns[:2])
     assert first.text.startswith("41 passed\n[in no diff")
@@ -76,84 +85,60 @@ def test_a_run_names_what_it_cannot_keep_once_and_keeps_the_rest(tmp_path: Path)
 
 
 @pytest.fixture
-def lent(tmp_path: Path) -> Path:
-    """A folder that the user nobody owns, below folders that it may enter."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o011)
-    (tmp_path / "own").mkdir()
-    if os.geteuid() == 0:
-        os.chown(tmp_path / "own", NOBODY, NOBODY)
-    return tmp_path / "own"
-
-
-def as_ordinary_user(source: str, folder: Path) -> str:
-    """What Python prints as a user whom permissions bind."""
-    preexec = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", "import sys\nsys.path[:] = " + repr(sys.path) + "\n" + source],
-        cwd=folder, capture_output=True, text=True, check=False, **preexec,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-CHANGE = """
-import json, os
-from pathlib import Path
-from nano_shared import snapshot
-from nano_shared.blobs import BlobStore
-blobs, here, there = BlobStore(Path("blobs")), Path("here"), Path("there")
-for folder in (here, there):
+def ordinary(tmp_path: Path) -> Iterator[Path]:
+    """A folder of an ordinary user, in whose name files are accessed meanwhile."""
+    folder = tmp_path / "own"
     folder.mkdir()
-    (folder / "a").write_text("1")
-(there / "cache").mkdir()
-(there / "cache" / "f").write_text("x")
-(there / "secret").write_text("s")
-before = snapshot.snapshot_directory(here, blobs)
-after = snapshot.snapshot_directory(there, blobs)
-entries = {e.path: e for e in snapshot.load(after, blobs).entries}
-import dataclasses
-from nano_shared.snapshot.tree import make_snapshot
-locked = make_snapshot(dataclasses.replace(e, mode=e.mode if e.path in ("a", "cache/f") else 0) for e in entries.values())
-said = [snapshot.apply(before, locked, blobs, here)]
-said.append([oct(os.lstat(f"here/{name}").st_mode & 0o777) for name in ("cache", "secret")])
-said.append(snapshot.apply(before, locked, blobs, here))
-said.append(snapshot.undo([locked], before, blobs, here))
-said.append(sorted(os.listdir("here")))
-print(json.dumps(said))
-"""
+    if os.geteuid() != 0:
+        yield folder
+        return
+    for place in (tmp_path, *tmp_path.parents):
+        place.chmod(place.stat().st_mode | 0o011)
+    os.chown(folder, NOBODY, NOBODY)
+    with as_file_user(NOBODY, NOBODY):
+        yield folder
 
 
-def test_locked_files_are_applied_and_undone_by_their_owner(lent: Path) -> None:
-    applied, modes, again, undone, left = json.loads(as_ordinary_user(CHANGE, lent))
-    assert applied == undone == ["cache/f", "secret"]
-    assert modes == ["0o0", "0o0"]
-    assert again == []
-    assert left == ["a"]
+def test_locked_files_are_applied_and_undone_by_their_owner(ordinary: Path) -> None:
+    blobs, here = BlobStore(ordinary / "blobs"), ordinary / "here"
+    before = snapshot.snapshot_texts({"a": "1"}, blobs)
+    after = snapshot.load(snapshot.snapshot_texts({"a": "1", "cache/f": "x", "secret": "s"}, blobs), blobs)
+    locked = tuple(replace(entry, mode=0) if entry.path in LOCKED_PATHS else entry for entry in after.entries)
+    snapshot.materialise(before, blobs, here)
+    assert snapshot.apply(before, Snapshot(locked), blobs, here) == ["cache/f", "secret"]
+    assert [(here / name).lstat().st_mode & 0o777 for name in LOCKED_PATHS] == [0, 0]
+    assert snapshot.apply(before, Snapshot(locked), blobs, here) == []
+    assert snapshot.undo([Snapshot(locked)], before, blobs, here) == ["cache/f", "secret"]
+    assert os.listdir(here) == ["a"]
 
 
-PROJECT = """
-import json, os
-from pathlib import Path
-from nano_coder.sandbox.workspace_archive import pack_workspace
-from nano_shared import snapshot
-from nano_shared.blobs import BlobStore
-work = Path("work")
-(work / "closed").mkdir(parents=True)
-for name in ("a", "locked", "closed/f"):
-    (work / name).write_text("x")
-(work / "locked").chmod(0)
-(work / "closed").chmod(0o600)
-unread = []
-taken = snapshot.snapshot_directory(work, BlobStore(Path("blobs")), unread=unread.append)
-found = [e.path for e in snapshot.load(taken, BlobStore(Path("blobs"))).entries]
-pack_workspace(work).stream.close()
-print(json.dumps([sorted(unread), found, oct(os.lstat(work / "locked").st_mode & 0o777)]))
-(work / "closed").chmod(0o700)
-"""
+def test_what_nobody_may_read_of_a_project_is_left_out_and_left_alone(
+    ordinary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blobs, work, unread = BlobStore(ordinary / "blobs"), ordinary / "work", list[str]()
+    (work / "closed").mkdir(parents=True)
+    for name in ("a", "locked", "closed/f"):
+        (work / name).write_text("x")
+    (work / "locked").chmod(0)
+    (work / "closed").chmod(0o600)
+    taken = snapshot.snapshot_directory(work, blobs, unread=unread.append)
+    with pack_workspace(work).stream as stream:
+        packed = snapshot.snapshot_tar(stream.read(), blobs)
+    assert sorted(unread) == ["closed", "locked"]
+    assert "you may not read 'closed', 'locked'" in capsys.readouterr().err
+    assert packed == taken
+    assert [entry.path for entry in snapshot.load(taken, blobs).entries] == ["a", "closed"]
+    assert (work / "locked").lstat().st_mode & 0o777 == 0
+    (work / "closed").chmod(0o700)
 
 
-def test_what_an_ordinary_user_cannot_read_of_a_project_is_left_out_and_left_alone(lent: Path) -> None:
-    unread, found, mode = json.loads(as_ordinary_user(PROJECT, lent))
-    assert (unread, found, mode) == (["closed", "locked"], ["a", "closed"], "0o0")
+def test_a_path_that_cannot_be_read_any_more_is_as_it_was(tmp_path: Path) -> None:
+    blobs, out = BlobStore(tmp_path / "blobs"), io.BytesIO()
+    before = snapshot.load(snapshot.snapshot_texts({"a": "1", "d/f": "2", "d/g": "3"}, blobs), blobs)
+    for name, kind in (("a", archive.PIPE), ("d", archive.DIRECTORY), ("d", archive.UNREAD)):
+        archive.write_member(out, archive.TarMember(name, kind, 0o755))
+    archive.write_end(out)
+    named: list[str] = []
+    after = snapshot.snapshot_tar(out.getvalue(), blobs, before=before, left_out=named.append)
+    assert snapshot.changed_paths(before, snapshot.load(after, blobs)) == ("a",)
+    assert named == ["a", "d"]
