@@ -1,4 +1,4 @@
-"""Paths that cannot be read as they are: kept by their owner, or named, and the rest of a workspace is kept."""
+"""Paths that cannot be read as they are: kept by their owner, or named, and the rest is kept."""
 
 from __future__ import annotations
 
