@@ -51,12 +51,25 @@ class McpTool(Tool):
     problems: Callable[[Any], list[str]]
 
     def __call__(self, context: ToolContext, arguments: dict[str, Any]) -> ToolResult:
+        arguments = _without_nulls(arguments, self.spec.parameters)
         if wrong := self.problems(arguments):
             usage = ", ".join(_usage(self.spec.parameters))
             raise ToolFailure(f"{'; '.join(wrong)}. Usage: {self.spec.name}({usage})")
         result = self.function(context, **{"arguments": arguments})
         assert isinstance(result, ToolResult)
         return result
+
+
+def _without_nulls(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without an optional one that is null where its schema has a type that is none."""
+    known = schema.get("properties", {})
+
+    def kept(key: str, value: Any) -> bool:
+        given = known.get(key, {}) if isinstance(known, dict) else {}
+        kind = given.get("type", "null") if isinstance(given, dict) else "null"
+        return value is not None or key in schema.get("required", ()) or "null" in kind
+
+    return {key: value for key, value in arguments.items() if kept(key, value)}
 
 
 def further_tools(config: AgentConfig, sandbox: Sandbox, store: LogStore) -> list[str]:

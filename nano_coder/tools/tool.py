@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="Closable")
 Recorded = Literal["replays", "forks"] | None
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_EXPLANATIONS = frozenset(
+    {"comment", "description", "explanation", "justification", "purpose", "rationale", "reason", "reasoning",
+     "security_risk", "summary", "task_progress", "thought", "thoughts", "title"}
+)  # fmt: skip
+"""arguments that models add to say why they call"""
 _PER_CORE = 4
 _at_once = threading.BoundedSemaphore(_PER_CORE * len(os.sched_getaffinity(0)))
 """limits the commands of this process that run at once; waiting does not count as their time. A group's
@@ -135,10 +141,20 @@ class Tool:
     replays, or also forks, where their parent's run has the answer to an equal call"""
 
     def __call__(self, context: ToolContext, arguments: dict[str, Any]) -> ToolResult:
-        """Validate the arguments and run. Raises ToolFailure with the error and the right usage, and for any
-        exception or result of a wrong type of a tool that is not ours."""
+        """Validate the arguments and run. `null` for an optional argument counts as not given; an unknown one
+        is ignored, with a note, where that changes nothing. Raises ToolFailure with the error and the right
+        usage, and for any exception or result of a wrong type of a tool that is not ours."""
+        known = self.arguments.model_fields
+        ignored = [key for key in arguments if key not in known and self._harmless(key)]
         try:
-            values = self.arguments.model_validate(arguments)
+            values = self.arguments.model_validate(
+                {
+                    key: value
+                    for key, value in arguments.items()
+                    if key not in ignored
+                    and not (value is None and key in known and not known[key].is_required())
+                }
+            )
         except ValidationError as problem:
             raise ToolFailure(self._explain(problem)) from None
         given = {key: getattr(values, key) for key in self.arguments.model_fields}
@@ -147,10 +163,21 @@ class Tool:
                 raise ToolFailure(f"{key} holds half of a surrogate pair, which is no text")
         result = self._call(context, given)
         if isinstance(result, str):
-            return ToolResult(text=result)
+            result = ToolResult(text=result)
         if not isinstance(result, ToolResult):
             raise ToolFailure(f"{self.spec.name} returned a {type(result).__name__}, which is no text")
-        return result
+        if not ignored:
+            return result
+        note = f"[ignored, since it is no argument: {', '.join(ignored)}. Usage: {self._usage()}]"
+        repairs = (*result.repairs, *(f"ignored {key}" for key in ignored))
+        return replace(result, text=f"{result.text}\n{note}", repairs=repairs)
+
+    def _harmless(self, key: str) -> bool:
+        """Whether an unknown argument can be ignored: it explains the call, or the tool changes nothing and
+        the name is not a known one misspelt."""
+        if key in _EXPLANATIONS:
+            return True
+        return not self.mutates and not difflib.get_close_matches(key, self.arguments.model_fields, 1, 0.7)
 
     def _call(self, context: ToolContext, given: dict[str, Any]) -> object:
         try:
@@ -163,7 +190,6 @@ class Tool:
             raise ToolFailure(f"{self.spec.name} raised {type(problem).__name__}: {problem}") from problem
 
     def _explain(self, problem: ValidationError) -> str:
-        known = self.arguments.model_fields
         wrong = []
         for error in problem.errors():
             key = ".".join(str(part) for part in error["loc"])
@@ -173,8 +199,12 @@ class Tool:
                 wrong.append(f"{key} is missing")
             else:
                 wrong.append(f"{key}: {error['msg'].lower()}")
-        usage = ", ".join(key if field.is_required() else f"{key}?" for key, field in known.items())
-        return f"{'; '.join(wrong)}. Usage: {self.spec.name}({usage})"
+        return f"{'; '.join(wrong)}. Usage: {self._usage()}"
+
+    def _usage(self) -> str:
+        """The call with its arguments, the optional ones marked."""
+        known = self.arguments.model_fields.items()
+        return f"{self.spec.name}({', '.join(k if field.is_required() else f'{k}?' for k, field in known)})"
 
 
 def tool(

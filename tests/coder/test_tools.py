@@ -324,6 +324,31 @@ def test_wrong_arguments_say_what_is_right(use: Use) -> None:
     assert said.endswith(usage)
 
 
+def test_null_counts_as_not_given_where_an_argument_is_optional(use: Use, context: ToolContext) -> None:
+    context.jail.write("a", b"1\n2\n")
+    assert use("read_file", path="a", start=None, end=None).text == "1|1\n2|2"
+    assert use("grep", pattern="1", path=None, glob=None, ignore_case=None, around=None).text == "a:1:1"
+    assert use("edit_file", path="a", new="3", line=1, old=None).text == "edited a"
+    assert failure(use, "read_file", path=None).startswith("path: input should be a valid string. Usage: ")
+    assert failure(use, "write_file", path="a", content=None).startswith("content: ")
+
+
+def test_an_unknown_argument_is_ignored_with_a_note_only_where_that_changes_nothing(
+    use: Use, context: ToolContext
+) -> None:
+    context.jail.write("a", b"1\n")
+    read = use("read_file", path="a", encoding="utf-8")
+    assert (
+        read.text == "1|1\n[ignored, since it is no argument: encoding. Usage: read_file(path, start?, end?)]"
+    )
+    assert read.repairs == ("ignored encoding",)
+    assert failure(use, "read_file", path="a", strat=1).startswith("unknown argument strat. Usage: ")
+    assert use("shell", command="echo x", description="says x").text.startswith("x\n[ignored")
+    said = failure(use, "write_file", path="a", content="2\n", append=True)
+    assert said == "unknown argument append. Usage: write_file(path, content)"
+    assert context.jail.read("a") == b"1\n"
+
+
 def test_a_schema_is_the_signature() -> None:
     spec = TOOLS["read_file"].spec
     assert (spec.name, spec.body) == ("read_file", None)
