@@ -259,9 +259,10 @@ class Agent:
         # a call can quote half a surrogate pair, which no tokenizer accepts
         full = result.text.encode("utf-8", "backslashreplace")
         spill = spill_path(turn, number)
-        text, cut = shorten(full.decode(), self.policy.count, self.profile.observation, full_output=spill)
+        whole, form = full.decode(), self.profile.observation
+        text, cut = shorten(whole, self.policy.count, form, full_output=spill, tool=name)
         blob = None
-        if cut:
+        if text != whole:
             blob = self.put_blob(full)
             with contextlib.suppress(OSError):  # the agent may have put something else at that path
                 self.context.jail.write(spill, full)

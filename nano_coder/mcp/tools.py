@@ -28,7 +28,7 @@ from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import Tool, ToolContext, ToolFailure, ToolResult
 from nano_shared.errors import ConfigError
-from nano_shared.printable import one_line, printable
+from nano_shared.printable import one_line, printable, terminal_text
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, ToolSpec
 
@@ -184,7 +184,7 @@ def _caller(name: str, server: McpServer, tool: str) -> Callable[..., ToolResult
             return ToolResult(
                 text=f"error: the MCP server {name} failed: {printable(str(problem))}", ok=False
             )
-        text = printable(_bounded(answer_text(answer), context.limits.output_bytes), None)
+        text = printable(terminal_text(_bounded(answer_text(answer), context.limits.output_bytes)), None)
         return ToolResult(text=text or "[no output]", ok=not answer.is_error)
 
     return call
