@@ -163,7 +163,7 @@ def test_search_names_path_line_and_text(use: Use, context: ToolContext) -> None
     context.jail.write("src/a.py", b"def f():\n    return 1\n")
     context.jail.write("b.py", b"f()\n")
     context.jail.write(".hidden/c.py", b"f()\n")
-    context.jail.write("binary", b"\xfff()")
+    context.jail.write("binary", b"\0f()")
     assert use("search", pattern=r"f\(\)").text == "b.py:1:f()\nsrc/a.py:1:def f():"
     assert use("search", pattern="return", path="src").text == "src/a.py:2:    return 1"
     assert use("search", pattern="f", path="b.py").text == "b.py:1:f()"
