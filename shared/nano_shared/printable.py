@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 import unicodedata
@@ -114,7 +115,14 @@ class GuardedStream(io.TextIOWrapper):
 
 
 def guard_streams() -> None:
-    """Make standard output and standard error of this process escape what could drive the terminal."""
+    """Make standard output and standard error of this process escape what could drive the terminal.
+
+    A closed stream becomes one that takes or gives nothing, so that no file of ours gets its number.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest free number, so usually this one
+            setattr(sys, name, os.fdopen(null, "r" if number == 0 else "w"))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, GuardedStream):
