@@ -127,6 +127,36 @@ class ToolFailure(Exception):
     """A tool could not do what was asked; the message is shown to the model."""
 
 
+_MISSING = re.compile(r"no such (?:file|directory|file or directory): (.+?)(?:\. Nothing was changed\.)?")
+_NEAREST = """
+import difflib, os, sys
+
+wanted, found = os.path.normpath(sys.argv[1]), []
+base = os.path.basename(wanted)
+for folder, folders, names in os.walk("."):
+    folders[:] = sorted({*folders} - {".git", ".nano", "__pycache__", "node_modules"})
+    found += [os.path.normpath(os.path.join(folder, name)) for name in [*folders, *names]]
+    if len(found) > 20_000:
+        break
+same = sorted((p for p in found if os.path.basename(p).lower() == base.lower()), key=lambda p: (len(p), p))
+names = sorted({os.path.basename(path) for path in found})
+for name in difflib.get_close_matches(base, names, 3, 0.75):
+    same += sorted(path for path in found if os.path.basename(path) == name and path not in same)
+near = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in same[:3]]
+print(", ".join(map(repr, near)))
+"""
+
+
+def _near(context: ToolContext, message: str) -> str:
+    """Paths of the workspace that may be meant where a failure is that of a path which does not exist."""
+    missing = _MISSING.fullmatch(message)
+    if missing is None or "\0" in missing[1] or len(missing[1]) > 1000:
+        return ""
+    done = context.run_python(_NEAREST, [missing[1]], isolated=True)
+    said = done.stdout.decode("utf-8", "replace").strip() if done.ok else ""
+    return f"; near it: {said}" if said else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """A typed function that the agent may call. `tool` makes one; `nano.tools` registers it."""
@@ -161,7 +191,10 @@ class Tool:
         for key, value in given.items():
             if isinstance(value, str) and _SURROGATE.search(value):
                 raise ToolFailure(f"{key} holds half of a surrogate pair, which is no text")
-        result = self._call(context, given)
+        try:
+            result = self._call(context, given)
+        except ToolFailure as problem:
+            raise ToolFailure(f"{problem}{_near(context, str(problem))}") from problem.__cause__
         if isinstance(result, str):
             result = ToolResult(text=result)
         if not isinstance(result, ToolResult):

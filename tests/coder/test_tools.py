@@ -349,6 +349,39 @@ def test_an_unknown_argument_is_ignored_with_a_note_only_where_that_changes_noth
     assert context.jail.read("a") == b"1\n"
 
 
+@pytest.mark.parametrize(
+    ("tool", "more"),
+    [
+        ("read_file", {}), ("read", {}), ("edit_file", {"line": 1, "new": "x"}), ("search", {"pattern": "x"}),
+        ("grep", {"pattern": "x"}), ("glob", {}),
+        ("apply_patch", {"patch": "*** Begin Patch\n*** Delete File: PATH\n*** End Patch"}),
+    ],
+)  # fmt: skip
+def test_a_missing_path_is_answered_with_the_near_ones(
+    tool: str, more: dict[str, Any], use: Use, context: ToolContext
+) -> None:
+    for path in (
+        "src/parser.py",
+        "lib/parser.py",
+        "lib/deep/parser.py",
+        "more/parser.py",
+        "tests/test_pars.py",
+    ):
+        context.jail.write(path, b"1\n")
+
+    def said(path: str) -> str:
+        given = {
+            key: str(value).replace("PATH", path) if key == "patch" else value for key, value in more.items()
+        }
+        return failure(use, tool, **given, **({} if tool == "apply_patch" else {"path": path}))
+
+    near = "; near it: 'lib/parser.py', 'src/parser.py', 'more/parser.py'"
+    assert said("parser.py").endswith(near)
+    assert said("src/Parser.py").endswith(near)
+    assert said("tests/test_parse.py").endswith("; near it: 'tests/test_pars.py'")
+    assert "near" not in said("zzz")
+
+
 def test_a_schema_is_the_signature() -> None:
     spec = TOOLS["read_file"].spec
     assert (spec.name, spec.body) == ("read_file", None)
