@@ -51,6 +51,10 @@ email = user@sandbox
 [extensions]
 {extensions}
 """
+_DECIDING = frozenset(
+    ("autocrlf", "eol", "filemode", "ignorecase", "precomposeunicode", "sparsecheckout", "sparsecheckoutcone")
+)
+_VALUES = frozenset(("true", "false", "input", "lf", "crlf", "native", "yes", "no", "on", "off"))
 _SET_UP = """
 import json, os, subprocess, sys
 for name, text in json.load(sys.stdin).items():
@@ -63,6 +67,20 @@ try:
     code = subprocess.run(["git", "read-tree", "HEAD"]).returncode
 except OSError as problem:
     sys.exit(f"git does not start: {problem.strerror}")
+def mark(paths, flag):
+    if paths:
+        names = b"".join(path + b"\\0" for path in paths)
+        subprocess.run(["git", "update-index", "-z", flag, "--stdin"], input=names, stderr=subprocess.DEVNULL)
+def listed(*argv, given=b""):
+    return subprocess.run(["git", *argv], input=given, capture_output=True).stdout
+if code == 0:
+    # no filter of the user's runs here: its paths would look changed, and a checkout would write pointers
+    names = listed("ls-files", "-z")
+    found = listed("check-attr", "-z", "--stdin", "filter", given=names).split(b"\\0")
+    mark([p for p, value in zip(found[::3], found[2::3]) if value not in (b"unspecified", b"unset")],
+         "--assume-unchanged")
+    if listed("config", "core.sparseCheckout").strip() == b"true":
+        mark(listed("ls-files", "-d", "-z").split(b"\\0")[:-1], "--skip-worktree")
 if code == 0 and os.path.getsize(".git/index") > 64 << 20:
     sys.exit("the index is too large")
 sys.exit(code)
@@ -97,7 +115,10 @@ def find_history(project: Path) -> GitHistory | None:
         head, refs = _read(own, "HEAD").strip(), dict(_refs(common))
         if not refs and not _HASH.fullmatch(head):
             return None
-        return _synthetic_history(objects, head, refs, _read(common, "shallow"))
+        found = _synthetic_history(objects, head, refs, _read(common, "shallow"))
+        found.files.update(_deciding_files(own, common))
+        found.files["config"] += _deciding_keys(own, common)
+        return found
     except FileNotFoundError:
         return None
     except (OSError, NotReadable, ValueError) as problem:  # a path with a NUL byte
@@ -142,6 +163,42 @@ def _synthetic_history(objects: Path, head: str, refs: dict[str, str], shallow: 
     if grafts := [line for line in shallow.split() if _HASH.fullmatch(line)]:
         files["shallow"] = "".join(f"{line}\n" for line in grafts)
     return GitHistory(Path(os.path.realpath(objects)), files)
+
+
+def _deciding_keys(own: Path, common: Path) -> str:
+    """The keys of the user's and the project's configuration that say what is unchanged: values from a list,
+    so that none of them names a program."""
+    home = Path(os.path.expanduser("~"))
+    texts = [_outside(home / ".config/git/config"), _outside(home / ".gitconfig")]
+    texts += [_read(common, "config"), _read(own, "config.worktree")]
+    kept = {}
+    for text in texts:
+        for section, body in re.findall(r"^\[([^\]]*)\]([^\[]*)", text, re.MULTILINE):
+            for key, value in re.findall(r"^\s*(\w+)\s*=\s*(\w+)\s*$", body, re.MULTILINE):
+                if (
+                    section.strip().lower() == "core"
+                    and key.lower() in _DECIDING
+                    and value.lower() in _VALUES
+                ):
+                    kept[key] = value
+    return "[core]\n" + "".join(f"{key} = {value}\n" for key, value in kept.items())
+
+
+def _deciding_files(own: Path, common: Path) -> dict[str, str]:
+    """Attributes, exclusions and the sparse checkout of the project alone."""
+    texts = {
+        "info/attributes": _read(common, "info/attributes"),
+        "info/exclude": _read(common, "info/exclude"),
+        "info/sparse-checkout": _read(own, "info/sparse-checkout"),
+    }
+    return {name: text for name, text in texts.items() if text}
+
+
+def _outside(path: Path) -> str:
+    try:
+        return read_regular(path, _MOST_BYTES).decode("utf-8", "replace")
+    except (OSError, NotReadable):
+        return ""
 
 
 def _refs(common: Path) -> Iterator[tuple[str, str]]:
