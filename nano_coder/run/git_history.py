@@ -67,20 +67,19 @@ try:
     code = subprocess.run(["git", "read-tree", "HEAD"]).returncode
 except OSError as problem:
     sys.exit(f"git does not start: {problem.strerror}")
-def mark(paths, flag):
+def leave_alone(paths):
     if paths:
         names = b"".join(path + b"\\0" for path in paths)
-        subprocess.run(["git", "update-index", "-z", flag, "--stdin"], input=names, stderr=subprocess.DEVNULL)
+        subprocess.run(["git", "update-index", "-z", "--skip-worktree", "--stdin"], input=names, stderr=subprocess.DEVNULL)
 def listed(*argv, given=b""):
     return subprocess.run(["git", *argv], input=given, capture_output=True).stdout
 if code == 0:
     # no filter of the user's runs here: its paths would look changed, and a checkout would write pointers
     names = listed("ls-files", "-z")
     found = listed("check-attr", "-z", "--stdin", "filter", given=names).split(b"\\0")
-    mark([p for p, value in zip(found[::3], found[2::3]) if value not in (b"unspecified", b"unset")],
-         "--assume-unchanged")
+    leave_alone([p for p, value in zip(found[::3], found[2::3]) if value not in (b"unspecified", b"unset")])
     if listed("config", "core.sparseCheckout").strip() == b"true":
-        mark(listed("ls-files", "-d", "-z").split(b"\\0")[:-1], "--skip-worktree")
+        leave_alone(listed("ls-files", "-d", "-z").split(b"\\0")[:-1])
 if code == 0 and os.path.getsize(".git/index") > 64 << 20:
     sys.exit("the index is too large")
 sys.exit(code)
