@@ -70,7 +70,7 @@ except OSError as problem:
 def leave_alone(paths):
     if paths:
         names = b"".join(path + b"\\0" for path in paths)
-        subprocess.run(["git", "update-index", "-z", "--skip-worktree", "--stdin"], input=names, stderr=subprocess.DEVNULL)
+        listed("update-index", "-z", "--skip-worktree", "--stdin", given=names)
 def listed(*argv, given=b""):
     return subprocess.run(["git", *argv], input=given, capture_output=True).stdout
 if code == 0:
