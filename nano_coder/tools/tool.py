@@ -140,7 +140,7 @@ for folder, folders, names in os.walk("."):
         break
 same = sorted((p for p in found if os.path.basename(p).lower() == base.lower()), key=lambda p: (len(p), p))
 names = sorted({os.path.basename(path) for path in found})
-for name in difflib.get_close_matches(base, names, 3, 0.75):
+for name in difflib.get_close_matches(base, names, 3, 0.8):
     same += sorted(path for path in found if os.path.basename(path) == name and path not in same)
 near = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in same[:3]]
 print(", ".join(map(repr, near)))
