@@ -93,7 +93,7 @@ def _make_parents(root: int, name: str) -> None:
             os.close(parent)
 
 
-class _Tree:
+class _OwnedTree:
     """The entries below a folder, read by their owner whatever their permissions.
 
     Folders that are opened for that get their mode back at the end. `unread` has the paths that cannot be
@@ -192,7 +192,7 @@ def survey(top: str, largest: int, most: int | None = None) -> None:
     `largest`: bytes by the files' stated sizes, holes included. `most`: number of files, folders and links.
     """
     size = 0
-    with _Tree(top, LEFT_OUT, ours=True) as tree:
+    with _OwnedTree(top, LEFT_OUT, ours=True) as tree:
         for count, (_, entry) in enumerate(tree.walk(), 1):
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_file(follow_symlinks=False):
@@ -216,7 +216,7 @@ def pack(
     The stream depends on names, contents, link targets and permissions only. Hard links become files.
     """
     count = 0
-    with _Tree(top, left_out, ours=ours) as tree:
+    with _OwnedTree(top, left_out, ours=ours) as tree:
         for name, entry in tree.walk():
             count += 1
             with contextlib.suppress(FileNotFoundError):
@@ -263,7 +263,7 @@ class _Short:
         self.parts.append(data)
 
 
-def _pack_file(out: IO[bytes], name: str, entry: os.DirEntry[str], tree: _Tree) -> None:
+def _pack_file(out: IO[bytes], name: str, entry: os.DirEntry[str], tree: _OwnedTree) -> None:
     permissions = entry.stat(follow_symlinks=False).st_mode & 0o777
     if (fd := tree.open(name)) is None:
         return
