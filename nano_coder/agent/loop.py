@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 _MAX_FORMAT_ERRORS = 3
 _MAX_REPEATS = 4
+_SHOWN = 5
+"""paths that a note names"""
 SAID = "user"
 """tool name of an observation that is a further message of the user; no policy can call it"""
 _NO_NOTES = ("compact",)
@@ -243,11 +245,23 @@ class Agent:
         self._liberties += (f"{call.name}: {name}" for name in result.repairs)
         changed: tuple[str, ...] = ()
         if not recorded and call.name in self._offered() and call.name in TOOLS and TOOLS[call.name].mutates:
-            try:
-                changed = self.workspace.refresh()
-            except SnapshotError as problem:  # the workspace outgrew its limits, which the agent can mend
-                result = ToolResult(text=f"error: {problem}", ok=False, execution=result.execution)
+            result, changed = self._kept(result)
         return self._observed(call.name, len(self.turns), number, result, started, changed)
+
+    def _kept(self, result: ToolResult) -> tuple[ToolResult, tuple[str, ...]]:
+        """Keep the workspace after a call. Returns its result, with what could not be kept, and the changed
+        files."""
+        known = self.workspace.left_out
+        try:
+            changed = self.workspace.refresh()
+        except SnapshotError as problem:  # the workspace outgrew its limits, which the agent can mend
+            return replace(result, text=f"error: {problem}\n{result.text}", ok=False), ()
+        new = [repr(path) for path in self.workspace.left_out if path not in known]
+        if new and self.profile.dialect not in _NO_NOTES:
+            named = ", ".join(new[:_SHOWN]) + (f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else "")
+            note = f"[in no diff, since it is no file, folder or link, or cannot be read: {named}]"
+            result = replace(result, text=f"{result.text}\n{note}")
+        return result, changed
 
     def _observed(
         self, name: str, turn: int, number: int, result: ToolResult, started: float,
@@ -257,9 +271,10 @@ class Agent:
         # a call can quote half a surrogate pair, which no tokenizer accepts
         full = result.text.encode("utf-8", "backslashreplace")
         spill = spill_path(turn, number)
-        text, cut = shorten(full.decode(), self.policy.count, self.profile.observation, full_output=spill)
+        whole, form = full.decode(), self.profile.observation
+        text, cut = shorten(whole, self.policy.count, form, full_output=spill, tool=name)
         blob = None
-        if cut:
+        if text != whole:
             blob = self.put_blob(full)
             with contextlib.suppress(OSError):  # the agent may have put something else at that path
                 self.context.jail.write(spill, full)

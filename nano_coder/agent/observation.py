@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nano_coder.sandbox.protocol import ExecResult
+from nano_shared.printable import terminal_text
 from nano_shared.profile import ObservationFormat
 from nano_shared.types import Limits
 
@@ -41,13 +42,20 @@ def limits_met(run: ExecResult, limits: Limits) -> str:
     return "".join(f"\n[{sentence}]" for holds, sentence in met if holds)
 
 
+_AS_THEY_ARE = frozenset(("read_file", "read", "grep", "search"))
+"""tools that show lines of files, which an edit has to repeat"""
+
+
 def shorten(
-    text: str, count: Callable[[str], int], form: ObservationFormat, *, full_output: str
+    text: str, count: Callable[[str], int], form: ObservationFormat, *, full_output: str, tool: str = ""
 ) -> tuple[str, bool]:
     """The text for the model, and whether it was cut. `full_output` is the path of the whole output.
 
-    The head has at most `head_tokens` and the tail at most `tail_tokens`, as counted by the policy.
+    It is what a terminal would show, but for the tools that show lines of files. The head has at most
+    `head_tokens` and the tail at most `tail_tokens`, as counted by the policy.
     """
+    if tool not in _AS_THEY_ARE:
+        text = terminal_text(text)
     limit = form.head_tokens + form.tail_tokens
     # a token has at least one character, so a short text needs no counting
     if len(text) <= limit or count(text) <= limit:

@@ -6,9 +6,12 @@ from nano_coder.sandbox.protocol import Jail
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
-from nano_shared.snapshot import MAX_BYTES, Quota
+from nano_shared.snapshot import MAX_BYTES, Quota, Snapshot
 from nano_shared.snapshot.tree import shown
 from nano_shared.types import Trajectory
+
+WORKSPACE_LOST = "the workspace that it left cannot be kept"
+"""detail of the end of such a run"""
 
 
 def workspace_after(trajectory: Trajectory, step: int | None) -> str:
@@ -45,6 +48,8 @@ class Workspace:
         self.snapshot = snapshot
         self.lost = False
         """True if no snapshot can be taken of the workspace after the last change"""
+        self.left_out: tuple[str, ...] = ()
+        """paths that the newest snapshot leaves out: pipes, sockets, devices, and what cannot be read"""
         self._most = MAX_BYTES if most_mb is None else most_mb << 20
         self._quota = Quota(2 * self._most)
 
@@ -54,14 +59,10 @@ class Workspace:
         Raises SnapshotError if the workspace is too large or unreadable, which the agent can repair.
         """
         self.lost = True
-        before, self.snapshot = self.snapshot, self._take()
+        before = snapshot.load(self.snapshot, self._blobs)
+        self.snapshot = self._take(before)
         self.lost = False
-        if before == self.snapshot:
-            return ()
-        changed = snapshot.changed_paths(
-            snapshot.load(before, self._blobs), snapshot.load(self.snapshot, self._blobs)
-        )
-        return tuple(map(shown, changed))
+        return tuple(map(shown, snapshot.changed_paths(before, snapshot.load(self.snapshot, self._blobs))))
 
     def files(self) -> list[str]:
         """Paths of the regular files in the starting snapshot."""
@@ -75,7 +76,15 @@ class Workspace:
             snapshot.load(self.start, self._blobs), snapshot.load(self.snapshot, self._blobs), self._blobs
         )
 
-    def _take(self) -> str:
-        return snapshot.snapshot_tar(
-            self._jail.snapshot(), self._blobs, max_bytes=self._most, quota=self._quota
+    def _take(self, before: Snapshot) -> str:
+        left_out: list[str] = []
+        taken = snapshot.snapshot_tar(
+            self._jail.snapshot(),
+            self._blobs,
+            max_bytes=self._most,
+            quota=self._quota,
+            before=before,
+            left_out=left_out.append,
         )
+        self.left_out = tuple(map(shown, left_out))
+        return taken

@@ -85,17 +85,21 @@ def diff(
     ] = None,
     log: Log = None,
 ) -> int:
-    """Print the unified diff of RUN against the workspace it started from."""
+    """Print the unified diff of RUN against the workspace it started from.
+
+    Into a pipe or a file it is a patch that `git apply` takes, binary files included.
+    """
     store = open_log(log)
     trajectory = store.get(run)
-    text = trajectory.diff
-    # a run that was killed left steps, but no diff
-    if step is not None or (trajectory.stop is None and trajectory.snapshot):
+    text, shown = trajectory.diff, sys.stdout.isatty()
+    named = any(line.startswith(("Binary files ", "Large files ")) for line in text.splitlines())
+    # a run that was killed left steps, but no diff; a kept diff only names files that are no text
+    if step is not None or (trajectory.snapshot and (trajectory.stop is None or (named and not shown))):
         start, then = (workspace_after(trajectory, at) for at in (0, step))
-        text = snapshot.diff(start, then, store.blobs)
+        text = snapshot.diff(start, then, store.blobs, whole=not shown)
     if trajectory.directory is not None:
         print(f"changes to {printable(trajectory.directory)}", file=sys.stderr)
-    if sys.stdout.isatty():
+    if shown:
         print(printable(text, None), end="")
     else:  # a pipe gets it exactly, for `git apply`
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))

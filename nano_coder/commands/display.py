@@ -11,6 +11,7 @@ from typing import Any
 from rich.syntax import Syntax
 from rich.text import Text
 
+from nano_coder.serve.given_reward import GRADER
 from nano_shared.console import Console
 from nano_shared.printable import printable
 from nano_shared.types import (
@@ -40,13 +41,13 @@ _SHOWN = 600
 
 
 class Display:
-    """Prints each step as it happens. `quiet` prints nothing.
+    """Prints each step as it happens; on stderr, unless the steps are the `answer`. `quiet` prints nothing.
 
     On a terminal long outputs are folded, unless `verbose`. Lines are wrapped by the terminal alone.
     """
 
-    def __init__(self, *, quiet: bool, verbose: bool = False) -> None:
-        self._progress = Console(stderr=True, quiet=quiet, soft_wrap=True)
+    def __init__(self, *, quiet: bool, verbose: bool = False, answer: bool = False) -> None:
+        self._progress = Console(stderr=not answer, quiet=quiet, soft_wrap=True)
         self._result = Console(quiet=quiet, soft_wrap=True)
         self._verbose = verbose
         self._run: str | None = None
@@ -258,6 +259,9 @@ def outcome(trajectory: Trajectory) -> str:
     if verdict is None:
         return "none was given"
     ran = verdict.check_run
+    if verdict.grader == GRADER:
+        parts = ", ".join(f"{name} {value:g}" for name, value in verdict.components.items())
+        return f"none was run; the session's client or feedback gave the reward {verdict.reward:g} ({parts})"
     if verdict.reward is None and ran is not None and ran.not_run is not None:
         return f"could not be run: {ran.not_run}; --python names an interpreter that has what it needs"
     if verdict.reward is None:

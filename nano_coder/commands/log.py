@@ -94,9 +94,9 @@ def show(run: RunArgument, verbose: Verbose = False, log: Log = None, as_json: J
     if as_json:
         print(json.dumps(trajectory.model_dump(mode="json")))  # which can spell any text
         return 0
-    display = Display(quiet=False, verbose=verbose)
+    display = Display(quiet=False, verbose=verbose, answer=True)
     display.start(trajectory)
-    print(printable(trajectory.task.prompt))
+    print(printable(trajectory.task.prompt), flush=True)
     for turn in trajectory.turns:
         display.turn(turn)
     display.end(trajectory, applied=True)

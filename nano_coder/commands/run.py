@@ -28,6 +28,7 @@ from nano_coder.commands.options import (
 from nano_coder.commands.review import on_terminal, review
 from nano_coder.config import AgentConfig, task_limits
 from nano_coder.run.execution import attempt_task
+from nano_coder.sandbox.workspace_archive import say_unread
 from nano_shared import snapshot
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import NanoError, UsageError
@@ -135,7 +136,11 @@ def _text(given: bytes) -> str:
 def make_task(prompt: str, directory: Path, check: str | None, store: LogStore, config: AgentConfig) -> Task:
     """An ad-hoc task: the directory is snapshotted, the key is the hash of prompt, snapshot and check."""
     left_out = (*snapshot.DEFAULT_EXCLUDES, *config.exclude)
-    start = snapshot.snapshot_directory(directory, store.blobs, left_out, max_bytes=config.workspace_mb << 20)
+    unread: list[str] = []
+    start = snapshot.snapshot_directory(
+        directory, store.blobs, left_out, max_bytes=config.workspace_mb << 20, unread=unread.append
+    )
+    say_unread(directory, sorted(unread))
     return Task(
         key=content_hash([prompt, start, check]),
         prompt=prompt,

@@ -26,7 +26,7 @@ from nano_coder.grading.protected_files import RUNNERS, Deciding, Reads, named_e
 from nano_coder.sandbox.protocol import ExecResult, Sandbox, Traceable
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
-from nano_shared.printable import printable
+from nano_shared.printable import printable, terminal_text
 from nano_shared.snapshot import Entry, EntryKind, Snapshot
 from nano_shared.types import CheckRun, Limits, Tampering, Trust, Verdict
 
@@ -240,7 +240,7 @@ def _with_examples(
 def _how_it_ended(result: ExecResult) -> CheckRun:
     """The facts about a check's end that the verdict keeps."""
     output = b"\n".join(stream.strip() for stream in (result.stdout, result.stderr) if stream.strip())
-    text = printable(output.decode("utf-8", "replace")[-_TAIL:], None)
+    text = printable(terminal_text(output.decode("utf-8", "replace"))[-_TAIL:], None)
     missing = None if result.ok or result.timed_out else _MISSING.search(text)
     return CheckRun(
         exit_code=result.exit_code, signal=result.signal, timed_out=result.timed_out,

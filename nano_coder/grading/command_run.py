@@ -17,6 +17,7 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash
+from nano_shared.printable import terminal_text
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.snapshot import Snapshot
 from nano_shared.types import Limits
@@ -165,7 +166,7 @@ def by_unittest(command: str) -> bool:
 
 def _unittest_counts(output: bytes) -> TestCounts | None:
     """The totals of unittest's last summary; None without one."""
-    text = output.decode("utf-8", "replace").rstrip()
+    text = terminal_text(output.decode("utf-8", "replace")).rstrip()
     ran = re.findall(r"^Ran (\d+) tests? in", text, re.MULTILINE)
     end = re.search(r"^OK(?: \((.*)\))?$", text.splitlines()[-1]) if text else None
     if not ran or end is None:

@@ -28,7 +28,7 @@ from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import Tool, ToolContext, ToolFailure, ToolResult
 from nano_shared.errors import ConfigError
-from nano_shared.printable import one_line, printable
+from nano_shared.printable import one_line, printable, terminal_text
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, ToolSpec
 
@@ -51,12 +51,25 @@ class McpTool(Tool):
     problems: Callable[[Any], list[str]]
 
     def __call__(self, context: ToolContext, arguments: dict[str, Any]) -> ToolResult:
+        arguments = _without_nulls(arguments, self.spec.parameters)
         if wrong := self.problems(arguments):
             usage = ", ".join(_usage(self.spec.parameters))
             raise ToolFailure(f"{'; '.join(wrong)}. Usage: {self.spec.name}({usage})")
         result = self.function(context, **{"arguments": arguments})
         assert isinstance(result, ToolResult)
         return result
+
+
+def _without_nulls(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without an optional one that is null where its schema has a type that is none."""
+    known = schema.get("properties", {})
+
+    def kept(key: str, value: Any) -> bool:
+        given = known.get(key, {}) if isinstance(known, dict) else {}
+        kind = given.get("type", "null") if isinstance(given, dict) else "null"
+        return value is not None or key in schema.get("required", ()) or "null" in kind
+
+    return {key: value for key, value in arguments.items() if kept(key, value)}
 
 
 def further_tools(config: AgentConfig, sandbox: Sandbox, store: LogStore) -> list[str]:
@@ -171,7 +184,7 @@ def _caller(name: str, server: McpServer, tool: str) -> Callable[..., ToolResult
             return ToolResult(
                 text=f"error: the MCP server {name} failed: {printable(str(problem))}", ok=False
             )
-        text = printable(_bounded(answer_text(answer), context.limits.output_bytes), None)
+        text = printable(terminal_text(_bounded(answer_text(answer), context.limits.output_bytes)), None)
         return ToolResult(text=text or "[no output]", ok=not answer.is_error)
 
     return call

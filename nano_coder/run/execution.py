@@ -23,7 +23,7 @@ from nano_coder.agent.profiles import (
     with_specs,
 )
 from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
-from nano_coder.agent.workspace import Workspace
+from nano_coder.agent.workspace import WORKSPACE_LOST, Workspace
 from nano_coder.environment import Environments, OpenSession
 from nano_coder.grading.graders import by_grader, find_grader
 from nano_coder.grading.submission import grade_trajectory
@@ -578,6 +578,8 @@ def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTu
         agent.stop = StopReason.INTERRUPTED
     finally:
         agent.context.held.close()
+    if agent.stop is StopReason.FINISHED and agent.workspace.lost:
+        agent.stop, detail = StopReason.GAVE_UP, WORKSPACE_LOST
     return _end(agent, trajectory, runtime, detail)
 
 

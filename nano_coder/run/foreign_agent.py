@@ -119,6 +119,7 @@ def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtim
             workspace.refresh()
         except snapshot.SnapshotError as problem:  # too large: what it began with is graded
             detail = str(problem)
+            stop = StopReason.GAVE_UP if stop is StopReason.FINISHED else stop
         run = conversations.end_episode(workspace.snapshot, workspace.diff(), stop, detail)
     except SandboxError as problem:
         run = conversations.end_episode(start, "", StopReason.SANDBOX_ERROR, str(problem))

@@ -53,6 +53,10 @@ email = user@sandbox
 [extensions]
 {extensions}
 """
+_DECIDING = frozenset(
+    ("autocrlf", "eol", "filemode", "ignorecase", "precomposeunicode", "sparsecheckout", "sparsecheckoutcone")
+)
+_VALUES = frozenset(("true", "false", "input", "lf", "crlf", "native", "yes", "no", "on", "off"))
 _SET_UP = """
 import json, os, subprocess, sys
 for name, text in json.load(sys.stdin).items():
@@ -72,6 +76,19 @@ try:
         code = git("read-tree", "--empty")
 except OSError as problem:
     sys.exit(f"git does not start: {problem.strerror}")
+def leave_alone(paths):
+    if paths:
+        names = b"".join(path + b"\\0" for path in paths)
+        listed("update-index", "-z", "--skip-worktree", "--stdin", given=names)
+def listed(*argv, given=b""):
+    return subprocess.run(["git", *argv], input=given, capture_output=True).stdout
+if code == 0:
+    # no filter of the user's runs here: its paths would look changed, and a checkout would write pointers
+    names = listed("ls-files", "-z")
+    found = listed("check-attr", "-z", "--stdin", "filter", given=names).split(b"\\0")
+    leave_alone([p for p, value in zip(found[::3], found[2::3]) if value not in (b"unspecified", b"unset")])
+    if listed("config", "core.sparseCheckout").strip() == b"true":
+        leave_alone(listed("ls-files", "-d", "-z").split(b"\\0")[:-1])
 if code == 0 and os.path.getsize(".git/index") > 64 << 20:
     sys.exit("the index is too large")
 sys.exit(code)
@@ -111,7 +128,11 @@ def find_history(project: Path) -> GitHistory | None:
             raise NoHistory("it borrows objects of another repository (git repack -a -d copies them)")
         if (common / "reftable").exists():
             raise NoHistory("its refs are in reftable files (git refs migrate --ref-format=files)")
-        return _synthetic_history(own, common)
+        found = _synthetic_history(own, common)
+        if found is not None:
+            found.files.update(_deciding_files(own, common))
+            found.files["config"] += _deciding_keys(own, common)
+        return found
     except FileNotFoundError:
         return None
     except (OSError, NotReadable, ValueError) as problem:  # a path with a NUL byte
@@ -170,6 +191,41 @@ def _synthetic_history(own: Path, common: Path) -> GitHistory | None:
     if unborn and (index := _read(own, "index")):
         files["index"] = index
     return GitHistory(Path(os.path.realpath(common / "objects")), files, unborn)
+
+
+def _deciding_keys(own: Path, common: Path) -> str:
+    """The keys of the user's and the project's configuration that say what is unchanged: values from a list,
+    so that none of them names a program."""
+    home = Path(os.path.expanduser("~"))
+    texts = [_outside(home / ".config/git/config"), _outside(home / ".gitconfig")]
+    texts += [_read(common, "config"), _read(own, "config.worktree")]
+    kept = {}
+    for text in texts:
+        for section, body in re.findall(r"^\[([^\]]*)\]([^\[]*)", text, re.MULTILINE):
+            for key, value in re.findall(r"^\s*(\w+)\s*=\s*(\w+)\s*$", body, re.MULTILINE):
+                if (
+                    section.strip().lower() == "core"
+                    and key.lower() in _DECIDING
+                    and value.lower() in _VALUES
+                ):
+                    kept[key] = value
+    return "[core]\n" + "".join(f"{key} = {value}\n" for key, value in kept.items())
+
+
+def _deciding_files(own: Path, common: Path) -> dict[str, str]:
+    """Attributes and the sparse checkout of the project alone."""
+    texts = {
+        "info/attributes": _read(common, "info/attributes"),
+        "info/sparse-checkout": _read(own, "info/sparse-checkout"),
+    }
+    return {name: text for name, text in texts.items() if text}
+
+
+def _outside(path: Path) -> str:
+    try:
+        return read_regular(path, _MOST_BYTES).decode("utf-8", "replace")
+    except (OSError, NotReadable):
+        return ""
 
 
 def _refs(common: Path) -> Iterator[tuple[str, str]]:

@@ -265,7 +265,8 @@ def _cut_otherwise(
             continue
         full = blobs.get(observation.blob).decode()
         spill = spill_path(turn.index, number)
-        if shorten(full, reader.count, profile.observation, full_output=spill)[0] != observation.text:
+        now, _ = shorten(full, reader.count, profile.observation, full_output=spill, tool=observation.tool)
+        if now != observation.text:
             yield ReplayDifference(turn=turn.index, what=f"observation {number} would be cut otherwise")
 
 

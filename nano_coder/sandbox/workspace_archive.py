@@ -11,8 +11,9 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -20,12 +21,15 @@ from typing import IO, cast
 
 from nano_coder.sandbox.launcher import archive, files, kernel
 from nano_shared.errors import UsageError
-from nano_shared.scratch import nano_home
+from nano_shared.printable import printable
+from nano_shared.scratch import is_scratch, nano_home
 from nano_shared.snapshot import SnapshotError
 
 _LONGEST_NAME = 255
 """bytes of one path component, in every file system"""
 _LONGEST_PATH = 2000
+_NAMED = 5
+"""unreadable paths that a sentence names"""
 
 
 class PendingFiles:
@@ -111,14 +115,17 @@ def snapshot_error(error: OSError, top: str = "/work") -> SnapshotError:
 
 
 def pack_workspace(folder: Path) -> PackedWorkspace:
-    """Pack a folder. Raises UsageError if it, or a file in it, is missing or cannot be read."""
+    """Pack a folder. What its owner's permissions keep from being read is read in folders of ours, and left
+    out of others, with a sentence. Raises UsageError if the folder is missing or cannot be read."""
     if not folder.exists():
         raise UsageError(f"no workspace at {str(folder)!r}: name an existing directory")
     if not folder.is_dir():
         raise UsageError(f"the workspace {str(folder)!r} is not a directory: name its directory")
     stream = tempfile.SpooledTemporaryFile(files.SMALL_BYTES, prefix="nano-workspace-")  # noqa: SIM115 (handed over)
     try:
-        entries = files.pack(os.fspath(folder), cast(IO[bytes], stream), EXCLUDED)
+        ours = is_scratch(folder)
+        entries, unread = files.pack(os.fspath(folder), cast(IO[bytes], stream), EXCLUDED, ours=ours)
+        say_unread(folder, unread)
     except OSError as error:
         stream.close()
         raise UsageError(
@@ -127,6 +134,17 @@ def pack_workspace(folder: Path) -> PackedWorkspace:
     size = stream.tell()
     stream.seek(0)
     return PackedWorkspace(cast(IO[bytes], stream), size, entries)
+
+
+def say_unread(folder: Path, paths: Sequence[str]) -> None:
+    """Name on stderr the paths of a user's folder that are unreadable, and so not in the workspace."""
+    if paths:
+        more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+        named = ", ".join(map(repr, paths[:_NAMED]))
+        print(
+            printable(f"{folder}: you may not read {named}{more}: left out, and left as it is"),
+            file=sys.stderr,
+        )
 
 
 OVERLAID_ENTRIES = 400

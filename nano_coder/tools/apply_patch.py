@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from nano_coder.tools.patch import FilePatch, PatchError, patched, read_patch
-from nano_coder.tools.text_files import read_text
+from nano_coder.tools.text_files import TextFile, read_text
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 # Runs inside the jail: everything is written beside its place first, and moved there at the end.
@@ -45,8 +45,8 @@ def stage(path, text, like):
         made.append(folder)
     new = os.path.join(os.path.dirname(path), f"{mark}-{len(staged)}")
     staged.append((new, path))
-    with open(new, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
-        file.write(text)
+    with open(new, "wb") as file:
+        file.write(text.encode("latin-1"))
     if like is not None:
         os.chmod(new, like & 0o777)
 
@@ -111,7 +111,7 @@ class _Order:
 
     def __init__(self, context: ToolContext) -> None:
         self._context = context
-        self._texts: dict[str, str | None] = {}
+        self._texts: dict[str, TextFile | None] = {}
         """None: deleted"""
         self._sources: dict[str, str] = {}
         """path -> the file whose permissions it gets"""
@@ -123,22 +123,28 @@ class _Order:
         path = _inside(change.path)
         match change.kind:
             case "Add":
-                self._put(path, change.text, "A" if path not in self._texts else "M")
+                self._put(path, TextFile(change.text), "A" if path not in self._texts else "M")
             case "Delete":
                 self._read(path)
                 self._put(path, None, "D")
             case _:
-                text, seen = patched(path, self._read(path), change.hunks)
+                file = self._read(path)
+                text, seen = patched(path, file.text, change.hunks)
                 self.overlooked += [name for name in seen if name not in self.overlooked]
                 target = path if change.move_to is None else _inside(change.move_to)
                 if target != path:
                     self._put(path, None, "D")
                     self._sources[target] = path
-                self._put(target, text, "M" if target == path else "A")
+                self._put(target, file.edited(text), "M" if target == path else "A")
 
     def carry_out(self) -> None:
         """Write all files, or none. Raises ToolFailure."""
-        write = {p: (text, self._sources.get(p, p)) for p, text in self._texts.items() if text is not None}
+        # JSON holds text: a byte is the letter of its number
+        write = {
+            path: (file.data(path).decode("latin-1"), self._sources.get(path, path))
+            for path, file in self._texts.items()
+            if file is not None
+        }
         # what was added and deleted by the same patch was never there
         deleted = [p for p, text in self._texts.items() if text is None and self._exists(p)]
         data = json.dumps({"write": write, "delete": deleted}).encode()
@@ -147,11 +153,11 @@ class _Order:
             lines = execution.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
             raise ToolFailure(f"{lines[-1] if lines else 'the patch was cut off'}. Nothing was changed.")
 
-    def _put(self, path: str, text: str | None, kind: str) -> None:
+    def _put(self, path: str, text: TextFile | None, kind: str) -> None:
         self._texts[path] = text
         self.kinds[path] = kind
 
-    def _read(self, path: str) -> str:
+    def _read(self, path: str) -> TextFile:
         if path in self._texts:
             text = self._texts[path]
             if text is None:

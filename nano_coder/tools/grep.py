@@ -6,7 +6,7 @@ walk of our own with Python's regular expressions.
 
 from __future__ import annotations
 
-from nano_coder.tools.text_files import said_by
+from nano_coder.tools.text_files import DECODING, said_by
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 LISTING = r"""
@@ -167,7 +167,8 @@ def glob(context: ToolContext, pattern: str = "*", path: str = ".") -> ToolResul
 
 MOST_LINES, WIDTH = 200, 300
 _GREP = (
-    LISTING
+    DECODING
+    + LISTING
     + r"""
 wanted, root, glob, ignore_case, around, most, width = sys.argv[1:]
 ignore_case, around, most, width = ignore_case == "1", int(around), int(most), int(width)
@@ -189,7 +190,7 @@ def by_ripgrep(paths):
         if done.returncode == 2 and not done.stdout:
             said = os.fsdecode(done.stderr).strip().splitlines()
             sys.exit(f"{wanted!r} is no regular expression: {said[-1] if said else ''}")
-        lines += [cut(os.fsdecode(line)) for line in done.stdout.split(b"\n")[:-1]]
+        lines += [cut(line.decode(*encoding_of(line))) for line in done.stdout.split(b"\n")[:-1]]
     return lines
 
 
@@ -207,7 +208,7 @@ def by_ourselves(paths):
             continue
         if b"\0" in data:
             continue
-        text = data.decode("utf-8", "backslashreplace").split("\n")
+        text = data.decode(encoding_of(data)[0], "backslashreplace").split("\n")
         text = text[:-1] if text[-1] == "" else text
         hits = {n for n, line in enumerate(text) if expression.search(line.removesuffix("\r"))}
         near = sorted({m for n in hits for m in range(max(0, n - around), min(len(text), n + around + 1))})
@@ -244,8 +245,10 @@ def grep(
 
 
 # Runs inside the jail, so that no path of the workspace is opened on the host.
-_SEARCH = r"""
-import os, re, sys
+_SEARCH = (
+    DECODING
+    + r"""
+import io, os, re, sys
 pattern, root = re.compile(sys.argv[1]), sys.argv[2]
 if not os.path.exists(root):
     sys.exit(f"no such file: {root}")
@@ -258,13 +261,18 @@ def files():
             yield os.path.normpath(os.path.join(folder, leaf))
 for path in files():
     try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if pattern.search(line):
-                    print(f"{path}:{number}:{line.rstrip()}")
-    except (UnicodeDecodeError, OSError):
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError:
         continue
+    if b"\0" in data:
+        continue
+    lines = io.TextIOWrapper(io.BytesIO(data), encoding=encoding_of(data)[0], errors="backslashreplace")
+    for number, line in enumerate(lines, 1):
+        if pattern.search(line):
+            print(f"{path}:{number}:{line.rstrip()}")
 """
+)
 
 
 @tool()

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+BOM = "\ufeff"
+"""of a file's first line; it is no part of its text"""
 BEGIN, END, END_OF_FILE = "*** Begin Patch", "*** End Patch", "*** End of File"
 _HEADER = re.compile(r"\*\*\* (Add|Delete|Update) File: (.+)")
 _MOVE = re.compile(r"\*\*\* Move to: (.+)")
@@ -160,7 +162,7 @@ class _Reader:
             if line and line[0] not in " +-":
                 return
             self._at += 1
-            yield PatchLine(line[:1] or " ", line[1:])
+            yield PatchLine(line[:1] or " ", line[1:].removeprefix(BOM))
 
     def _wrong(self, message: str) -> PatchError:
         return PatchError(f"line {self._first + self._at} of the patch: {message}")
@@ -187,13 +189,14 @@ class _Place:
 def patched(path: str, text: str, hunks: Sequence[Hunk]) -> tuple[str, tuple[str, ...]]:
     """The text after the hunks, and what their matches overlooked, by name.
 
-    A text that is not empty ends with a line end afterwards. Raises PatchError for a hunk that does not fit.
+    A text whose last line is new, or was replaced, ends with a line end. Raises PatchError for a hunk that
+    does not fit.
     """
     *whole, last = text.split("\n")
     lines = [_Line(line.removesuffix("\r"), "\r\n" if line.endswith("\r") else "\n") for line in whole]
     usual = "\r\n" if sum(line.end == "\r\n" for line in lines) * 2 > len(lines) else "\n"
     if last:
-        lines.append(_Line(last, usual))
+        lines.append(final := _Line(last, usual))
     finder = _Finder(path, [line.text for line in lines])
     places = sorted((finder.place(hunk) for hunk in hunks), key=lambda place: place.start)
     done: list[_Line] = []
@@ -204,6 +207,8 @@ def patched(path: str, text: str, hunks: Sequence[Hunk]) -> tuple[str, tuple[str
         done += new[:-1] if place.dropped and new and not new[-1].text else new
         at = place.start + place.count
     done += lines[at:]
+    if last and done and done[-1] is final:
+        done[-1] = final._replace(end="")
     return "".join(line.text + line.end for line in done), tuple(dict.fromkeys(finder.overlooked))
 
 

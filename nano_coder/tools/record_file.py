@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from nano_coder.tools.text_files import read_text, write_text
+from nano_coder.tools.text_files import read_text, write_data
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 RecordType = TypeVar("RecordType")
@@ -24,14 +24,14 @@ class Records(Generic[RecordType]):
     def load(self, context: ToolContext) -> dict[str, RecordType]:
         """The records by id. Raises ToolFailure if the file is missing or invalid."""
         try:
-            return self.kind.validate_json(read_text(context.jail, self.path), strict=True)
+            return self.kind.validate_json(read_text(context.jail, self.path).text, strict=True)
         except ValidationError as problem:
             first = problem.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the file"
             raise ToolFailure(f"{self.path} is damaged: {where}: {first['msg'].lower()}") from None
 
     def save(self, context: ToolContext, records: dict[str, RecordType]) -> None:
-        write_text(context.jail, self.path, written(self.kind.dump_python(records, mode="json")))
+        write_data(context.jail, self.path, written(self.kind.dump_python(records, mode="json")).encode())
 
 
 def written(records: dict[str, Any]) -> str:

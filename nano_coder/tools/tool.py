@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="Closable")
 Recorded = Literal["replays", "forks"] | None
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_EXPLANATIONS = frozenset(
+    {"comment", "description", "explanation", "justification", "purpose", "rationale", "reason", "reasoning",
+     "security_risk", "summary", "task_progress", "thought", "thoughts", "title"}
+)  # fmt: skip
+"""arguments that models add to say why they call"""
 _PER_CORE = 4
 _at_once = threading.BoundedSemaphore(_PER_CORE * len(os.sched_getaffinity(0)))
 """limits the commands of this process that run at once; waiting does not count as their time. A group's
@@ -125,6 +131,36 @@ class ToolFailure(Exception):
     """A tool could not do what was asked; the message is shown to the model."""
 
 
+_MISSING = re.compile(r"no such (?:file|directory|file or directory): (.+?)(?:\. Nothing was changed\.)?")
+_NEAREST = """
+import difflib, os, sys
+
+wanted, found = os.path.normpath(sys.argv[1]), []
+base = os.path.basename(wanted)
+for folder, folders, names in os.walk("."):
+    folders[:] = sorted({*folders} - {".git", ".nano", "__pycache__", "node_modules"})
+    found += [os.path.normpath(os.path.join(folder, name)) for name in [*folders, *names]]
+    if len(found) > 20_000:
+        break
+same = sorted((p for p in found if os.path.basename(p).lower() == base.lower()), key=lambda p: (len(p), p))
+names = sorted({os.path.basename(path) for path in found})
+for name in difflib.get_close_matches(base, names, 3, 0.8):
+    same += sorted(path for path in found if os.path.basename(path) == name and path not in same)
+near = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in same[:3]]
+print(", ".join(map(repr, near)))
+"""
+
+
+def _near(context: ToolContext, message: str) -> str:
+    """Paths of the workspace that may be meant where a failure is that of a path which does not exist."""
+    missing = _MISSING.fullmatch(message)
+    if missing is None or "\0" in missing[1] or len(missing[1]) > 1000:
+        return ""
+    done = context.run_python(_NEAREST, [missing[1]], isolated=True)
+    said = done.stdout.decode("utf-8", "replace").strip() if done.ok else ""
+    return f"; near it: {said}" if said else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
     """A typed function that the agent may call. `tool` makes one; `nano.tools` registers it."""
@@ -139,22 +175,46 @@ class Tool:
     replays, or also forks, where their parent's run has the answer to an equal call"""
 
     def __call__(self, context: ToolContext, arguments: dict[str, Any]) -> ToolResult:
-        """Validate the arguments and run. Raises ToolFailure with the error and the right usage, and for any
-        exception or result of a wrong type of a tool that is not ours."""
+        """Validate the arguments and run. `null` for an optional argument counts as not given; an unknown one
+        is ignored, with a note, where that changes nothing. Raises ToolFailure with the error and the right
+        usage, and for any exception or result of a wrong type of a tool that is not ours."""
+        known = self.arguments.model_fields
+        ignored = [key for key in arguments if key not in known and self._harmless(key)]
         try:
-            values = self.arguments.model_validate(arguments)
+            values = self.arguments.model_validate(
+                {
+                    key: value
+                    for key, value in arguments.items()
+                    if key not in ignored
+                    and not (value is None and key in known and not known[key].is_required())
+                }
+            )
         except ValidationError as problem:
             raise ToolFailure(self._explain(problem)) from None
         given = {key: getattr(values, key) for key in self.arguments.model_fields}
         for key, value in given.items():
             if isinstance(value, str) and _SURROGATE.search(value):
                 raise ToolFailure(f"{key} holds half of a surrogate pair, which is no text")
-        result = self._call(context, given)
+        try:
+            result = self._call(context, given)
+        except ToolFailure as problem:
+            raise ToolFailure(f"{problem}{_near(context, str(problem))}") from problem.__cause__
         if isinstance(result, str):
-            return ToolResult(text=result)
+            result = ToolResult(text=result)
         if not isinstance(result, ToolResult):
             raise ToolFailure(f"{self.spec.name} returned a {type(result).__name__}, which is no text")
-        return result
+        if not ignored:
+            return result
+        note = f"[ignored, since it is no argument: {', '.join(ignored)}. Usage: {self._usage()}]"
+        repairs = (*result.repairs, *(f"ignored {key}" for key in ignored))
+        return replace(result, text=f"{result.text}\n{note}", repairs=repairs)
+
+    def _harmless(self, key: str) -> bool:
+        """Whether an unknown argument can be ignored: it explains the call, or the tool changes nothing and
+        the name is not a known one misspelt."""
+        if key in _EXPLANATIONS:
+            return True
+        return not self.mutates and not difflib.get_close_matches(key, self.arguments.model_fields, 1, 0.7)
 
     def _call(self, context: ToolContext, given: dict[str, Any]) -> object:
         try:
@@ -166,7 +226,6 @@ class Tool:
             raise ToolFailure(str(problem).removeprefix("tool ")) from problem.__cause__
 
     def _explain(self, problem: ValidationError) -> str:
-        known = self.arguments.model_fields
         wrong = []
         for error in problem.errors():
             key = ".".join(str(part) for part in error["loc"])
@@ -176,8 +235,12 @@ class Tool:
                 wrong.append(f"{key} is missing")
             else:
                 wrong.append(f"{key}: {error['msg'].lower()}")
-        usage = ", ".join(key if field.is_required() else f"{key}?" for key, field in known.items())
-        return f"{'; '.join(wrong)}. Usage: {self.spec.name}({usage})"
+        return f"{'; '.join(wrong)}. Usage: {self._usage()}"
+
+    def _usage(self) -> str:
+        """The call with its arguments, the optional ones marked."""
+        known = self.arguments.model_fields.items()
+        return f"{self.spec.name}({', '.join(k if field.is_required() else f'{k}?' for k, field in known)})"
 
 
 def tool(

@@ -16,7 +16,7 @@ from nano_coder.tools import document_index
 from nano_coder.tools.document_index import DocumentIndex
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 from nano_shared.durable import real_path
-from nano_shared.printable import one_line, printable
+from nano_shared.printable import one_line, printable, terminal_text
 
 # the jail's only way out is the proxy, which checks the host of every request and redirection
 _FETCH = r"""
@@ -95,7 +95,7 @@ def fetch_url(context: ToolContext, url: str) -> ToolResult:
     if context.network == "none":
         raise ToolFailure("no host can be reached: the user has not allowed any (--net allow=HOST)")
     done = context.run_python(_FETCH, [url], isolated=True)
-    text = printable(done.stdout.decode("utf-8", "replace"), None)
+    text = printable(terminal_text(done.stdout.decode("utf-8", "replace")), None)
     if not done.ok:
         said = "it took too long" if done.timed_out else one_line(done.stderr.decode("utf-8", "replace"), 300)
         hosts = context.network.removeprefix("allow=")

@@ -18,6 +18,7 @@ from nano_rl.commands.options import Log, Seed
 from nano_rl.tasks.make import refuse_unwritable, write_tasks
 from nano_shared.console import Console
 from nano_shared.errors import UsageError
+from nano_shared.printable import printable
 
 if TYPE_CHECKING:
     from nano_rl.tasks.mine.mining import PackageYield
@@ -42,8 +43,9 @@ def command(
     """Make tasks of the functions and classes that a package's tests call.
 
     A bug is planted, a body is removed, a whole definition, or the tests. A task is kept if its checks fail
-    as it stands and pass on its oracle's work; the package's code runs in jails alone. Ctrl-C writes what is
-    there; the same command goes on after that, and after a kill.
+    as it stands and pass on its oracle's work; the package's code runs in jails alone. A source that is no
+    package with tests is named and skipped; the exit code is then 1. Ctrl-C writes what is there; the same
+    command goes on after that, and after a kill.
     """
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import sandbox_opener
@@ -54,7 +56,19 @@ def command(
     kinds = tuple(word for given in kind or [",".join(KINDS)] for word in given.split(","))
     if unknown := [word for word in kinds if word not in KINDS]:
         raise UsageError(f"unknown kind {unknown[0]!r}; kinds: {', '.join(KINDS)}")
-    packages = [read_package(source) for source in sources]
+    packages, skipped = [], 0
+    for source in sources:
+        try:
+            packages.append(read_package(source))
+        except UsageError as problem:
+            if len(sources) == 1:
+                raise
+            skipped += 1
+            print(printable(f"skipped: {problem}"), file=sys.stderr)
+    if not packages:
+        raise UsageError(
+            f"none of the {len(sources)} sources can be mined: name packages with modules and tests"
+        )
     for path in (out, report):
         if path is not None:
             refuse_unwritable(path)
@@ -76,7 +90,7 @@ def command(
     if miner.interrupted:
         print("interrupted; the same command goes on", file=sys.stderr)
         return 130
-    return int(not tasks)
+    return int(not tasks or skipped > 0)
 
 
 def _print(yields: Sequence[PackageYield], kinds: Sequence[str]) -> None:

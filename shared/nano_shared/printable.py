@@ -41,6 +41,36 @@ def printable(text: str, most: int | None = MOST) -> str:
     return shown[: most - len(note)] + note
 
 
+_SEQUENCE = re.compile(
+    r"\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)?"  # OSC: titles and links
+    r"|\x1b[PX^_][^\x1b]*(?:\x1b\\)?"  # DCS, SOS, PM, APC
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, the cursor
+    r"|\x1b[ -/]*[0-~]?|\x07"
+)
+_CLEARED_LINE = re.compile(r"(?:\r|^)\x1b\[0?K|\x1b\[2K", re.MULTILINE)
+_DRAWN = re.compile(r"[\x1b\x9b\r\b\x07]")
+
+
+def terminal_text(text: str) -> str:
+    """What a terminal shows in the end: no escape sequences, of each line the last frame that a carriage
+    return began, and no characters that a backspace took back. Idempotent."""
+    if not _DRAWN.search(text):
+        return text
+    text = _SEQUENCE.sub("", _CLEARED_LINE.sub("\r \r", text))
+    return "\n".join(_last_frame(line) if "\r" in line or "\b" in line else line for line in text.split("\n"))
+
+
+def _last_frame(line: str) -> str:
+    frames = [frame for frame in line.split("\r") if frame]
+    shown: list[str] = []
+    for char in frames[-1] if frames else "":
+        if char != "\b":
+            shown.append(char)
+        elif shown:
+            shown.pop()
+    return "".join(shown).rstrip(" ") if len(frames) > 1 else "".join(shown)
+
+
 def one_line(text: str, most: int) -> str:
     """The beginning of a text on one line."""
     return printable(" ".join(text[: 10 * most].split()), most)
@@ -127,7 +157,14 @@ def stdout_for_json() -> Iterator[None]:
 
 
 def guard_streams() -> None:
-    """Make standard output and standard error of this process escape what could drive the terminal."""
+    """Make standard output and standard error of this process escape what could drive the terminal.
+
+    A closed stream becomes one that takes or gives nothing, so that no file of ours gets its number.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest free number, so usually this one
+            setattr(sys, name, os.fdopen(null, "r" if number == 0 else "w"))
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, GuardedStream):

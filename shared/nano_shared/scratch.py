@@ -75,6 +75,11 @@ def in_memory() -> str | None:
     return None
 
 
+def is_scratch(folder: Path) -> bool:
+    """Whether a folder is, or lies in, a temporary folder of ours."""
+    return any(part.startswith(PREFIX) for part in folder.parts)
+
+
 def sweep(parent: str) -> None:
     """Remove the folders under `parent` whose owners have ended."""
     for entry in os.scandir(parent):

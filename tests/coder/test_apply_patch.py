@@ -325,7 +325,9 @@ def _edits(draw: st.DrawFn) -> tuple[str, str, str]:
     new += old[done:]
     text = end.join(old) + (end if old[-1] == "" or draw(st.booleans()) else "")
     end = end if end in text else "\n"
-    return text, update(body), "".join(line + end for line in new)
+    wanted = "".join(line + end for line in new)
+    open_ended = not text.endswith("\n") and spans[-1][1] < len(old)  # its last line is not touched
+    return text, update(body), wanted.removesuffix(end) if open_ended else wanted
 
 
 def _first(lines: list[str], wanted: list[str], start: int) -> int | None:

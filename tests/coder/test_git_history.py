@@ -96,6 +96,53 @@ def test_a_run_reads_the_history(shell: Shell, project: Path, backend: str, pack
     assert git(project, "status", "--short") == "M a.py"
 
 
+@pytest.mark.parametrize("kind", ["lfs", "autocrlf", "info attributes", "sparse", "file mode"])
+def test_a_clean_tree_is_clean_in_the_jail_and_stays_as_it_is(shell: Shell, project: Path, kind: str) -> None:
+    if kind == "lfs":
+        git(project, "config", "filter.lfs.clean", "sed 's/.*/pointer/'")
+        git(project, "config", "filter.lfs.smudge", "sed 's/.*/contents/'")
+        (project / ".gitattributes").write_text("*.bin filter=lfs\n")
+        (project / "a.bin").write_text("contents\n")
+    elif kind == "autocrlf":
+        git(project, "config", "core.autocrlf", "true")
+        (project / "a.py").write_bytes(b"one\r\ntwo\r\n")
+    elif kind == "info attributes":
+        (project / ".git/info/attributes").write_text("*.py text eol=crlf\n")
+        (project / "a.py").write_bytes(b"one\r\ntwo\r\n")
+    elif kind == "file mode":
+        git(project, "config", "core.fileMode", "false")
+        (project / "a.py").chmod(0o755)
+    else:
+        for name in ("in/f", "out/f"):
+            (project / name).parent.mkdir()
+            (project / name).write_text("f\n")
+    git(project, "add", "-A")
+    git(project, "commit", "-q", "--allow-empty", "-m", "more")
+    if kind == "sparse":
+        git(project, "sparse-checkout", "set", "in")
+        assert not (project / "out").exists()
+    assert git(project, "status", "--short") == ""
+    told = shell(
+        project, "git status --short; echo done", "git checkout -q . ; git stash -q; git reset -q --hard"
+    )
+    assert told.left_out == []
+    assert told.run.turns[0].observations[0].text == "done"
+    assert told.run.diff == ""
+
+
+def test_a_filter_of_the_project_runs_nowhere_and_no_value_of_its_configuration_is_a_program(
+    shell: Shell, project: Path
+) -> None:
+    with (project / ".git/config").open("a") as file:
+        file.write(
+            "[core]\n\tfsmonitor = touch x\n\teol = $(touch x)\n\thooksPath = hooks\n\tautocrlf = input\n"
+        )
+    seen = shell(project, "git config --list").seen
+    assert "core.autocrlf=input" in seen
+    assert "touch" not in seen
+    assert "core.hookspath=/dev/null" in seen
+
+
 def test_what_a_run_commits_is_gone_with_it(shell: Shell, project: Path) -> None:
     before = sorted(path for path in (project / ".git").rglob("*"))
     told = shell(

@@ -94,7 +94,10 @@ def test_each_repair_is_named(
     assert (parsed.error, parsed.calls, parsed.repairs) == (None, calls, repairs)
 
 
-plain = st.text(st.characters(exclude_categories=["Cs"]))
+letters = st.text(st.characters(exclude_categories=["Cs"]))
+TAGS = ("<tool_call>", "</tool_call>", "<function=shell>", "</function>", "<parameter=old>", "</parameter>",
+        "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "\n")  # fmt: skip
+plain = letters | st.lists(st.sampled_from(TAGS) | letters, max_size=6).map("".join)
 values: Any = st.one_of(st.integers(), st.booleans(), st.none(), st.lists(st.integers(), max_size=2))
 calls = st.one_of(
     st.builds(lambda command: ToolCall(name="shell", arguments={"command": command}), plain),
@@ -122,6 +125,25 @@ def test_a_dialect_parses_what_it_renders(name: str, thought: str, several: list
     parsed = dialect.parse(text, SPECS)
     assert (parsed.error, list(parsed.calls), parsed.repairs) == (None, several, ())
     assert parsed.thought == thought
+
+
+EXAMPLE = "<tool_call>\n<function=shell>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["a </function> b", "a </parameter> b", "a</parameter>\n</function>\n</tool_call>\nb", f"a {EXAMPLE} b",
+     EXAMPLE,
+     f"{EXAMPLE}\n{EXAMPLE}\n", "</parameter>\n<parameter=path>\nx", "a</tool_call>", "<function=shell>",
+     "<parameter=command>x"],
+)  # fmt: skip
+@pytest.mark.parametrize("then", ["", "\nDone.", "\nThen:\n" + EXAMPLE])
+def test_a_value_may_hold_what_calls_are_made_of(value: str, then: str) -> None:
+    text = f"<tool_call>\n<function=edit_file>\n<parameter=path>\na\n</parameter>\n<parameter=new>\n{value}\n"
+    text += f"</parameter>\n</function>\n</tool_call>{then}"
+    first, *others = DIALECTS["qwen-coder"].parse(text, SPECS).calls
+    assert first.arguments == {"path": "a", "new": value}
+    assert len(others) == then.count("<tool_call>")
 
 
 CALL = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls -la"}}\n</tool_call>'

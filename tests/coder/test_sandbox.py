@@ -759,7 +759,8 @@ def test_a_snapshot_holds_files_directories_symlinks_and_modes(sandbox: Sandbox,
     with closing(sandbox.open(project, Limits())) as jail:
         shell(jail, "mkdir empty __pycache__; mkfifo pipe; echo x > closed; chmod 000 closed; ln run.sh hard")
         tar = jail.snapshot()
-    assert names(tar) == ["closed", "empty", "hard", "link", "run.sh", "src", "src/main.py"]
+    assert names(tar) == ["closed", "empty", "hard", "link", "pipe", "run.sh", "src", "src/main.py"]
+    assert member(tar, "pipe").isfifo()
     assert member(tar, "empty").isdir()
     assert (member(tar, "link").issym(), member(tar, "link").linkname) == (True, "src/main.py")
     assert (member(tar, "run.sh").mode, member(tar, "closed").mode) == (0o755, 0)

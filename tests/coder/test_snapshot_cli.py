@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from nano_coder.cli import cli as nano_coder
 from nano_coder.commands.run import make_task
 from nano_coder.config import AgentConfig, load_config
 from nano_coder.run.execution import run_task
+from nano_coder.serve.given_reward import give_reward
 from nano_shared.command_line import run_command
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Trajectory
@@ -106,7 +108,7 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 
 def test_a_diff_is_of_the_step_that_log_show_calls_so(cli: Cli, run: Trajectory) -> None:
-    shown = cli("log", "show", "last").stderr
+    shown = cli("log", "show", "last").stdout
     assert "rm old.txt" in shown[shown.index("step 3") : shown.index("step 4")]
     texts = [cli("diff", "last", "--at", str(step)).stdout for step in range(5)]
     assert texts[0] == ""
@@ -114,7 +116,37 @@ def test_a_diff_is_of_the_step_that_log_show_calls_so(cli: Cli, run: Trajectory)
     assert "old.txt" not in texts[1]
     assert texts[2] == texts[1]
     assert "deleted file mode" in texts[3]
-    assert texts[4] == texts[3] == cli("diff", run.id).stdout == run.diff
+    assert texts[4] == texts[3] == cli("diff", run.id).stdout
+
+
+def test_a_diff_into_a_pipe_is_a_patch_for_git(cli: Cli, run: Trajectory, project: Path) -> None:
+    assert "Binary files" in run.diff
+    patch = cli("diff", run.id).stdout
+    assert "GIT binary patch" in patch
+    subprocess.run(["git", "apply", "--unsafe-paths"], cwd=project, input=patch, text=True, check=True)
+    assert (project / os.fsdecode(b"n\xff")).read_bytes() == b"\0\xff"
+
+
+def test_a_reward_that_was_given_is_not_called_a_check(cli: Cli, run: Trajectory, home: Path) -> None:
+    with LogStore.open(home / "log.db") as store:
+        give_reward(store, [run.id], 1.0, {"taste": 1.0})
+    shown = cli("log", "show", "last").stdout
+    assert "check: none was run; the session's client or feedback gave the reward 1 (taste 1)" in shown
+    assert "original tests" not in shown
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_closed_stream_is_no_traceback(closed: tuple[int, ...], cli: Cli, run: Trajectory) -> None:
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    code = "from nano_coder.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "log", "list"], capture_output=True, text=True, preexec_fn=close
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (run.id in done.stdout) == (1 not in closed)
 
 
 def test_a_run_that_was_killed_has_a_diff(cli: Cli, run: Trajectory, home: Path) -> None:
@@ -123,7 +155,7 @@ def test_a_run_that_was_killed_has_a_diff(cli: Cli, run: Trajectory, home: Path)
         store.begin(killed)
         for turn in run.turns:
             store.append_turn(killed.id, turn)
-    assert cli("diff", killed.id).stdout == run.diff
+    assert cli("diff", killed.id).stdout == cli("diff", run.id).stdout
 
 
 # ------------------------------------------------------------------------------------ undo

@@ -163,7 +163,7 @@ def test_search_names_path_line_and_text(use: Use, context: ToolContext) -> None
     context.jail.write("src/a.py", b"def f():\n    return 1\n")
     context.jail.write("b.py", b"f()\n")
     context.jail.write(".hidden/c.py", b"f()\n")
-    context.jail.write("binary", b"\xfff()")
+    context.jail.write("binary", b"\0f()")
     assert use("search", pattern=r"f\(\)").text == "b.py:1:f()\nsrc/a.py:1:def f():"
     assert use("search", pattern="return", path="src").text == "src/a.py:2:    return 1"
     assert use("search", pattern="f", path="b.py").text == "b.py:1:f()"
@@ -322,6 +322,64 @@ def test_wrong_arguments_say_what_is_right(use: Use) -> None:
     said = failure(use, "edit_file", path="a", new="b", line="x")
     assert said.startswith("line: ")
     assert said.endswith(usage)
+
+
+def test_null_counts_as_not_given_where_an_argument_is_optional(use: Use, context: ToolContext) -> None:
+    context.jail.write("a", b"1\n2\n")
+    assert use("read_file", path="a", start=None, end=None).text == "1|1\n2|2"
+    assert use("grep", pattern="1", path=None, glob=None, ignore_case=None, around=None).text == "a:1:1"
+    assert use("edit_file", path="a", new="3", line=1, old=None).text == "edited a"
+    assert failure(use, "read_file", path=None).startswith("path: input should be a valid string. Usage: ")
+    assert failure(use, "write_file", path="a", content=None).startswith("content: ")
+
+
+def test_an_unknown_argument_is_ignored_with_a_note_only_where_that_changes_nothing(
+    use: Use, context: ToolContext
+) -> None:
+    context.jail.write("a", b"1\n")
+    read = use("read_file", path="a", encoding="utf-8")
+    assert (
+        read.text == "1|1\n[ignored, since it is no argument: encoding. Usage: read_file(path, start?, end?)]"
+    )
+    assert read.repairs == ("ignored encoding",)
+    assert failure(use, "read_file", path="a", strat=1).startswith("unknown argument strat. Usage: ")
+    assert use("shell", command="echo x", description="says x").text.startswith("x\n[ignored")
+    said = failure(use, "write_file", path="a", content="2\n", append=True)
+    assert said == "unknown argument append. Usage: write_file(path, content)"
+    assert context.jail.read("a") == b"1\n"
+
+
+@pytest.mark.parametrize(
+    ("tool", "more"),
+    [
+        ("read_file", {}), ("read", {}), ("edit_file", {"line": 1, "new": "x"}), ("search", {"pattern": "x"}),
+        ("grep", {"pattern": "x"}), ("glob", {}),
+        ("apply_patch", {"patch": "*** Begin Patch\n*** Delete File: PATH\n*** End Patch"}),
+    ],
+)  # fmt: skip
+def test_a_missing_path_is_answered_with_the_near_ones(
+    tool: str, more: dict[str, Any], use: Use, context: ToolContext
+) -> None:
+    for path in (
+        "src/parser.py",
+        "lib/parser.py",
+        "lib/deep/parser.py",
+        "more/parser.py",
+        "tests/test_pars.py",
+    ):
+        context.jail.write(path, b"1\n")
+
+    def said(path: str) -> str:
+        given = {
+            key: str(value).replace("PATH", path) if key == "patch" else value for key, value in more.items()
+        }
+        return failure(use, tool, **given, **({} if tool == "apply_patch" else {"path": path}))
+
+    near = "; near it: 'lib/parser.py', 'src/parser.py', 'more/parser.py'"
+    assert said("parser.py").endswith(near)
+    assert said("src/Parser.py").endswith(near)
+    assert said("tests/test_parse.py").endswith("; near it: 'tests/test_pars.py'")
+    assert "near" not in said("zzz")
 
 
 def test_a_schema_is_the_signature() -> None:

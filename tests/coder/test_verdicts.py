@@ -230,7 +230,7 @@ def _ruined(source: str, folder: Path, first: tuple[str, ...] = ()) -> tuple[Tra
 @pytest.mark.parametrize("attack", [*LOST, *KEPT])
 def test_a_hostile_workspace_is_seen_and_earns_nothing(attack: str, tmp_path: Path) -> None:
     run, runtime = _ruined((LOST | KEPT)[attack], tmp_path)
-    assert run.stop == StopReason.FINISHED
+    assert run.stop == (StopReason.GAVE_UP if attack in LOST else StopReason.FINISHED)
     assert run.reward == 0.0, run.verdict
     seen = run.turns[0].observations[0]
     assert run.workspace_lost == (attack in LOST)

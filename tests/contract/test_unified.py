@@ -18,13 +18,13 @@ def blobs(tmp_path: Path) -> BlobStore:
     return BlobStore(tmp_path / "blobs")
 
 
-def difference(blobs: BlobStore, before: dict, after: dict) -> str:
+def difference(blobs: BlobStore, before: dict, after: dict, **how: bool) -> str:
     taken = []
     for tree in (before, after):
         with tempfile.TemporaryDirectory() as name:
             write_tree(Path(name), tree)
             taken.append(snapshot.snapshot_directory(Path(name), blobs))
-    return snapshot.diff(*taken, blobs)
+    return snapshot.diff(*taken, blobs, **how)
 
 
 def text(content: str, mode: int = 0o644) -> tuple[str, bytes, int]:
@@ -94,6 +94,14 @@ def test_repetitive_text_is_replaced_whole_between_its_common_ends(blobs):
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @example(
+    before={
+        b"big": text("x" * 3_000_000),
+        b"l": ("file", b"caf\xe9\nend", 0o644),
+        b"gone": ("file", bytes(200), 0o755),
+    },
+    after={b"big": text("y" * 2_000_000), b"l": ("file", b"caf\xe9s\r\nend", 0o755), b"empty": text("")},
+)
+@example(
     before={b"a": ("symlink", b"a", 0)},
     after={b"a": ("dir", {b"a": ("symlink", b"a", 0)}, 0o755)},
 )
@@ -103,7 +111,7 @@ def test_git_applies_it(before, after):
     before, after = _plain(before), _plain(after)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        patch = difference(BlobStore(folder / "blobs"), before, after)
+        patch = difference(BlobStore(folder / "blobs"), before, after, whole=True)
         if "diff --git" not in patch:
             assert _files(before) == _files(after)
             return
@@ -122,7 +130,7 @@ def test_git_applies_it(before, after):
 
 
 def _plain(tree: dict) -> dict:
-    """The modes and the text that a patch can carry; no empty directories, which git does not keep, and no
+    """The modes that a patch can carry; no empty directories, which git does not keep, and no
     link that leads to itself, which git cannot replace by a directory."""
     plain = {}
     for name, (kind, content, mode) in tree.items():
@@ -131,8 +139,7 @@ def _plain(tree: dict) -> dict:
             if inner:
                 plain[name] = (kind, inner, 0o755)
         else:
-            shown = content if b"\0" not in content and b"\xff" not in content else b"text"
-            shown = (b"../" if kind == "symlink" else b"") + shown.decode("utf-8", "ignore").encode()
+            shown = (b"../" if kind == "symlink" else b"") + content
             plain[name] = (kind, shown, 0o755 if mode == 0o755 else 0o644 if kind == "file" else 0)
     return plain
 

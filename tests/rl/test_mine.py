@@ -130,6 +130,24 @@ def test_what_is_no_package_is_refused(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sources_that_cannot_be_mined_are_named_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    untested = _archive(tmp_path / "untested-1.tar.gz", {"demo.py": MODULE})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="none of the 2 sources can be mined"):
+        command([untested, tmp_path / "empty"], tmp_path / "out.jsonl")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"skipped: {untested}: no tests found")
+    assert second.startswith(f"skipped: {tmp_path / 'empty'}: no modules found")
+
+
+def test_a_module_indented_by_tabs_has_the_targets_of_one_indented_by_blanks() -> None:
+    blanks = "class A:\n    def f(self, x):\n        if x:\n            return 1\n        return 2\n"
+    tabs = blanks.replace("    ", "\t")
+    assert [t.hash for t in targets_of("a.py", tabs)] == [t.hash for t in targets_of("a.py", blanks)]
+
+
 def test_every_breakage_is_undone_by_its_edit() -> None:
     count = 0
     for path in sorted((ROOT / "nano_rl/tasks/mine").glob("*.py")):

@@ -6,6 +6,7 @@ first, so that a tag mentioned in it is no call.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -290,15 +291,73 @@ def _list(calls: Sequence[ToolCall]) -> str:
 
 
 _XML_NAME = re.compile(r"\s*<function=([^>\n]+)>")
-_XML_PARAMETER = re.compile(
-    r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?(</parameter>|(?=</function>|</tool_call>))", re.DOTALL
-)
 _XML_NEXT = re.compile(r"\n?<parameter=([^>\n]+)>")
 _GLM_NAME = re.compile(r"\s*([^\s<]+)")
-_GLM_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(</arg_value>)", re.DOTALL)
 
 
-def _xml_frame(name: re.Pattern[str], pair: re.Pattern[str], end_tag: str) -> Callable[..., Frame]:
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """How a key and its unquoted value are written. A value may hold any text, tags of the dialect too."""
+
+    begin: re.Pattern[str]
+    """the key, up to the value"""
+    close: str
+    """tag behind the value"""
+    after: re.Pattern[str]
+    """what follows the tag: the next key, or the frame's end before another frame or the end of the text"""
+    frame_end: re.Pattern[str]
+    """the end of a frame, whatever follows"""
+    opening: tuple[str, str]
+    """texts before a frame, and before a value"""
+
+    def end(self, text: str, start: int, further: Callable[[str], bool]) -> tuple[int, int]:
+        """Where a value ends, and what is behind it begins; both are the same where it was not closed.
+
+        The tag of a pair that the value itself holds does not close it, nor does one that the end of a frame
+        follows where another ends below before one begins. Raises ValueError for a value that does not end.
+        """
+        tags = [(start + m.start(), start + m.end()) for m in re.finditer(self.close, text[start:])]
+        strict = [tag for tag in tags if self._is_last(text, tag[1], further)]
+        ends = [tag for tag in tags if tag in strict or self.frame_end.match(text, tag[1])]
+        frame, opened = self.opening
+        fit = [
+            tag
+            for tag, below in zip(ends, [*ends[1:], None], strict=False)
+            if tag in strict or below is None or frame in text[tag[1] : below[0]]
+        ]
+        whole = (
+            tag for tag in fit if text.count(opened, start, tag[0]) <= text.count(self.close, start, tag[0])
+        )
+        if tags:
+            return next(whole, (fit or tags)[0])
+        if (cut := self.frame_end.search(text, start)) is None:
+            raise ValueError("an argument of the tool call does not end")
+        return cut.start(), cut.start()
+
+    def _is_last(self, text: str, at: int, further: Callable[[str], bool]) -> bool:
+        found = self.after.match(text, at)
+        return found is not None and (found[1] is None or further(found[1].strip()))
+
+
+_XML_PAIR = _Pair(
+    re.compile(r"\s*<parameter=([^>\n]+)>\n?"),
+    "</parameter>",
+    re.compile(
+        r"\s*(?:<parameter=([^>\n]+)>|(?:</function>\s*)?(?:</tool_call>\s*)?(?:\Z|<tool_call>|<function=))"
+    ),
+    re.compile(r"\s*(?:</function>|</tool_call>)"),
+    ("<function=", "<parameter="),
+)
+_GLM_PAIR = _Pair(
+    re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL),
+    "</arg_value>",
+    re.compile(r"\s*(?:<arg_key>(.*?)</arg_key>|(?:</tool_call>\s*)?(?:\Z|<tool_call>))", re.DOTALL),
+    re.compile(r"\s*</tool_call>"),
+    ("<tool_call>", "<arg_value>"),
+)
+
+
+def _xml_frame(name: re.Pattern[str], pair: _Pair, end_tag: str) -> Callable[..., Frame]:
     """Reads a name, then pairs of key and unquoted value."""
 
     def read(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
@@ -309,15 +368,11 @@ def _xml_frame(name: re.Pattern[str], pair: re.Pattern[str], end_tag: str) -> Ca
         if found is None:
             raise ValueError("the tool call does not name its function")
         spec, end = find_tool(found[1].strip(), tools), found.end()
-        arguments = {}
-        while one := pair.match(text, end):
-            value, end = one[2], one.end()
-            unclosed = _XML_NEXT.search(value)
-            if unclosed and spec and unclosed[1] in spec.parameters.get("properties", {}):
-                value, end = value[: unclosed.start()], one.start(2) + unclosed.start()
-            if unclosed or not one[3]:
-                repairs.append("closed_tag")
-            arguments[one[1].strip()] = typed(value, one[1].strip(), spec)
+        arguments: dict[str, object] = {}
+        while one := pair.begin.match(text, end):
+            key = one[1].strip()
+            value, end = _xml_value(text, one.end(), pair, repairs, _further(spec, {*arguments, key}))
+            arguments[key] = typed(value, key, spec)
         if end_tag:
             after = re.compile(rf"\s*{end_tag}").match(text, end)
             if after is None:
@@ -329,6 +384,28 @@ def _xml_frame(name: re.Pattern[str], pair: re.Pattern[str], end_tag: str) -> Ca
     return read
 
 
+def _further(spec: ToolSpec | None, given: set[str]) -> Callable[[str], bool]:
+    """Whether a name is that of an argument which may still come."""
+    names = None if spec is None else spec.parameters.get("properties", {})
+    return lambda name: name not in given and (names is None or name in names)
+
+
+def _xml_value(
+    text: str, start: int, pair: _Pair, repairs: list[str], further: Callable[[str], bool]
+) -> tuple[str, int]:
+    """A value, and where it and its tag end."""
+    end, behind = pair.end(text, start, further)
+    value = text[start:end]
+    unclosed = None if pair is _GLM_PAIR or pair.close in value else _XML_NEXT.search(value)
+    if unclosed is not None and not further(unclosed[1]):
+        unclosed = None
+    if unclosed:
+        value, behind = value[: unclosed.start()], start + unclosed.start()
+    if unclosed or behind == end:
+        repairs.append("closed_tag")
+    return value.removesuffix("\n") if pair is _XML_PAIR else value, behind
+
+
 def _plain(value: object) -> str:
     if isinstance(value, str) and value.strip() == "null":
         raise ValueError("without quotes the text 'null' cannot be told from null")
@@ -336,22 +413,23 @@ def _plain(value: object) -> str:
 
 
 def _xml_call(_: int, call: ToolCall) -> str:
-    _refuse(call, "</parameter>")
+    _refuse(call, "</parameter>", "<parameter=")
     pairs = (f"<parameter={k}>\n{_plain(v)}\n</parameter>\n" for k, v in call.arguments.items())
     return f"<function={call.name}>\n{''.join(pairs)}</function>"
 
 
 def _glm_call(_: int, call: ToolCall) -> str:
-    _refuse(call, "</arg_value>")
+    _refuse(call, "</arg_value>", "<arg_value>")
     pairs = (
         f"<arg_key>{k}</arg_key>\n<arg_value>{_plain(v)}</arg_value>\n" for k, v in call.arguments.items()
     )
     return f"{call.name}\n{''.join(pairs)}"
 
 
-def _refuse(call: ToolCall, tag: str) -> None:
-    if any(tag in _plain(value) for value in call.arguments.values()):
-        raise ValueError(f"an argument that holds {tag} cannot be written")
+def _refuse(call: ToolCall, *tags: str) -> None:
+    for value, tag in itertools.product(map(_plain, call.arguments.values()), tags):
+        if tag in value:
+            raise ValueError(f"an argument that holds {tag} cannot be written")
 
 
 def _tag(*texts: str) -> re.Pattern[str]:
@@ -373,7 +451,7 @@ QWEN_CODER = replace(
     HERMES_JSON,
     name="qwen-coder",
     howto="<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>",
-    read=_xml_frame(_XML_NAME, _XML_PARAMETER, "</function>"),
+    read=_xml_frame(_XML_NAME, _XML_PAIR, "</function>"),
     write=_one_each(_xml_call),
     inline=re.compile(r"(?=<function=(?P<name>[^>\n]+)>)"),
     markers=("<tool_call>", "<function="),

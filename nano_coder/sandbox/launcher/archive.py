@@ -16,6 +16,8 @@ EPOCH = 1_577_836_800
 """modification time of every file in an archive: 2020-01-01, so that equal trees give equal streams"""
 
 FILE, SYMLINK, DIRECTORY = b"0", b"2", b"5"
+PIPE, UNREAD = b"6", b"U"
+"""what an archive only names: pipes, sockets and devices; files and folders that cannot be read"""
 _HARD_LINK, _OLD_FILE, _CONTIGUOUS = b"1", b"\0", b"7"
 _FILES = (FILE, _OLD_FILE, _CONTIGUOUS)
 _LONG_NAME, _LONG_LINK = b"L", b"K"

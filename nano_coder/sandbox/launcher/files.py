@@ -8,8 +8,8 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import Iterator
-from typing import IO, Self, cast
+from collections.abc import Callable, Iterator
+from typing import IO, Self, TypeVar, cast
 
 from . import archive, kernel
 from .archive import EPOCH, TarMember
@@ -19,6 +19,7 @@ OURS, STATE = ".nano", "/opt/nano/state"
 clean"""
 LINKS = "/opt/nano/links"
 """file of a jail's root: JSON of (target, path) of symlinks in what each jail has for itself"""
+T = TypeVar("T")
 LEFT_OUT = frozenset({".git", "__pycache__", ".pytest_cache"})
 SMALL_BYTES = 1 << 20
 """bytes; an archive up to this size is kept in memory and sent in one piece"""
@@ -123,17 +124,83 @@ def _make_parents(root: int, name: str) -> None:
             os.close(parent)
 
 
-def _walk(top: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Every entry below `top` with its relative path, parents first, by name; symlinks are not followed.
+class _OwnedTree:
+    """The entries below a folder, read by their owner whatever their permissions.
 
-    Raises OSError (ENAMETOOLONG) if one is nested too deeply.
+    Folders that are opened for that get their mode back at the end. `unread` has the paths that cannot be
+    read; what vanishes meanwhile is in neither.
     """
-    pending = [*_entries(top, "", left_out)]
-    while pending:
-        name, entry = found = pending.pop()
-        yield found
-        if entry.is_dir(follow_symlinks=False):
-            pending += _entries(f"{top}/{name}", f"{name}/", left_out)
+
+    def __init__(self, top: str, left_out: frozenset[str], *, ours: bool) -> None:
+        """`ours`: False for a folder of the user's, whose permissions stay as they are."""
+        self._top, self._left_out, self._ours = top, left_out, ours
+        self.unread: list[str] = []
+        self._modes: list[tuple[str, int]] = []
+
+    def __enter__(self) -> Self:
+        self._root = os.open(self._top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, mode in reversed(self._modes):
+            with contextlib.suppress(OSError):
+                self._chmod(name, mode)
+        os.close(self._root)
+
+    def walk(self) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Every entry with its relative path, parents first, by name; symlinks are not followed.
+
+        Raises OSError (ENAMETOOLONG) if one is nested too deeply.
+        """
+        pending = self._opened(".", lambda: self._listed(""))
+        while pending:
+            name, entry = found = pending.pop()
+            yield found
+            if entry.is_dir(follow_symlinks=False):
+                with self._noting(name):
+                    pending += self._opened(name, lambda: self._listed(name))  # noqa: B023 (called at once)
+
+    def open(self, name: str) -> int | None:
+        """A descriptor to read a file; None where it cannot be, or has vanished."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with self._noting(name):
+            return self._opened(name, lambda: os.open(f"{self._top}/{name}", flags))
+        return None
+
+    def _listed(self, name: str) -> list[tuple[str, os.DirEntry[str]]]:
+        path = f"{self._top}/{name}"
+        os.stat(f"{path}/.")  # a folder may be listed that cannot be entered
+        return [*_entries(path, f"{name}/" if name else "", self._left_out)]
+
+    def _opened(self, name: str, opening: Callable[[], T]) -> T:
+        try:
+            return opening()
+        except PermissionError:
+            if not self._ours:
+                raise
+            self._modes.append((name, self._chmod(name, None)))
+            return opening()
+
+    def _chmod(self, name: str, mode: int | None) -> int:
+        """Set a mode, None for one that the owner can read. Returns the one before."""
+        fd = kernel.open_beneath(self._root, name, os.O_PATH | os.O_NOFOLLOW)
+        try:
+            before = os.fstat(fd).st_mode
+            # fchmod takes no such descriptor
+            os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(before) | 0o700 if mode is None else mode)
+            return stat.S_IMODE(before)
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _noting(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                self.unread.append(name)
 
 
 def _entries(path: str, before: str, left_out: frozenset[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -156,35 +223,49 @@ def survey(top: str, largest: int, most: int | None = None) -> None:
     `largest`: bytes by the files' stated sizes, holes included. `most`: number of files, folders and links.
     """
     size = 0
-    for count, (_, entry) in enumerate(_walk(top, LEFT_OUT), 1):
-        if entry.is_file(follow_symlinks=False):
-            size += entry.stat(follow_symlinks=False).st_size
-        if most is not None and count > most:
-            raise OSError(errno.EFBIG, f"it holds more than {most} files and folders")
-        if size > largest:
-            raise OSError(errno.EFBIG, f"its files hold more than {largest >> 20} MB, holes included")
+    with _OwnedTree(top, LEFT_OUT, ours=True) as tree:
+        for count, (_, entry) in enumerate(tree.walk(), 1):
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_file(follow_symlinks=False):
+                    size += entry.stat(follow_symlinks=False).st_size
+            if most is not None and count > most:
+                raise OSError(errno.EFBIG, f"it holds more than {most} files and folders")
+            if size > largest:
+                raise OSError(errno.EFBIG, f"its files hold more than {largest >> 20} MB, holes included")
 
 
-def pack(top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT) -> int:
-    """Write files, directories and symlinks below `top` as a tar stream; other kinds are skipped.
+def pack(
+    top: str, out: IO[bytes], left_out: frozenset[str] = LEFT_OUT, *, ours: bool = True
+) -> tuple[int, list[str]]:
+    """Write files, directories and symlinks below `top` as a tar stream.
 
-    Returns the number of entries. Raises OSError if one cannot be read or is nested too deeply.
+    Returns the number of entries, and the paths that cannot be read: they are members of the kind UNREAD, a
+    folder besides its own. Other kinds become members of the kind PIPE. `ours`: the permissions below `top`
+    may be changed for the moment of reading. Raises OSError if an entry is nested too deeply, or `top`
+    itself cannot be read.
 
     The stream depends on names, contents, link targets and permissions only. Hard links become files.
     """
     count = 0
-    for name, entry in _walk(top, left_out):
-        count += 1
-        if entry.is_symlink():
-            target = os.readlink(f"{top}/{name}")
-            archive.write_member(out, TarMember(name, archive.SYMLINK, 0o777, target=target))
-        elif entry.is_dir():
-            permissions = entry.stat(follow_symlinks=False).st_mode & 0o777
-            archive.write_member(out, TarMember(name, archive.DIRECTORY, permissions))
-        elif entry.is_file():
-            _pack_file(out, name, f"{top}/{name}")
+    with _OwnedTree(top, left_out, ours=ours) as tree:
+        for name, entry in tree.walk():
+            count += 1
+            with contextlib.suppress(FileNotFoundError):
+                if entry.is_symlink():
+                    target = os.readlink(f"{top}/{name}")
+                    archive.write_member(out, TarMember(name, archive.SYMLINK, 0o777, target=target))
+                elif entry.is_dir():
+                    permissions = entry.stat(follow_symlinks=False).st_mode & 0o777
+                    archive.write_member(out, TarMember(name, archive.DIRECTORY, permissions))
+                elif entry.is_file():
+                    _pack_file(out, name, entry, tree)
+                else:
+                    archive.write_member(out, TarMember(name, archive.PIPE, 0))
+        unread = sorted(tree.unread)
+    for name in unread:
+        archive.write_member(out, TarMember(name, archive.UNREAD, 0))
     archive.write_end(out)
-    return count
+    return count, unread
 
 
 def pack_small(top: str) -> bytes | None:
@@ -213,21 +294,25 @@ class _Short:
         self.parts.append(data)
 
 
-def _pack_file(out: IO[bytes], name: str, path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def _pack_file(out: IO[bytes], name: str, entry: os.DirEntry[str], tree: _OwnedTree) -> None:
+    permissions = entry.stat(follow_symlinks=False).st_mode & 0o777
+    if (fd := tree.open(name)) is None:
+        return
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return
-        left = status.st_size
-        archive.write_member(out, TarMember(name, archive.FILE, status.st_mode & 0o777, left))
+        # its first part before its size, so that a small file that becomes shorter meanwhile is whole
+        chunk = os.read(fd, min(status.st_size, _CHUNK))
+        left = size = status.st_size if status.st_size > _CHUNK else len(chunk)
+        archive.write_member(out, TarMember(name, archive.FILE, permissions, size))
         while left:
-            chunk = os.read(fd, min(left, _CHUNK))
             if not chunk:
-                raise OSError(errno.EIO, "it became shorter while it was read", path)
+                raise OSError(errno.EIO, "it became shorter while it was read", name)
             out.write(chunk)
             left -= len(chunk)
-        archive.write_padding(out, status.st_size)
+            chunk = os.read(fd, min(left, _CHUNK))
+        archive.write_padding(out, size)
     finally:
         os.close(fd)
 

@@ -218,13 +218,16 @@ class Miner:
         tasks: list[Row] = []
         refused: Counter[str] = Counter()
         trials = CandidateTrials(kinds=self.kinds, bugs=self.bugs, seed=self.seed, sandbox=self.sandbox)
-        for task, why, blobs in trials.admit(some):
-            if task is None:
-                refused[why] += 1
-            else:
-                if task.snapshot is not None:
-                    snapshot.copy(task.snapshot, blobs, self.store)
-                tasks.append(task.model_dump(mode="json", exclude_defaults=True))
+        try:
+            for task, why, blobs in trials.admit(some):
+                if task is None:
+                    refused[why] += 1
+                else:
+                    if task.snapshot is not None:
+                        snapshot.copy(task.snapshot, blobs, self.store)
+                    tasks.append(task.model_dump(mode="json", exclude_defaults=True))
+        except SyntaxError as problem:  # a part of a module, in a form that this Python does not read alone
+            refused[f"source: {problem.msg}"] += len(some)
         return {"tasks": tasks, "refused": dict(refused)}
 
     def _run(

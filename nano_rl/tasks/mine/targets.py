@@ -82,12 +82,12 @@ def _target(path: str, name: str, node: _Def | ast.ClassDef, lines: list[str]) -
     inside = [node] if isinstance(node, _Def) else [n for n in ast.walk(node) if isinstance(n, _Def)]
     first, end = first_line(node), node.end_lineno or node.lineno
     whole = "\n".join(lines[first - 1 : end])
-    margin = len(whole) - len(whole.lstrip(" "))
+    margin = len(whole) - len(whole.lstrip(" \t"))
     return Target(
         path=path, name=name, is_class=isinstance(node, ast.ClassDef), first=first, body=_body(node), end=end,
         documented=_is_documented(node),
         functions=frozenset(first_line(n) for n in inside),
-        hash=program_hash(re.sub(rf"^ {{{margin}}}", "", whole, flags=re.MULTILINE)),
+        hash=program_hash(re.sub(rf"^[ \t]{{{margin}}}", "", whole, flags=re.MULTILINE)),
     )  # fmt: skip
 
 

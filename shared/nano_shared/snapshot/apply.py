@@ -7,8 +7,8 @@ import os
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nano_shared.blobs import BlobStore
@@ -59,17 +59,52 @@ class AnchoredDirectory:
     def entry(self, path: str) -> Entry | None:
         """The current entry of a path, with its content hashed; None if there is nothing.
 
-        Raises PermissionError for an unreadable file, ValueError for a pipe, a socket or a device.
+        What this user owns is read whatever its permissions. Raises PermissionError for another's unreadable
+        file, ValueError for a pipe, a socket or a device.
         """
         try:
-            with self._parent(path) as (parent, name):
-                return _entry_at(parent, name, path)
+            try:
+                return self._entry(path)
+            except PermissionError:
+                with self._unlocked(path) as mode:
+                    found = self._entry(path)
+                return found and replace(found, mode=mode & MODE_BITS)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
+    def _entry(self, path: str) -> Entry:
+        with self._parent(path) as (parent, name):
+            return _entry_at(parent, name, path)
+
     def children(self, path: str) -> list[str]:
+        try:
+            return self._children(path)
+        except PermissionError:
+            with self._unlocked(path):
+                return self._children(path)
+
+    def _children(self, path: str) -> list[str]:
         with self._parent(path) as (parent, name), _opened(parent, name, os.O_RDONLY | _FOLDER) as folder:
             return [f"{path}/{child}" for child in os.listdir(folder)]
+
+    @contextmanager
+    def _unlocked(self, path: str) -> Iterator[int]:
+        """Let the owner read a path, and pass the folders above it, meanwhile. Yields the path's own mode.
+
+        Raises PermissionError for what another user owns.
+        """
+        with ExitStack() as stack:
+            folder, mode = os.dup(self._root), 0
+            stack.callback(os.close, folder)
+            for name in path.split("/"):
+                folder = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                stack.callback(os.close, folder)
+                mode = os.fstat(folder).st_mode
+                if not stat.S_ISLNK(mode) and mode & 0o500 != 0o500:
+                    place = f"/proc/self/fd/{folder}"  # fchmod refuses O_PATH descriptors
+                    os.chmod(place, stat.S_IMODE(mode) | 0o500)
+                    stack.callback(os.chmod, place, stat.S_IMODE(mode))
+            yield mode
 
     def check_parent_writable(self, path: str) -> None:
         """Raises PermissionError if this user may not change the contents of a path's parent."""

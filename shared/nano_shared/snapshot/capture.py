@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +68,9 @@ def _write(target: str, data: bytes, mode: int) -> None:
 _WRITERS = 8
 _MB = 2**20
 _FILE_MODE = 0o644
+UNREAD = b"U"
+"""type of a tar member that names what could not be read"""
+NOTHING = Snapshot(())
 _CHANGED_MEANWHILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -94,24 +97,40 @@ def snapshot_directory(
     exclude: Iterable[str] = DEFAULT_EXCLUDES,
     *,
     max_bytes: int = MAX_BYTES,
+    unread: Callable[[str], None] | None = None,
 ) -> str:
     """Snapshot a directory; returns its id. Symlinks are kept as links; sockets, pipes and devices are left
     out.
 
-    Raises SnapshotError for a missing directory, an unreadable file, or more than `max_bytes`.
+    `unread` gets the path of each file or folder that this user may not read, which is then left out. Raises
+    SnapshotError for a missing directory, more than `max_bytes`, and without `unread` for an unreadable path.
     """
     if not directory.is_dir():
         raise SnapshotError(f"no such directory: {directory}")
-    try:
-        found = list(_walk(os.fspath(directory), name_filter(exclude)))
-        _check_size(directory, found, max_bytes)
-        with ThreadPoolExecutor(_WRITERS) as pool:
-            entries = list(pool.map(lambda item: _read_entry(directory, item[0], item[1], blobs), found))
-    except PermissionError as error:
-        raise SnapshotError(
-            f"cannot read {error.filename}: {error.strerror}; make it readable or move it out of {directory}"
-        ) from error
-    return save(make_snapshot(entry for entry in entries if entry), blobs)
+
+    def refused(error: PermissionError) -> None:
+        path = os.path.relpath(str(error.filename), directory)
+        if unread is None or path == ".":
+            way = f"make it readable or move it out of {directory}"
+            raise SnapshotError(f"cannot read {error.filename}: {error.strerror}; {way}") from error
+        unread(path)
+
+    def read(item: tuple[str, os.stat_result]) -> Entry | PermissionError | None:
+        try:
+            return _read_entry(directory, *item, blobs)
+        except PermissionError as error:
+            return error
+
+    found = list(_walk(os.fspath(directory), name_filter(exclude), refused))
+    _check_size(directory, found, max_bytes)
+    entries = []
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        for entry in pool.map(read, found):
+            if isinstance(entry, PermissionError):
+                refused(entry)
+            elif entry is not None:
+                entries.append(entry)
+    return save(make_snapshot(entries), blobs)
 
 
 def snapshot_tar(
@@ -120,11 +139,15 @@ def snapshot_tar(
     *,
     max_bytes: int = MAX_BYTES,
     quota: Quota | None = None,
+    before: Snapshot = NOTHING,
+    left_out: Callable[[str], object] = str,
 ) -> str:
     """Snapshot an uncompressed, untrusted tar stream; returns its id.
 
-    Raises SnapshotError for absolute names, `..`, devices, hard links to missing members, paths through files
-    or symlinks, damage, more than `max_bytes`, or more new bytes than `quota` has left. Pipes are left out.
+    `left_out` gets the paths of pipes, and of members of the type UNREAD: of these and what is below them the
+    snapshot holds what `before` does. Raises SnapshotError for absolute names, `..`, devices, hard links to
+    missing members, paths through files or symlinks, damage, more than `max_bytes`, or more new bytes than
+    `quota` has left.
     """
     entries: dict[str, Entry] = {}
     pending: dict[str, bytes] = {}
@@ -133,7 +156,12 @@ def snapshot_tar(
             budget = max_bytes
             for member in archive:
                 path = clean_path(member.name)
-                if not path or member.isfifo() or is_excluded(path):
+                if not path or is_excluded(path):
+                    continue
+                if member.isfifo() or member.type == UNREAD:
+                    left_out(path)
+                    if member.type == UNREAD:
+                        entries = {**before.below(path), **entries}
                     continue
                 budget -= _claimed_size(member, len(entries), budget, max_bytes)
                 entries[path] = _tar_entry(archive, member, path, entries, pending)
@@ -174,19 +202,25 @@ def snapshot_texts(texts: Mapping[str, str], blobs: BlobStore, *, max_bytes: int
     return save(make_snapshot(entries), blobs)
 
 
-def _walk(root: str, excluded: re.Pattern[str]) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(
+    root: str, excluded: re.Pattern[str], refused: Callable[[PermissionError], None]
+) -> Iterator[tuple[str, os.stat_result]]:
     folders = [""]
     while folders:
         folder = folders.pop()
-        with os.scandir(os.path.join(root, folder)) as listing:
-            for item in listing:
-                if excluded.match(item.name):
-                    continue
-                path = f"{folder}/{item.name}" if folder else item.name
-                status = item.stat(follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    folders.append(path)
-                yield path, status
+        try:
+            with os.scandir(os.path.join(root, folder)) as listing:
+                items = [item for item in listing if not excluded.match(item.name)]
+            found = [(item, item.stat(follow_symlinks=False)) for item in items]
+        except PermissionError as error:
+            error.filename = os.path.join(root, folder)  # of a folder that may be listed, its first file
+            refused(error)
+            continue
+        for item, status in found:
+            path = f"{folder}/{item.name}" if folder else item.name
+            if stat.S_ISDIR(status.st_mode):
+                folders.append(path)
+            yield path, status
 
 
 def _check_size(directory: Path, found: list[tuple[str, os.stat_result]], max_bytes: int) -> None:

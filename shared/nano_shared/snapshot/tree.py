@@ -80,6 +80,10 @@ class Snapshot:
     def by_path(self) -> dict[str, Entry]:
         return {entry.path: entry for entry in self.entries}
 
+    def below(self, path: str) -> dict[str, Entry]:
+        """The entries of a path and of what is below it, by path."""
+        return {entry.path: entry for entry in self.entries if f"{entry.path}/".startswith(f"{path}/")}
+
     @property
     def shown_files(self) -> list[str]:
         """Paths of the regular files, invalid UTF-8 bytes escaped."""

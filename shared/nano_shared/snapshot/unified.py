@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
+import string
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from difflib import SequenceMatcher
@@ -16,15 +19,17 @@ _MAX_BYTES, _MAX_PATCHES = 2**20, 2**24
 # pairs of equal lines that the matcher may visit; beyond that, the changed region is replaced as a whole
 _MAX_PAIRS = 1_000_000
 _HASH_DIGITS = 7
+_LINE, _LENGTHS = 52, string.ascii_uppercase + string.ascii_lowercase
 _FILE_TYPE, _LINK_MODE = 0o100000, 0o120000
 _PLAIN_NAME = re.compile(r'[^\x00-\x1f"\\\x7f\ud800-\udfff]+')
 
 
-def diff(before: str | Snapshot, after: str | Snapshot, blobs: BlobStore) -> str:
+def diff(before: str | Snapshot, after: str | Snapshot, blobs: BlobStore, *, whole: bool = False) -> str:
     """Git-style unified diff; empty if nothing differs.
 
-    Binary files and files over 1 MiB are named without contents, and so is everything after 16 MiB of
-    patches. Git has no entries for directories: empty ones and changed modes of directories are `#` lines at
+    Binary files, files that are no UTF-8 and files over 1 MiB are named without contents, and so is
+    everything after 16 MiB of patches; `whole` gives them as git's binary patches, which `git apply` takes.
+    Git has no entries for directories: empty ones and changed modes of directories are `#` lines at
     the top, which `git apply` ignores.
     """
     old, new = load(before, blobs), load(after, blobs)
@@ -33,9 +38,11 @@ def diff(before: str | Snapshot, after: str | Snapshot, blobs: BlobStore) -> str
     for path in worth_naming(old, new, paths):
         notes.extend(_directory_note(path, old.by_path.get(path), new.by_path.get(path)))
     patches: list[str] = []
-    room = _MAX_PATCHES
+    room = None if whole else _MAX_PATCHES
     for path in paths:
         patches.append(_patch(_not_directory(old, path), _not_directory(new, path), blobs, room))
+        if room is None:
+            continue
         room -= len(patches[-1])
     return "".join(notes) + "".join(patches)
 
@@ -56,7 +63,8 @@ def _directory_note(path: str, old: Entry | None, new: Entry | None) -> Iterator
         yield f"# directory created: {_quoted(path)}\n"
 
 
-def _patch(old: Entry | None, new: Entry | None, blobs: BlobStore, room: int) -> str:
+def _patch(old: Entry | None, new: Entry | None, blobs: BlobStore, room: int | None) -> str:
+    """The patch of one path. `room`: characters that are left; None for a patch with all contents."""
     if old and new and old.kind is not new.kind:
         return _patch(old, None, blobs, room) + _patch(None, new, blobs, room)
     known = old or new
@@ -67,13 +75,17 @@ def _patch(old: Entry | None, new: Entry | None, blobs: BlobStore, room: int) ->
     if old and new and old.content == new.content:
         return header
     data = _data(old, blobs), _data(new, blobs)
-    header += f"index {_git_hash(old, data[0])}..{_git_hash(new, data[1])}"
-    header += f" {_mode(new):06o}\n" if old and new and old.mode == new.mode else "\n"
-    left, right = left if old else "/dev/null", right if new else "/dev/null"
     texts = _text(data[0]), _text(data[1])
+    binary = None in texts or max(map(len, data)) > _MAX_BYTES
+    digits = 40 if binary and room is None else _HASH_DIGITS
+    header += f"index {_git_hash(old, data[0], digits)}..{_git_hash(new, data[1], digits)}"
+    header += f" {_mode(new):06o}\n" if old and new and old.mode == new.mode else "\n"
+    if binary and room is None:
+        return f"{header}GIT binary patch\n{_literal(data[1])}\n{_literal(data[0])}\n"
+    left, right = left if old else "/dev/null", right if new else "/dev/null"
     if texts[0] is None or texts[1] is None:
         return header + f"Binary files {left} and {right} differ\n"
-    if max(len(data[0]), len(data[1])) > min(_MAX_BYTES, room):
+    if binary or (room is not None and max(map(len, data)) > room):
         return header + f"Large files {left} and {right} differ ({len(data[0])} and {len(data[1])} bytes)\n"
     hunks = "".join(_hunks(texts[0], texts[1]))
     names = f"--- {_ended(left)}\n+++ {_ended(right)}\n"
@@ -92,11 +104,20 @@ def _mode(entry: Entry) -> int:
     return _LINK_MODE if entry.kind is EntryKind.SYMLINK else _FILE_TYPE | entry.mode
 
 
-def _git_hash(entry: Entry | None, data: bytes) -> str:
-    """Git's hash of the content, to make the diff look like git's; not used for verification."""
+def _git_hash(entry: Entry | None, data: bytes, digits: int) -> str:
+    """Git's hash of the content, which git compares with the file before it applies a binary patch."""
     if entry is None:
-        return "0" * _HASH_DIGITS
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()[:_HASH_DIGITS]
+        return "0" * digits
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()[:digits]
+
+
+def _literal(data: bytes) -> str:
+    """A content as git's binary patches hold it: deflated, in lines of 52 bytes behind a letter for their
+    number."""
+    packed = zlib.compress(data)
+    lines = [packed[at : at + _LINE] for at in range(0, len(packed), _LINE)]
+    rows = (_LENGTHS[len(line) - 1] + base64.b85encode(line, pad=True).decode() for line in lines)
+    return f"literal {len(data)}\n" + "".join(f"{row}\n" for row in rows)
 
 
 def _data(entry: Entry | None, blobs: BlobStore) -> bytes:
