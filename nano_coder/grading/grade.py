@@ -11,7 +11,7 @@ from nano_coder.grading.answer_equality import same_answer
 from nano_coder.grading.assertion_table import read_table, run_table
 from nano_coder.grading.cases import GradingOutcome, names, run_cases
 from nano_coder.grading.end_state import run_state, state_files
-from nano_coder.grading.graders import GRADER
+from nano_coder.grading.graders import GRADER, Decider, trust_of
 from nano_coder.grading.mutant_check import REFERENCE, killed, run_mutants
 from nano_coder.grading.one_process_suite import run_strict
 from nano_coder.grading.reasoning_gym_scorer import AnswerScore, score_answer
@@ -32,7 +32,7 @@ from nano_shared.hidden_checks import (
     WorkspaceChecks,
 )
 from nano_shared.printable import printable
-from nano_shared.types import Limits, Tampering, Task, Trust, Verdict
+from nano_shared.types import Limits, Tampering, Task, Verdict
 
 _MEASURE = Path(__file__).with_name("source_measure.py").read_text(encoding="utf-8")
 _SECONDS = 20.0
@@ -183,7 +183,7 @@ def ungraded(kind: str, detail: str = "", graded_hash: str = content_hash("")) -
         reward=None,
         components={"tests": None},
         failure_kind=f"{kind}: {detail}" if detail else kind,
-        trust=Trust.NONE,
+        trust=trust_of(Decider.NOBODY),
         grader=GRADER,
         graded_hash=graded_hash,
     )
@@ -221,14 +221,13 @@ def _grade(
         outcome = run_state(hidden, wanted, others, answer, task.limits, sandbox)
     else:
         outcome = _run_artifacts(task, hidden, wanted, sandbox)
-    strict = isinstance(hidden, SuiteChecks) and hidden.suite.strict and set(wanted) == set(task.artifacts)
     return Verdict(
         reward=float(outcome.right),
         components=_components(hidden, outcome),
         checks=outcome.checks,
         tampering=outcome.tampering,
         failure_kind=outcome.failure_kind,
-        trust=Trust.STRICT if strict else outcome.trust,
+        trust=outcome.trust,
         grader=GRADER,
         graded_hash=graded_hash(task, files, answer),
     )
@@ -246,7 +245,7 @@ def _grade_answer(hidden: AnswerChecks, answer: str | None, sandbox: Sandbox) ->
         checks={"answer": "pass" if right else "fail"},
         tampering=score.tampering,
         failure_kind="no_answer" if answer is None else score.failure_kind,
-        trust=Trust.HIDDEN,
+        trust=trust_of(Decider.APART),
         grader=GRADER,
         graded_hash=content_hash(["answer", answer]),
     )

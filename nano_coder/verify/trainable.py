@@ -278,7 +278,7 @@ def _verdict(run: RunFacts) -> Iterator[RunFinding]:
 
 def by_us(grader: str) -> bool:
     """Whether our grader made `graded_hash`, alone or with composed rewards."""
-    return grader == GRADER or grader.startswith(f"{GRADER} ")
+    return grader.startswith("nano-grader ")
 
 
 def _answer_hash(run: RunFacts) -> str:
