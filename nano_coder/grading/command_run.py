@@ -8,7 +8,7 @@ import re
 import secrets
 import shlex
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -30,6 +30,7 @@ _LONGEST_TRACE = 16 << 20
 _REPORTING = 15.0
 """seconds that the tracer may take beyond the check"""
 _MOST_ORIGINALS = 256
+Reader = Callable[[Jail], str]
 _locks: dict[str, threading.Lock] = {}
 _originals: dict[str, Ran] = {}
 
@@ -58,8 +59,8 @@ class Ran:
     counts: TestCounts | None
     reads: Reads | None
     """None if nobody could watch"""
-    kept: str = ""
-    """text of the file that was to be kept"""
+    kept: tuple[str, ...] = ()
+    """what was read in its jail after it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +73,17 @@ class CommandRun:
     limits: Limits
     seconds: float
 
-    def run(self, tree: Snapshot, *, watch: bool = False, keep: str | None = None) -> Ran:
-        """Run the check on a tree, and keep the text of a file that it leaves. Raises SandboxError if the
-        sandbox failed."""
+    def run(self, tree: Snapshot, *, watch: bool = False, keep: tuple[Reader, ...] = ()) -> Ran:
+        """Run the check on a tree, and then each of `keep` in its jail. Raises SandboxError if the sandbox
+        failed."""
         if watch and isinstance(self.sandbox, Traceable):
             with suppress(SandboxError):
-                return self._watched(tree)
+                return self._watched(tree, keep)
         with workspace_jail(tree, self.blobs, self.sandbox, self.limits) as jail:
             report, env = self._report()
             result = jail.run(["/bin/sh", "-c", self.command], env=env, timeout=self.seconds)
-            kept = _read(jail, keep) if keep is not None else ""
-            return Ran(result, self._counted(jail, report, result), None, kept)
+            counts = self._counted(jail, report, result)
+            return Ran(result, counts, None, tuple(read(jail) for read in keep))
 
     def impossible(self, tests: Mapping[str, str], log: str) -> tuple[str, dict[str, str]]:
         """The check's command and test files as no work can pass them; what has no variant stays."""
@@ -112,7 +113,7 @@ class CommandRun:
                 _originals[key] = self.run(before, watch=True)
             return _originals[key]
 
-    def _watched(self, tree: Snapshot) -> Ran:
+    def _watched(self, tree: Snapshot, keep: tuple[Reader, ...]) -> Ran:
         """Run under the tracer. Raises SandboxError if the tracer failed."""
         with workspace_jail(tree, self.blobs, self.sandbox, self.limits, traceable=True) as jail:
             report, env = self._report()
@@ -124,7 +125,8 @@ class CommandRun:
                 trace = json.loads(outer.stdout)
             except ValueError:
                 if outer.oom or outer.timed_out or outer.signal is not None:
-                    return Ran(replace(outer, stdout=b""), None, None)
+                    kept = tuple(read(jail) for read in keep)
+                    return Ran(replace(outer, stdout=b""), None, None, kept)
                 raise SandboxError(f"the tracer ended: {outer.stderr[-300:]!r}") from None
             result = replace(
                 outer,
@@ -133,7 +135,8 @@ class CommandRun:
                 timed_out=trace["late"],
                 stdout=b"",
             )
-            return Ran(result, self._counted(jail, report, result), Reads.of(trace))
+            counts = self._counted(jail, report, result)
+            return Ran(result, counts, Reads.of(trace), tuple(read(jail) for read in keep))
 
     def _report(self) -> tuple[str, dict[str, str]]:
         """Path of pytest's report, and the environment that makes pytest write it."""
@@ -193,7 +196,7 @@ def _unittest_counts(output: bytes) -> TestCounts | None:
 
 def _counts(jail: Jail, report: str) -> TestCounts | None:
     """The totals of pytest's report; None without one."""
-    text = _read(jail, report)
+    text = text_in(jail, report)
     suite = re.search(r"<testsuite [^>]*>", text)
     if suite is None:
         return None
@@ -216,7 +219,7 @@ def _words(command: str) -> list[str]:
     return words if not any(set(part) <= set("();<>|&") for part in parts) else []
 
 
-def _read(jail: Jail, path: str) -> str:
+def text_in(jail: Jail, path: str) -> str:
     """The text of a file in a jail; empty without one."""
     try:
         return jail.read(path).decode("utf-8", "replace")
