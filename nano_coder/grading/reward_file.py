@@ -1,8 +1,8 @@
 """Rewards that a command writes into a file, as Harbor's verifiers do; the file is not trusted.
 
 The command runs in a fresh jail on the original files plus the agent's changes. It shares the jail with the
-solution, so the trust is USER_CHECK. A reward counts if the command ended by itself, if only programs wrote it
-that write it on the original files, and if the work earns less from an impossible variant of the check. A
+solution, so the trust is USER_CHECK. A reward counts if the command ended by itself, if only programs wrote
+it that write it on the original files, and if the work earns less from an impossible variant of the check. A
 file that is missing, malformed, not finite or outside [0, 1] earns 0 if the command works on the original
 files, and is our failure if it does not.
 """
@@ -75,7 +75,7 @@ def grade_reward_file(
         if written.problem.kind == "link":
             found.append(Tampering(kind="reward_written", detail=str(written.problem)))
     reward = 0.0 if written.problem or written.result.timed_out else written.rewards["reward"]
-    forged = _ended_early(ran) or _other_writers(path, reads, ran.reads)
+    forged = _ended_early(ran) or ([] if written.problem else _other_writers(path, reads, ran.reads))
     if reward and not forged:
         forged = passes_the_impossible(
             check,
@@ -149,12 +149,12 @@ def _other_writers(path: str, original: Reads | None, reads: Reads | None) -> li
     """The finding if a program wrote the reward that does not write it on the original files."""
     if original is None or reads is None or not original.written.get(path):
         return []
-    known = {process.argv for process, _ in original.written[path]}
-    others = [" ".join(p.argv) for p, _ in reads.written.get(path, ()) if p.argv not in known]
-    what = (
-        f"{printable(path)} was written by `{printable(others[0])}`, which does not decide" if others else ""
-    )
-    return [Tampering(kind="reward_written", detail=what)] if others else []
+    known = {process.argv[:2] for process, _ in original.written[path]}  # further arguments may be random
+    others = [" ".join(p.argv) for p, _ in reads.written.get(path, ()) if p.argv[:2] not in known]
+    return [
+        Tampering(kind="reward_written", detail=f"{path} was written by `{other}`, which does not decide")
+        for other in others[:1]
+    ]
 
 
 def _fetched(path: str) -> Reader:

@@ -49,7 +49,12 @@ class Probe:
         }  # fmt: skip
         return next((other for kind, other in made.items() if isinstance(value, kind)), object())
 
-    def _may_lie(self, value: Any) -> bool:
+    def _may_lie(self, value: Any, depth: int = 0) -> bool:
+        """Whether the value, or one in it, is an object of the tests' own that may equal anything."""
+        if isinstance(value, dict):
+            value = [*value.values()]
+        if isinstance(value, list | tuple | set):
+            return depth < 5 and any(self._may_lie(item, depth + 1) for item in value)
         module = str(getattr(type(value), "__module__", ""))
         return module == self._module or module.partition(".")[0] in HONEST_LIARS
 

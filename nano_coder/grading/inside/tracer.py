@@ -30,8 +30,9 @@ _CALLS: dict[str, tuple[int | None, int | None, int, int | None, int | None]] = 
     "statx": (332, 291, 1, 0, None), "access": (21, None, 0, None, None), "faccessat": (269, 48, 1, 0, None),
     "faccessat2": (439, 439, 1, 0, None), "readlink": (89, None, 0, None, None),
     "readlinkat": (267, 78, 1, 0, None), "execve": (59, 221, 0, None, None),
-    "execveat": (322, 281, 1, 0, None), "creat": (85, None, 0, None, None), "rename": (82, None, 1, None, None),
-    "renameat": (264, 38, 3, 2, None), "renameat2": (316, 276, 3, 2, None),
+    "execveat": (322, 281, 1, 0, None), "creat": (85, None, 0, None, None),
+    "rename": (82, None, 1, None, None), "renameat": (264, 38, 3, 2, None),
+    "renameat2": (316, 276, 3, 2, None),
     "symlink": (88, None, 1, None, None), "symlinkat": (266, 36, 2, 1, None),
     "link": (86, None, 1, None, None), "linkat": (265, 37, 3, 2, None),
 }  # fmt: skip
