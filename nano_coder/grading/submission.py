@@ -129,7 +129,6 @@ def grade_delivery(
         lambda: _grade_tree(task, hidden, delivery, sandbox, timeout),
         lambda: _grade_tree(task, hidden, start, sandbox, timeout),
         graded_hash=tree_hash(delivery.after),
-        reference=False,
     )
 
 

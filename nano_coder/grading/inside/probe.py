@@ -30,6 +30,7 @@ class Probe:
         """of the workspace"""
         self._token = int.from_bytes(os.urandom(6), "big")
         self._deceived = False
+        self._pid = os.getpid()
         self.note(STARTED)
 
     def note(self, word: str) -> None:
@@ -84,7 +85,7 @@ class Probe:
         if not deceived:
             raise ImpossiblePass
 
-    def end_script(self) -> None:
+    def end_script(self) -> bool:
         """The end of a file that was run as a script; whatever the work left for the exit runs first."""
         if not self._deceived:
             import atexit
@@ -92,8 +93,10 @@ class Probe:
             with contextlib.suppress(Exception):
                 sys.excepthook(ImpossiblePass, ImpossiblePass(), None)
                 atexit._run_exitfuncs()
-            self.note(ENDED)
+            if os.getpid() == self._pid:  # else a fork of the work's got here
+                self.note(ENDED)
             raise ImpossiblePass
+        return True
 
     def left(self, error: SystemExit, *, tested: bool) -> None:
         """A script ends by SystemExit: raised by the work, it stands as it is; by the check, it is an end.
