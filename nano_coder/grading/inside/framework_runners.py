@@ -211,7 +211,7 @@ def run_pytest(
 
             self.expected: set[str] = set()
 
-        @pytest.hookimpl(tryfirst=True)
+        @pytest.hookimpl(tryfirst=True)  # type: ignore[untyped-decorator]
         def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool | None:
             """Runs an asynchronous test in a new event loop; no plugin is there to do it."""
             if not inspect.iscoroutinefunction(pyfuncitem.obj):

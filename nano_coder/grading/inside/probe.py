@@ -42,6 +42,10 @@ class Probe:
         """A value of the same builtin type that no program can know, and that differs from `value`."""
         if value is True or value is False:
             return not value
+        if hasattr(value, "utcoffset") and hasattr(value, "year"):
+            import datetime
+
+            return value + datetime.timedelta(seconds=1 + self._token % 100_000)
         text = f"{self._token:x}"
         made: dict[type[Any], Any] = {
             int: self._token, float: self._token / 7, complex: complex(0, self._token), str: text,
