@@ -157,6 +157,7 @@ def _grade_tree(
         sandbox=sandbox,
         limits=task.limits,
         timeout=timeout,
+        decider=Decider.COMMAND if hidden is not None or task.check_trusted else Decider.STRANGER,
         hidden=tests if hidden is not None else None,
         editable=task.artifacts,
     )

@@ -134,6 +134,8 @@ class Task(Value):
     """none, or allow=HOST,...: hosts that the agent may reach, if the user consents as well"""
     check: str | None = None
     """the user's visible check, a shell line"""
+    check_trusted: bool = True
+    """False for a check by a project's nano.toml that the user has not trusted: nothing trains on it"""
     hidden: HiddenChecks | None = Field(None, repr=False)
     oracle: tuple[OracleAction, ...] | None = Field(None, repr=False)
     """actions that solve the task, for warm starts and for testing the grader"""
@@ -159,6 +161,8 @@ class Task(Value):
         for name in ("instructions", "earlier", "image"):
             if not getattr(self, name):
                 said.pop(name, None)
+        if self.check_trusted:
+            said.pop("check_trusted", None)
         return said
 
     @model_validator(mode="after")
