@@ -80,6 +80,15 @@ class Provenance(Value):
     seed: int | None = None
     original: dict[str, JsonValue] | None = Field(None, repr=False)
     """the row or files it was imported from, for an export to the same format; not used otherwise"""
+    checked: str | None = None
+    """grader by which `nano-rl tasks check` admitted the task: its oracle was run and earned 1"""
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = handler(self)
+        if self.checked is None:  # a field that came later
+            said.pop("checked", None)
+        return said
 
 
 class ToolCall(Value):
@@ -190,7 +199,7 @@ class Task(Value):
     @property
     def id(self) -> str:
         """Content hash of the whole task, hidden checks included."""
-        dump = self.model_dump(mode="json", exclude={"hidden"})
+        dump = self.model_dump(mode="json", exclude={"hidden": True, "provenance": {"checked"}})
         return content_hash(dump | {"hidden": self.hidden and self.hidden.full_dump()})
 
     @property
