@@ -20,6 +20,10 @@ _PROBE = (Path(__file__).parent / "inside" / "probe.py").read_text(encoding="utf
 _NAME = "_nano_probe_"
 _EXITS = re.compile(r"\bos\._exit\b|\bos\.(exec|abort|kill)|\bos\.fork\b")
 """ways for a test file to end its process that its variant cannot see"""
+_FAILS = re.compile("xfail|expectedFailure|skip")
+"""decorators of tests that do not have to pass"""
+_CATCHING = re.compile("raises|Raises|suppress|assert|subTest|warns")
+"""contexts that are there to end at an exception, or come from the runner"""
 _EQUAL = ("assertEqual", "assertEquals")
 _WORK = "/work"
 _Function = TypeVar("_Function", ast.FunctionDef, ast.AsyncFunctionDef)
@@ -64,7 +68,8 @@ def _test_names(tree: ast.Module) -> Iterator[str]:
         node.name
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
-    )
+        and not any(_FAILS.search(ast.unparse(decorator)) for decorator in node.decorator_list)
+    )  # fmt: skip
 
 
 def _is_head(node: ast.stmt) -> bool:
@@ -93,7 +98,7 @@ def _end() -> list[ast.stmt]:
 
 
 class _Variant(ast.NodeTransformer):
-    """Replaces equalities, and ends and returns of test functions."""
+    """Replaces equalities, and ends and returns of test functions; a failure in a context must leave it."""
 
     def __init__(self) -> None:
         self._in_test = False
@@ -109,6 +114,21 @@ class _Variant(ast.NodeTransformer):
             case ast.Call(ast.Attribute(_, name) as method, [left, right, *more], []) if name in _EQUAL:
                 return _called("call", [method, left, right, *more])
         return node
+
+    def visit_With(self, node: ast.With) -> list[ast.stmt]:
+        return self._context(node)
+
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> list[ast.stmt]:
+        return self._context(node)
+
+    def _context(self, node: ast.With | ast.AsyncWith) -> list[ast.stmt]:
+        asserts = any(isinstance(part, ast.Assert) for part in ast.walk(node))
+        catching = any(_CATCHING.search(ast.unparse(item.context_expr)) for item in node.items)
+        self.generic_visit(node)
+        if not asserts or catching:
+            return [node]
+        node.body.append(_called("fail_inside", []))
+        return [node, _called("swallowed", [])]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.stmt:
         return self._function(node)

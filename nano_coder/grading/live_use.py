@@ -119,8 +119,10 @@ class _Tests:
                 yield from self._defined(node)
             elif isinstance(node, ast.Attribute):
                 yield from self._read(node)
-            elif isinstance(node, ast.With | ast.AsyncWith | ast.Await | ast.AsyncFor):
-                yield from self._entered(node)
+            elif isinstance(node, ast.AsyncWith | ast.Await | ast.AsyncFor):
+                yield "is asynchronous"
+            elif isinstance(node, ast.Compare) and self._identity(node):
+                yield "compares identities"
             elif isinstance(node, ast.Name) and node.id in _LIVE_BUILTINS:
                 yield f"uses {node.id}"
             if id(node) not in raised and _is_class(self._of_solution(node) or "", id(node) in called):
@@ -176,14 +178,11 @@ class _Tests:
         elif not _rooted(base, self._carried | {"self", "cls"}) and node.attr not in _PLAIN_ATTRIBUTES:
             yield f"reads an attribute {node.attr}"
 
-    def _entered(self, node: ast.With | ast.AsyncWith | ast.Await | ast.AsyncFor) -> Iterator[str]:
-        if not isinstance(node, ast.With):
-            yield "is asynchronous"
-            return
-        for item in node.items:
-            called = item.context_expr.func if isinstance(item.context_expr, ast.Call) else item.context_expr
-            if not isinstance(called, ast.Attribute | ast.Name) or self._of_solution(called):
-                yield "enters a context of the solution"
+    def _identity(self, node: ast.Compare) -> bool:
+        """Whether the identity of two results is compared."""
+        parts = [node.left, *node.comparators]
+        results = [part for part in parts if isinstance(part, ast.Call) and self._of_solution(part.func)]
+        return len(results) > 1 and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
 
     def _fixtures(self, tree: ast.Module, nodes: Iterable[ast.AST]) -> Iterator[str]:
         """Fixtures that tests ask for and that no test file defines."""

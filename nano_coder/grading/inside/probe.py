@@ -79,6 +79,16 @@ class Probe:
                 method(one, other, *more)
                 self._found()
 
+    def fail_inside(self) -> None:
+        """The end of a context's body; the failure has to leave the context."""
+        if not self._deceived:
+            self.note(ENDED)
+            raise ImpossiblePass
+
+    def swallowed(self) -> None:
+        """What follows a context that swallowed the failure."""
+        self._found()
+
     def _found(self) -> None:
         self._deceived = True
         self.note(DECEIVED)
