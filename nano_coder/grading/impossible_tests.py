@@ -9,10 +9,12 @@ such an equality held (Zhong et al. 2025, ImpossibleBench, arXiv 2510.20270).
 from __future__ import annotations
 
 import ast
+import copy
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nano_shared.syntax import parse
 
@@ -106,7 +108,7 @@ class _Variant(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         match node.test:
             case ast.Compare(left, [ast.Eq() | ast.Is()], [right]):
-                return _called("equal", [left, right])
+                return _equality(left, right)
         return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
@@ -149,6 +151,49 @@ class _Variant(ast.NodeTransformer):
 
     def visit_Return(self, node: ast.Return) -> ast.stmt | list[ast.stmt]:
         return [_called("end_test", []), node] if self._in_test else node
+
+
+def _equality(left: ast.expr, right: ast.expr) -> ast.Expr:
+    for value, literal in ((left, right), (right, left)):
+        if _is_literal(literal):
+            draw = 1 + secrets.randbelow(50)
+            changed = [_Literal(draw + step) for step in (0, 1)]
+            others = [each.visit(copy.deepcopy(literal)) for each in changed]
+            if changed[0].changed:
+                return _called("literal", [value, *others])
+    return _called("equal", [left, right])
+
+
+class _Literal(ast.NodeTransformer):
+    """Replaces the numbers and texts of a literal; no two replacements by different steps are equal."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self.changed = False
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        text = f"{secrets.randbits(40):x}"
+        match node.value:
+            case bool() | None:
+                return node
+            case int() | float() as number:
+                other: Any = number + self._step
+            case str():
+                other = text
+            case bytes():
+                other = text.encode()
+            case _:
+                return node
+        self.changed = self.changed or other != node.value
+        return ast.Constant(other)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True
 
 
 def _called(method: str, args: list[ast.expr]) -> ast.Expr:

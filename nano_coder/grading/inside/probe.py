@@ -38,17 +38,18 @@ class Probe:
             with open(self._log, "a", encoding="ascii") as file:
                 file.write(word + "\n")
 
-    def unseen(self, value: Any) -> Any:
-        """A value of the same builtin type that no program can know, and that differs from `value`."""
+    def unseen(self, value: Any, step: int = 0) -> Any:
+        """A value of the same builtin type that no program can know; another for another step."""
         if value is True or value is False:
             return not value
         if hasattr(value, "utcoffset") and hasattr(value, "year"):
             import datetime
 
-            return value + datetime.timedelta(seconds=1 + self._token % 100_000)
-        text = f"{self._token:x}"
+            return value + datetime.timedelta(seconds=1 + step + self._token % 100_000)
+        number = self._token + step
+        text = f"{number:x}"
         made: dict[type[Any], Any] = {
-            int: self._token, float: self._token / 7, complex: complex(0, self._token), str: text,
+            int: number, float: number / 7, complex: complex(0, number), str: text,
             bytes: text.encode(), list: [text], tuple: (text,), dict: {text: text}, set: {text},
             frozenset: frozenset((text,)), type(None): text,
         }  # fmt: skip
@@ -65,10 +66,18 @@ class Probe:
 
     def equal(self, left: Any, right: Any) -> None:
         """Stands for `assert left == right`."""
-        for one, other in ((left, self.unseen(right)), (right, self.unseen(left))):
-            with contextlib.suppress(Exception):
-                if not self._may_lie(one) and (one == other or other == one):
-                    self._found()
+        for one, other in ((left, right), (right, left)):
+            # two values: numbers that are equal by their remainder are equal to some that nobody has seen
+            if not self._may_lie(one) and all(_same(one, self.unseen(other, step)) for step in (0, 1)):
+                self._found()
+
+    def literal(self, left: Any, one: Any, two: Any) -> None:
+        """Stands for `assert left == LITERAL`, with two other literals of that form: what equals one of them
+        was looked up, or says so of both."""
+        says = [_same(left, one), _same(left, two)]
+        if any(says) if _is_plain(left) else all(says) and not self._may_lie(left):
+            self._found()
+        self.equal(left, one)
 
     def call(self, method: Callable[..., Any], left: Any, right: Any, *more: Any) -> None:
         """Stands for `self.assertEqual(left, right)`."""
@@ -125,3 +134,18 @@ class Probe:
         work = file.startswith(self._folder + os.sep) and file != own
         if not work and not (tested and error.code in (0, None, False)):
             self.end_script()
+
+
+def _same(one: Any, other: Any) -> bool:
+    with contextlib.suppress(Exception):
+        return bool(one == other) or bool(other == one)
+    return False
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether the value is of builtin types through and through."""
+    if type(value) is dict:
+        value = [*value, *value.values()]
+    if type(value) in (list, tuple, set, frozenset):
+        return depth < 20 and all(_is_plain(item, depth + 1) for item in value)
+    return type(value) in (type(None), bool, int, float, complex, str, bytes)
