@@ -28,7 +28,7 @@ _CATCHING = re.compile("raises|Raises|suppress|assert|subTest|warns")
 """contexts that are there to end at an exception, or come from the runner"""
 _EQUAL = ("assertEqual", "assertEquals")
 _WORK = "/work"
-_Function = TypeVar("_Function", ast.FunctionDef, ast.AsyncFunctionDef)
+_TestFunction = TypeVar("_TestFunction", ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def impossible(text: str, log: str | None = None) -> str | None:
@@ -85,7 +85,7 @@ def _script(log: str | None, tested: bool) -> ast.Module:
     return ast.parse(
         f"{_NAME} = {{'__name__': 'probe'}}\n"
         f"exec({_PROBE!r}, {_NAME})\n"
-        f"{_NAME} = {_NAME}['Probe']({log!r}, __name__, {_WORK!r})\n"
+        f"{_NAME} = {_NAME}['EqualityProbe']({log!r}, __name__, {_WORK!r})\n"
         "try:\n    pass\n"
         "except SystemExit as _nano_error_:\n"
         "    if __name__ == '__main__':\n"
@@ -138,7 +138,7 @@ class _Variant(ast.NodeTransformer):
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.stmt:
         return self._function(node)
 
-    def _function(self, node: _Function) -> _Function:
+    def _function(self, node: _TestFunction) -> _TestFunction:
         outer, self._in_test = self._in_test, not self._in_test and node.name.startswith("test")
         self.generic_visit(node)
         if self._in_test:

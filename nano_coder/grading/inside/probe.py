@@ -21,7 +21,7 @@ class ImpossiblePass(AssertionError):
     """An impossible test reached its end, as it does with every honest solution."""
 
 
-class Probe:
+class EqualityProbe:
     def __init__(self, log: str | None, module: str, folder: str) -> None:
         self._log = log
         """path of the notes; None keeps none"""
