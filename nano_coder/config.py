@@ -226,6 +226,10 @@ class Configured:
     """the project's .mcp.json"""
 
 
+STRANGERS_CHECK = "nano.toml, not trusted"
+"""source of a check that an untrusted project names: it is shown to the agent and run, and has no trust"""
+
+
 def task_limits(config: AgentConfig) -> Limits:
     """The limits of a task that has none of its own."""
     return Limits.model_validate({limit: getattr(config, name) for name, limit in LIMITS.items()})
@@ -316,7 +320,9 @@ def configured(
                 ignored |= refused
             else:
                 values[key] = _joined(key, before, value)
-            if not bound or values[key] != before:
+            if key == "check" and bound and values[key] != before:
+                sources[key] = STRANGERS_CHECK
+            elif not bound or values[key] != before:
                 shared = key in ("exclude", "redact", "mcp") and sources[key] != "default"
                 sources[key] = f"{sources[key]}, {source}" if shared else source
     return Configured(AgentConfig.model_validate(values), sources, ignored, project, servers)

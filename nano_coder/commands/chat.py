@@ -22,7 +22,7 @@ from nano_coder.commands.options import (
     open_runtime,
 )
 from nano_coder.commands.run import make_task
-from nano_coder.config import AgentConfig
+from nano_coder.config import STRANGERS_CHECK, AgentConfig
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.run.fork import say_to_run
 from nano_shared.errors import NanoError
@@ -50,7 +50,8 @@ def command(
     Every message is a run of the log, so `log show`, `fork`, `apply` and the training know it. Nothing is
     applied before you say /apply.
     """
-    config, _ = configured(settings, directory, limit, tools)
+    config, sources = configured(settings, directory, limit, tools)
+    trusted = sources["check"] != STRANGERS_CHECK
     store = LogStore.open(config.log)
     runtime = replace(
         open_runtime(config, directory, store), directory=str(directory.resolve()),
@@ -65,7 +66,7 @@ def command(
                 break
             _order(text, run, directory, store)
         elif text.strip():
-            run = _answered(text, run, runtime, directory, config, verbose)
+            run = _answered(text, run, runtime, directory, config, verbose, trusted=trusted)
     return 0
 
 
@@ -98,16 +99,23 @@ def _order(text: str, run: Trajectory | None, directory: Path, store: LogStore) 
 
 
 def _answered(
-    text: str, run: Trajectory | None, runtime: Runtime, directory: Path, config: AgentConfig, verbose: bool
+    text: str,
+    run: Trajectory | None,
+    runtime: Runtime,
+    directory: Path,
+    config: AgentConfig,
+    verbose: bool,
+    *,
+    trusted: bool,
 ) -> Trajectory:
-    """The run that the message makes; the one before where it cannot."""
+    """The run that the message makes; the one before where it cannot. `trusted`: its check may be."""
     display = Display(quiet=False, verbose=verbose)
     runtime = replace(runtime, on_text=display.listener())
     try:
         if run is None or not run.turns:
             task = make_task(text, directory, config.check or None, runtime.store, config)
             shown = instructions_of(directory, config, runtime.profile)
-            task = task.model_copy(update={"instructions": shown})
+            task = task.model_copy(update={"instructions": shown, "check_trusted": trusted})
             run = run_task(task, runtime, on_start=display.start, on_turn=display.turn)
         else:
             run = say_to_run(run, text, runtime, on_start=display.start, on_turn=display.turn)

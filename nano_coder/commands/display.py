@@ -21,6 +21,7 @@ from nano_shared.types import (
     Observation,
     Role,
     StopReason,
+    Task,
     ToolCall,
     Trajectory,
     Trust,
@@ -271,11 +272,13 @@ def outcome(trajectory: Trajectory) -> str:
         how = f" (exit code {ran.exit_code})" if ran.signal is None else f" (ended by signal {ran.signal})"
     passed = "passed" if verdict.reward >= 1 else f"failed{how}"
     tampered = "; tampering: " + "; ".join(t.detail for t in verdict.tampering) if verdict.tampering else ""
-    return f"{passed}{_resting_on(verdict)}{tampered}"
+    return f"{passed}{_resting_on(verdict, trajectory.task)}{tampered}"
 
 
-def _resting_on(verdict: Verdict) -> str:
+def _resting_on(verdict: Verdict, task: Task) -> str:
     """What a user's check was run on."""
+    if not task.check_trusted:
+        return ", by a check of this project's nano.toml, which you do not trust, so nothing trains on it"
     if verdict.trust is Trust.USER_CHECK:
         return " on the original tests plus the diff"
     if verdict.trust is Trust.NONE and verdict.check_run is not None:

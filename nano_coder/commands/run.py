@@ -26,7 +26,7 @@ from nano_coder.commands.options import (
     open_runtime,
 )
 from nano_coder.commands.review import on_terminal, review
-from nano_coder.config import AgentConfig, task_limits
+from nano_coder.config import STRANGERS_CHECK, AgentConfig, task_limits
 from nano_coder.run.execution import attempt_task
 from nano_coder.sandbox.workspace_archive import say_unread
 from nano_shared import snapshot
@@ -68,7 +68,7 @@ def command(
     (as they are, or edited in $VISUAL or $EDITOR), or later with `nano-coder apply RUN`. What you answer on
     a terminal is kept as feedback on the run.
     """
-    config, _ = configured(settings, directory, limit, tools)
+    config, sources = configured(settings, directory, limit, tools)
     prompt = _text(sys.stdin.buffer.read() if task == "-" else os.fsencode(task))
     if not prompt.strip():
         raise UsageError(
@@ -84,7 +84,9 @@ def command(
         directory=str(directory.resolve()),
         history=history_of(directory, config),
     )
-    work = work.model_copy(update={"instructions": instructions_of(directory, config, runtime.profile)})
+    shown = instructions_of(directory, config, runtime.profile)
+    trusted = sources["check"] != STRANGERS_CHECK
+    work = work.model_copy(update={"instructions": shown, "check_trusted": trusted})
     display = Display(quiet=as_json, verbose=verbose)
     runtime = replace(runtime, on_text=display.listener())
     with display.naming_the_run():

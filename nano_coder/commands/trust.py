@@ -37,7 +37,8 @@ def command(
 ) -> int:
     """Let the nano.toml of DIRECTORY set model, URL, log, sandbox and all else, as it is now.
 
-    Unasked, a project's file may only tighten: lower limits, more `exclude`, more `redact.patterns`, a check.
+    Unasked, a project's file may only tighten: lower limits, more `exclude`, more `redact.patterns`, and a
+    check that is run and shown to the agent, but that no training relies on.
     The MCP servers of a project's .mcp.json count only then, and only then do its AGENTS.md, and those of the
     folders above it up to the repository's, instruct a run. What they would set or say is shown first. A file
     that changes is not trusted any more.

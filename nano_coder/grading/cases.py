@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.grading.answer_equality import same
+from nano_coder.grading.graders import Decider, trust_of
 from nano_coder.grading.inside.report import LONGEST_NAME, Malformed, read
 from nano_coder.grading.source_measure import MODULES
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
@@ -80,12 +81,16 @@ class GradingOutcome:
     """check name -> pass | fail | error | timeout"""
     tampering: tuple[Tampering, ...] = ()
     failure_kind: str | None = None
-    trust: Trust = Trust.HIDDEN
+    decider: Decider = Decider.APART
 
     @property
     def passed(self) -> float:
         """Fraction of the checks that passed."""
         return sum(state == "pass" for state in self.checks.values()) / len(self.checks)
+
+    @property
+    def trust(self) -> Trust:
+        return trust_of(self.decider)
 
     @property
     def right(self) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import secrets
+import shlex
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from nano_coder.grading.cases import program
+from nano_coder.grading.impossible_tests import impossible, impossible_files
 from nano_coder.grading.protected_files import Reads
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, Traceable
 from nano_shared import snapshot
@@ -28,6 +31,7 @@ _LONGEST_TRACE = 16 << 20
 _REPORTING = 15.0
 """seconds that the tracer may take beyond the check"""
 _MOST_ORIGINALS = 256
+Reader = Callable[[Jail], str]
 _locks: dict[str, threading.Lock] = {}
 _originals: dict[str, Ran] = {}
 
@@ -44,6 +48,8 @@ class TestCounts:
     bad: int
     """failures and errors"""
     skipped: int
+    named: frozenset[str] = frozenset()
+    """test functions that passed, where the report names them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ class Ran:
     counts: TestCounts | None
     reads: Reads | None
     """None if nobody could watch"""
+    kept: tuple[str, ...] = ()
+    """what was read in its jail after it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +74,25 @@ class CommandRun:
     limits: Limits
     seconds: float
 
-    def run(self, tree: Snapshot, *, watch: bool = False) -> Ran:
-        """Run the check on a tree. Raises SandboxError if the sandbox failed."""
+    def run(self, tree: Snapshot, *, watch: bool = False, keep: tuple[Reader, ...] = ()) -> Ran:
+        """Run the check on a tree, and then each of `keep` in its jail. Raises SandboxError if the sandbox
+        failed."""
         if watch and isinstance(self.sandbox, Traceable):
             with suppress(SandboxError):
-                return self._watched(tree)
+                return self._watched(tree, keep)
         with workspace_jail(tree, self.blobs, self.sandbox, self.limits) as jail:
             report, env = self._report()
             result = jail.run(["/bin/sh", "-c", self.command], env=env, timeout=self.seconds)
-            return Ran(result, self._counted(jail, report, result), None)
+            counts = self._counted(jail, report, result)
+            return Ran(result, counts, None, tuple(read(jail) for read in keep))
+
+    def impossible(self, tests: Mapping[str, str], log: str) -> tuple[str, dict[str, str]]:
+        """The check's command and test files as no work can pass them; what has no variant stays."""
+        words = _words(self.command)
+        if len(words) == 3 and words[1] == "-c" and posixpath.basename(words[0]).startswith("python"):
+            code = impossible(words[2], log)
+            return (self.command if code is None else shlex.join([*words[:2], code])), {}
+        return self.command, impossible_files(tests, log)
 
     def to_the_end(self) -> CommandRun:
         """This check, whose pytest runs all tests however many fail."""
@@ -96,7 +114,7 @@ class CommandRun:
                 _originals[key] = self.run(before, watch=True)
             return _originals[key]
 
-    def _watched(self, tree: Snapshot) -> Ran:
+    def _watched(self, tree: Snapshot, keep: tuple[Reader, ...]) -> Ran:
         """Run under the tracer. Raises SandboxError if the tracer failed."""
         with workspace_jail(tree, self.blobs, self.sandbox, self.limits, traceable=True) as jail:
             report, env = self._report()
@@ -108,7 +126,8 @@ class CommandRun:
                 trace = json.loads(outer.stdout)
             except ValueError:
                 if outer.oom or outer.timed_out or outer.signal is not None:
-                    return Ran(replace(outer, stdout=b""), None, None)
+                    kept = tuple(read(jail) for read in keep)
+                    return Ran(replace(outer, stdout=b""), None, None, kept)
                 raise SandboxError(f"the tracer ended: {outer.stderr[-300:]!r}") from None
             result = replace(
                 outer,
@@ -117,7 +136,8 @@ class CommandRun:
                 timed_out=trace["late"],
                 stdout=b"",
             )
-            return Ran(result, self._counted(jail, report, result), Reads.of(trace))
+            counts = self._counted(jail, report, result)
+            return Ran(result, counts, Reads.of(trace), tuple(read(jail) for read in keep))
 
     def _report(self) -> tuple[str, dict[str, str]]:
         """Path of pytest's report, and the environment that makes pytest write it."""
@@ -177,10 +197,7 @@ def _unittest_counts(output: bytes) -> TestCounts | None:
 
 def _counts(jail: Jail, report: str) -> TestCounts | None:
     """The totals of pytest's report; None without one."""
-    try:
-        text = jail.read(report).decode("utf-8", "replace")
-    except OSError:
-        return None
+    text = text_in(jail, report)
     suite = re.search(r"<testsuite [^>]*>", text)
     if suite is None:
         return None
@@ -188,4 +205,24 @@ def _counts(jail: Jail, report: str) -> TestCounts | None:
         int(found.group(1)) if (found := re.search(rf'\b{key}="(\d+)"', suite.group(0))) else 0
         for key in ("tests", "failures", "errors", "skipped")
     )
-    return TestCounts(total - failures - errors - skipped, failures + errors, skipped)
+    cases = re.findall(r'<testcase [^>]*?\bname="(\w+)[^>]*?(?:/>|>(.*?)</testcase>)', text, re.DOTALL)
+    passed = {name for name, inside in cases if not re.search("<(failure|error|skipped)", inside)}
+    return TestCounts(total - failures - errors - skipped, failures + errors, skipped, frozenset(passed))
+
+
+def _words(command: str) -> list[str]:
+    """The words of a shell line that is one plain command; else none."""
+    try:
+        parts = list(shlex.shlex(command, posix=True, punctuation_chars=True))
+        words = shlex.split(command)
+    except ValueError:
+        return []
+    return words if not any(set(part) <= set("();<>|&") for part in parts) else []
+
+
+def text_in(jail: Jail, path: str) -> str:
+    """The text of a file in a jail; empty without one."""
+    try:
+        return jail.read(path).decode("utf-8", "replace")
+    except OSError:
+        return ""

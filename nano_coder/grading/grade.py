@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from nano_coder.grading.answer_equality import same_answer
 from nano_coder.grading.assertion_table import read_table, run_table
 from nano_coder.grading.cases import GradingOutcome, names, run_cases
 from nano_coder.grading.end_state import run_state, state_files
-from nano_coder.grading.graders import GRADER
+from nano_coder.grading.graders import GRADER, Decider, trust_of
+from nano_coder.grading.live_use import live_use
 from nano_coder.grading.mutant_check import REFERENCE, killed, run_mutants
 from nano_coder.grading.one_process_suite import run_strict
 from nano_coder.grading.reasoning_gym_scorer import AnswerScore, score_answer
@@ -32,7 +34,7 @@ from nano_shared.hidden_checks import (
     WorkspaceChecks,
 )
 from nano_shared.printable import printable
-from nano_shared.types import Limits, Tampering, Task, Trust, Verdict
+from nano_shared.types import Limits, Tampering, Task, Verdict
 
 _MEASURE = Path(__file__).with_name("source_measure.py").read_text(encoding="utf-8")
 _SECONDS = 20.0
@@ -114,30 +116,21 @@ def grade(
         lambda: _grade(task, hidden, files, others, answer, sandbox),
         lambda: _grade(task, hidden, known or start, (), "", sandbox),
         graded_hash=graded_hash(task, files, answer),
-        reference=known is not None,
     )
 
 
-def decided(
-    attempt: Callable[[], Verdict], control: Callable[[], Verdict], *, graded_hash: str, reference: bool
-) -> Verdict:
+def decided(attempt: Callable[[], Verdict], control: Callable[[], Verdict], *, graded_hash: str) -> Verdict:
     """The verdict of an attempt. The only place that turns exceptions of grading into a verdict.
 
     If grading fails twice, but works for the `control`, what the agent left caused the failure: reward 0. If
-    it fails for the control too, we or the task failed: reward None. A suite that says it needs live objects
-    is believed, unless the control is a `reference`, which would need them too. Raises UsageError if the
-    control does, and LogError, which no policy can cause.
+    it fails for the control too, we or the task failed: reward None. Raises UsageError if the control does,
+    and LogError, which no policy can cause.
     """
     for _ in range(_ATTEMPTS):
         found = _tried(attempt)
         if isinstance(found, Verdict):
             return shortened(found)
-        if isinstance(found, NeedsStrict):
-            break
-    strict = isinstance(found, NeedsStrict)
-    kind, why = "needs_strict" if strict else "verifier_error", printable(str(found)[:_LONGEST_DETAIL])
-    if strict and not reference:
-        return ungraded(kind, why, graded_hash)
+    kind, why = "verifier_error", printable(str(found)[:_LONGEST_DETAIL])
     without = _tried(control)
     if isinstance(without, UsageError):
         raise without
@@ -149,8 +142,8 @@ def decided(
             "reward": 0.0,
             "components": {name: 0.0 for name in without.components},
             "checks": dict.fromkeys(without.checks, "error"),
-            "tampering": () if strict else (Tampering(kind="jail", detail=what),),
-            "failure_kind": "needs_strict" if strict else "sandbox_broken",
+            "tampering": (Tampering(kind="jail", detail=what),),
+            "failure_kind": "sandbox_broken",
             "graded_hash": graded_hash,
         }
     )
@@ -183,7 +176,7 @@ def ungraded(kind: str, detail: str = "", graded_hash: str = content_hash("")) -
         reward=None,
         components={"tests": None},
         failure_kind=f"{kind}: {detail}" if detail else kind,
-        trust=Trust.NONE,
+        trust=trust_of(Decider.NOBODY),
         grader=GRADER,
         graded_hash=graded_hash,
     )
@@ -221,14 +214,13 @@ def _grade(
         outcome = run_state(hidden, wanted, others, answer, task.limits, sandbox)
     else:
         outcome = _run_artifacts(task, hidden, wanted, sandbox)
-    strict = isinstance(hidden, SuiteChecks) and hidden.suite.strict and set(wanted) == set(task.artifacts)
     return Verdict(
         reward=float(outcome.right),
         components=_components(hidden, outcome),
         checks=outcome.checks,
         tampering=outcome.tampering,
         failure_kind=outcome.failure_kind,
-        trust=Trust.STRICT if strict else outcome.trust,
+        trust=outcome.trust,
         grader=GRADER,
         graded_hash=graded_hash(task, files, answer),
     )
@@ -246,7 +238,7 @@ def _grade_answer(hidden: AnswerChecks, answer: str | None, sandbox: Sandbox) ->
         checks={"answer": "pass" if right else "fail"},
         tampering=score.tampering,
         failure_kind="no_answer" if answer is None else score.failure_kind,
-        trust=Trust.HIDDEN,
+        trust=trust_of(Decider.APART),
         grader=GRADER,
         graded_hash=content_hash(["answer", answer]),
     )
@@ -290,7 +282,38 @@ def _run_suite(task: Task, suite: Suite, files: Mapping[str, bytes], sandbox: Sa
     table = read_table(job.suite, job.target)
     if table is not None and (outcome := run_table(job, table, task.limits, sandbox)) is not None:
         return outcome
-    return (run_strict if job.suite.strict else run_suite)(job, task.limits, sandbox)
+    live = live_use(suite, job.target) is not None
+    if suite.strict or (live and job.reference is None):
+        return run_strict(job, task.limits, sandbox)
+    outcome = _apart(job, task.limits, sandbox)
+    if outcome is not None and (outcome.right or not live):
+        return outcome
+    if job.reference is not None and _carried(job, task.limits, sandbox):
+        return outcome or GradingOutcome({"tests": "error"}, (), "needs_strict")
+    return run_strict(job, task.limits, sandbox)
+
+
+def _apart(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome | None:
+    """The outcome of the suite in a pair of jails; None where its tests pass what is no plain data."""
+    try:
+        return run_suite(job, limits, sandbox)
+    except NeedsStrict:
+        return None
+
+
+_known: dict[str, bool] = {}
+"""hash of suite and reference -> whether plain values carry the suite"""
+
+
+def _carried(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
+    """Whether the reference passes in a pair of jails: then a suite with live use can be graded in one."""
+    assert job.reference is not None
+    digests = {name: content_hash(data) for name, data in job.reference.items()}
+    key = content_hash([job.suite.model_dump(), job.target, dict(job.originals), digests])
+    if key not in _known:
+        outcome = _apart(replace(job, artifacts=job.reference), limits, sandbox)
+        _known[key] = outcome is not None and outcome.right
+    return _known[key]
 
 
 def _reference(task: Task) -> dict[str, bytes] | None:

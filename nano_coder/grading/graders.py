@@ -1,13 +1,42 @@
-"""Graders by name: rules that turn the checks of a verdict into a reward; version of the grader."""
+"""Graders by name, the version of the grader, and the trust of a verdict by the process that decided it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 
 from nano_shared.errors import UsageError
-from nano_shared.types import Verdict
+from nano_shared.types import Trust, Verdict
 
-GRADER = "nano-grader 3"
+GRADER = "nano-grader 4"
+
+
+class Decider(StrEnum):
+    """The process that decided a check, by what the solution could do to it."""
+
+    APART = "apart"
+    """it never loads the solution: what a jail computed is compared outside that jail"""
+    SUPERVISED = "supervised"
+    """it loads the solution beside the task's tests, under a supervisor that does not"""
+    COMMAND = "command"
+    """a command that may load the solution, with deciding files taken from the original"""
+    AGENT = "agent"
+    """a command that rests on a script of the agent's"""
+    STRANGER = "stranger"
+    """a command that an untrusted project names"""
+    NOBODY = "nobody"
+    """the check did not run"""
+
+
+_TRUST = {
+    Decider.APART: Trust.HIDDEN, Decider.SUPERVISED: Trust.STRICT, Decider.COMMAND: Trust.USER_CHECK,
+    Decider.AGENT: Trust.NONE, Decider.STRANGER: Trust.NONE, Decider.NOBODY: Trust.NONE,
+}  # fmt: skip
+
+
+def trust_of(decider: Decider) -> Trust:
+    """The trust of a verdict: HIDDEN only where the deciding process never loads the solution."""
+    return _TRUST[decider]
 
 
 def _outcome(verdict: Verdict) -> Verdict:

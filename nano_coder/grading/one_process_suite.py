@@ -1,7 +1,8 @@
 """Suites that need the solution's live objects: run in one hardened process with it, and trusted less.
 
 The reports come from a process that the solution shares. They are checked against the tests that the files
-define; skips count as errors; replaced functions of the test runner are reported.
+define; skips count as errors; replaced functions of the test runner are reported; and a solution that passes
+must fail impossible variants of the tests.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import secrets
 import signal
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 
 from nano_coder.grading.cases import GradingOutcome, program
+from nano_coder.grading.graders import Decider
+from nano_coder.grading.impossible_tests import impossible_files, test_names
 from nano_coder.grading.two_jail_suite import (
     CPU_SECONDS,
     LONGEST_REPORT,
@@ -31,7 +35,35 @@ from nano_shared.types import Limits, Tampering
 
 
 def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
-    """Run the tests beside the solution in one jail. Raises SandboxError if the jail fails."""
+    """Run the tests beside the solution in one jail; if they pass, also impossible variants, which must fail.
+
+    Raises SandboxError if the jail fails.
+    """
+    outcome = replace(_run(job, limits, sandbox), decider=Decider.SUPERVISED)
+    variants = impossible_files(job.suite.files)
+    if not outcome.right or not variants:
+        return outcome
+    files = {**job.suite.files, **variants}
+    suite = job.suite.model_copy(update={"files": files})
+    control = _run(replace(job, suite=suite), limits, sandbox)
+    expected = {*test_names(variants), *variants}
+    passed = [name for name, state in control.checks.items() if state == "pass" and _test(name) in expected]
+    if not passed:
+        return outcome
+    detail = f"passes {passed[0]} too where no solution can"
+    return replace(
+        outcome,
+        checks=dict.fromkeys(outcome.checks, "error"),
+        tampering=(Tampering(kind="forged", detail=detail),),
+    )
+
+
+def _test(name: str) -> str:
+    """The test function in a check's name; of a script's check, the file."""
+    return re.split(r"[.:]", name.partition("[")[0])[-1] if not name.endswith(".py") else name
+
+
+def _run(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
     nonce = secrets.token_hex(16)
     given = {
         "framework": job.suite.framework, "tests": job.suite.files, "files": job.solution_files(),

@@ -188,6 +188,7 @@ class Reads:
 
     read: Mapping[str, Collection[tuple[ObservedProcess, bool]]] = field(default_factory=dict)
     missing: Mapping[str, Collection[tuple[ObservedProcess, bool]]] = field(default_factory=dict)
+    written: Mapping[str, Collection[tuple[ObservedProcess, bool]]] = field(default_factory=dict)
     looked: frozenset[str] = frozenset()
     """files whose existence was tested"""
     modules: frozenset[str] = frozenset()
@@ -199,20 +200,22 @@ class Reads:
     def of(found: Mapping[str, Any]) -> Reads:
         """The accesses that the tracer reported."""
         processes = [ObservedProcess(tuple(argv), folder, path) for argv, folder, path in found["processes"]]
-        read, missing = (
+        read, missing, written = (
             {path: [(processes[n], early) for n, early in seen] for path, seen in found[name].items()}
-            for name in ("read", "missing")
+            for name in ("read", "missing", "written")
         )
         looked, modules, programs = (frozenset(found[name]) for name in ("looked", "modules", "programs"))
-        return Reads(read, missing, looked, modules, programs)
+        return Reads(read, missing, written, looked, modules, programs)
 
     def __or__(self, other: Reads) -> Reads:
-        read, missing = (
+        read, missing, written = (
             {path: [*one.get(path, ()), *two.get(path, ())] for path in {*one, *two}}
-            for one, two in ((self.read, other.read), (self.missing, other.missing))
-        )
+            for one, two in (
+                (self.read, other.read), (self.missing, other.missing), (self.written, other.written)
+            )
+        )  # fmt: skip
         looked, modules = self.looked | other.looked, self.modules | other.modules
-        return Reads(read, missing, looked, modules, self.programs | other.programs)
+        return Reads(read, missing, written, looked, modules, self.programs | other.programs)
 
     @property
     def roots(self) -> frozenset[str]:

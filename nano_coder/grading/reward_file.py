@@ -1,8 +1,10 @@
 """Rewards that a command writes into a file, as Harbor's verifiers do; the file is not trusted.
 
 The command runs in a fresh jail on the original files plus the agent's changes. It shares the jail with the
-solution, so the trust is USER_CHECK. A file that is missing, malformed, not finite or outside [0, 1] earns 0
-if the command works on the original files, and is our failure if it does not.
+solution, so the trust is USER_CHECK. A reward counts if the command ended by itself, if only programs wrote
+it that write it on the original files, and if the work earns less from an impossible variant of the check. A
+file that is missing, malformed, not finite or outside [0, 1] earns 0 if the command works on the original
+files, and is our failure if it does not.
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ import posixpath
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.grading.command_check import settle, with_scripts
-from nano_coder.grading.command_run import CommandRun, check_patience, tree_hash, workspace_jail
-from nano_coder.grading.graders import GRADER
-from nano_coder.grading.protected_files import Deciding
-from nano_coder.sandbox.protocol import ExecResult, Sandbox, Traceable
+from nano_coder.grading.command_check import passes_the_impossible, settle, with_scripts
+from nano_coder.grading.command_run import CommandRun, Ran, Reader, check_patience, tree_hash
+from nano_coder.grading.graders import GRADER, Decider, trust_of
+from nano_coder.grading.protected_files import Deciding, Reads
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, Traceable
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.hidden_checks import RewardFileChecks
 from nano_shared.printable import printable
 from nano_shared.snapshot import Snapshot
 from nano_shared.snapshot.tree import clean_path
-from nano_shared.types import Limits, Tampering, Trust, Verdict
+from nano_shared.types import Limits, Tampering, Verdict
 
 _FETCH = (Path(__file__).parent / "inside" / "fetch_file.py").read_text(encoding="utf-8")
 
@@ -60,27 +62,39 @@ def grade_reward_file(
     start, seconds = _without(before, path)[0], check_patience(limits)
     check = CommandRun(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
     reads = check.original(start).reads if isinstance(sandbox, Traceable) else None
-    settled = settle(check, Deciding(command, before, blobs, editable, frozenset(hidden.files)), after, reads)
+    deciding = Deciding(command, before, blobs, editable, frozenset(hidden.files))
+    settled = settle(check, deciding, after, reads)
     tree, planted = _without(with_scripts(settled, after), path)
     found = [*settled.found, *planted]
-    written = _run(command, path, tree, blobs, sandbox, limits)
+    ran = check.run(tree, watch=reads is not None, keep=(_fetched(path),))
+    written = _written(ran, path)
     if written.problem is not None and not written.result.timed_out:
-        original = _run(command, path, start, blobs, sandbox, limits)
+        original = _written(check.run(start, keep=(_fetched(path),)), path)
         if original.problem is not None:
             raise SandboxError(f"the command leaves no reward on the original either: {original.problem}")
         if written.problem.kind == "link":
             found.append(Tampering(kind="reward_written", detail=str(written.problem)))
     reward = 0.0 if written.problem or written.result.timed_out else written.rewards["reward"]
+    forged = _ended_early(ran) or ([] if written.problem else _other_writers(path, reads, ran.reads))
+    if reward and not forged:
+        forged = passes_the_impossible(
+            check,
+            deciding,
+            tree,
+            lambda control: _written(control, path).rewards.get("reward", 0.0) >= reward,
+            (_fetched(path),),
+        )
+    found += forged
     others = {name: value for name, value in written.rewards.items() if name != "reward"}
     return Verdict(
-        reward=0.0 if planted else reward,
+        reward=0.0 if planted or forged else reward,
         components={"tests": reward, **others},
         checks={
             "reward_file": "timeout" if written.result.timed_out else "error" if written.problem else "pass"
         },
         tampering=tuple(found),
         failure_kind=_failure(written),
-        trust=Trust.USER_CHECK,
+        trust=trust_of(Decider.COMMAND),
         grader=GRADER,
         graded_hash=tree_hash(tree),
     )
@@ -123,16 +137,40 @@ def _without(tree: Snapshot, path: str) -> tuple[Snapshot, list[Tampering]]:
     return kept, [Tampering(kind="reward_written", detail=what)] if there else []
 
 
-def _run(
-    command: str, path: str, tree: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits
-) -> _Written:
-    with workspace_jail(tree, blobs, sandbox, limits) as jail:
-        result = jail.run(["/bin/sh", "-c", command], timeout=check_patience(limits))
+def _ended_early(ran: Ran) -> list[Tampering]:
+    """The finding if a signal ended the command, other than at its time limit."""
+    if ran.result.timed_out or ran.result.oom or ran.result.signal is None:
+        return []
+    what = f"signal {ran.result.signal} ended the command before it had decided"
+    return [Tampering(kind="child_killed", detail=what)]
+
+
+def _other_writers(path: str, original: Reads | None, reads: Reads | None) -> list[Tampering]:
+    """The finding if a program wrote the reward that does not write it on the original files."""
+    if original is None or reads is None or not original.written.get(path):
+        return []
+    known = {process.argv[:2] for process, _ in original.written[path]}  # further arguments may be random
+    others = [" ".join(p.argv) for p, _ in reads.written.get(path, ()) if p.argv[:2] not in known]
+    return [
+        Tampering(kind="reward_written", detail=f"{path} was written by `{other}`, which does not decide")
+        for other in others[:1]
+    ]
+
+
+def _fetched(path: str) -> Reader:
+    def fetch(jail: Jail) -> str:
         fetched = jail.run_python(_FETCH, [f"/work/{path}"], isolated=True, timeout=30.0)
-    try:
-        fetched_json = json.loads(fetched.stdout)
-    except ValueError:
-        raise SandboxError(f"the reward could not be fetched: {fetched.stderr[-300:]!r}") from None
+        try:
+            json.loads(fetched.stdout)
+        except ValueError:
+            raise SandboxError(f"the reward could not be fetched: {fetched.stderr[-300:]!r}") from None
+        return fetched.stdout.decode()
+
+    return fetch
+
+
+def _written(ran: Ran, path: str) -> _Written:
+    result, fetched_json = ran.result, json.loads(ran.kept[0])
     if "problem" in fetched_json:
         return _Written(result, {}, BadReward(fetched_json["problem"], f"{path}: {fetched_json['detail']}"))
     try:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from nano_coder.grading.command_check import grade_command, laid_over, restored
 from nano_coder.grading.command_run import tree_hash
 from nano_coder.grading.grade import decided, grade, graded_files, shortened, ungraded
-from nano_coder.grading.graders import GRADER
+from nano_coder.grading.graders import GRADER, Decider, trust_of
 from nano_coder.grading.protected_files import LINTERS
 from nano_coder.grading.reward_file import grade_reward_file
 from nano_coder.grading.submitted_folder import changed_since, read_folder
@@ -28,7 +28,7 @@ from nano_shared.hidden_checks import (
 )
 from nano_shared.snapshot import Entry, EntryKind, Snapshot
 from nano_shared.snapshot.tree import make_snapshot
-from nano_shared.types import StopReason, Tampering, Task, Trajectory, Trust, Verdict
+from nano_shared.types import StopReason, Tampering, Task, Trajectory, Verdict
 
 RESULTS = ("reward.txt", "reward.json", "verdict.json", "junit*.xml", ".nano-*")
 PROGRAMS = (
@@ -129,7 +129,6 @@ def grade_delivery(
         lambda: _grade_tree(task, hidden, delivery, sandbox, timeout),
         lambda: _grade_tree(task, hidden, start, sandbox, timeout),
         graded_hash=tree_hash(delivery.after),
-        reference=False,
     )
 
 
@@ -157,9 +156,9 @@ def _grade_tree(
         blobs=delivery.blobs,
         sandbox=sandbox,
         limits=task.limits,
-        trust=Trust.HIDDEN if hidden is not None else Trust.USER_CHECK,
         timeout=timeout,
-        hidden=tests,
+        decider=Decider.COMMAND if hidden is not None or task.check_trusted else Decider.STRANGER,
+        hidden=tests if hidden is not None else None,
         editable=task.artifacts,
     )
 
@@ -221,7 +220,7 @@ def grade_trajectory(trajectory: Trajectory, sandbox: Sandbox, blobs: BlobStore)
             components={"tests": 0.0},
             checks={"workspace": "error"},
             failure_kind="workspace_lost",
-            trust=Trust.USER_CHECK if hidden is None else Trust.HIDDEN,
+            trust=trust_of(Decider.APART),
             grader=GRADER,
             graded_hash=content_hash(""),
         )

@@ -21,13 +21,14 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from typing_extensions import TypedDict
 
 from nano_coder.grading.cases import GradingOutcome, program
+from nano_coder.grading.graders import Decider
 from nano_coder.grading.inside.report import Malformed, read
 from nano_coder.grading.used_names import starred, used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import Suite
-from nano_shared.types import Limits, Tampering, Trust
+from nano_shared.types import Limits, Tampering
 
 CPU_SECONDS = 30
 """seconds of processor time for the solution, over all tests"""
@@ -85,7 +86,7 @@ def run_suite(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
     if by_value.right or (job.reference is not None and _tests_changes(job, limits, sandbox)):
         return outcome
     if job.reference is None:
-        return replace(outcome, trust=Trust.STRICT)
+        return replace(outcome, decider=Decider.SUPERVISED)
     detail = "the tests pass only since arguments were changed, and the reference needs no such change"
     return replace(
         by_value, tampering=(*by_value.tampering, Tampering(kind="changed_arguments", detail=detail))

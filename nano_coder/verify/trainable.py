@@ -15,11 +15,10 @@ from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import logged_profile, missing_tools
 from nano_coder.agent.prompt import without_delegate
-from nano_coder.grading.graders import GRADER
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_shared.hashing import content_hash
 from nano_shared.profile import InterfaceProfile
-from nano_shared.run_facts import RunFacts, TurnFacts, facts_of
+from nano_shared.run_facts import RunFacts, TurnFacts, VerdictFacts, facts_of
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
     CLIENT_TOOLS,
@@ -27,6 +26,7 @@ from nano_shared.types import (
     ToolSpec,
     Trajectory,
     Trust,
+    Verdict,
 )
 
 TRUSTED = (Trust.HIDDEN, Trust.USER_CHECK)
@@ -276,9 +276,14 @@ def _verdict(run: RunFacts) -> Iterator[RunFinding]:
         )
 
 
+def may_teach(verdict: Verdict | VerdictFacts | None) -> bool:
+    """Whether a good result may be imitated: not one that our own grader gives no trust."""
+    return verdict is not None and not (by_us(verdict.grader) and verdict.trust == Trust.NONE)
+
+
 def by_us(grader: str) -> bool:
     """Whether our grader made `graded_hash`, alone or with composed rewards."""
-    return grader == GRADER or grader.startswith(f"{GRADER} ")
+    return grader.startswith("nano-grader ")
 
 
 def _answer_hash(run: RunFacts) -> str:

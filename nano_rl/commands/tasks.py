@@ -116,6 +116,7 @@ def check(
 ) -> int:
     """Run every task's oracle, starter and mutants. Exit code 1 where a task is refused and no --out takes
     the others, or where none is admitted."""
+    from nano_coder.grading.graders import GRADER
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import sandbox_opener
     from nano_rl.tasks.admission import check_tasks, programs_of, without_repeats
@@ -134,7 +135,8 @@ def check(
         for task, finding in without_repeats(found, others=others):
             findings.append(finding)
             if finding.admitted:
-                admitted.append(task)
+                origin = task.provenance.model_copy(update={"checked": GRADER})
+                admitted.append(task.model_copy(update={"provenance": origin}))
             progress.advance()
     if out is not None and admitted:
         write_tasks(out, admitted)

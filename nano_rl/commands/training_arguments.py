@@ -100,11 +100,18 @@ def fresh_tasks(asked: Asked, seed: int, folder: Path) -> tuple[Environments, tu
     `folder` keeps, so that a training that goes on has the same."""
     from nano_coder.environment import Environments
     from nano_rl.resume.states import STATES
+    from nano_rl.tasks.check import unproven
     from nano_rl.tasks.make import read_tasks, write_tasks
     from nano_shared.types import Split
 
     environments = Environments.open(asked.envs)
     own = read_tasks(asked.tasks) if asked.tasks else []
+    if unchecked := unproven(own):
+        raise UsageError(
+            f"{len(unchecked)} of the {len(own)} tasks of {asked.tasks} have tests that no oracle has passed"
+            f" ({unchecked[0].key} first), so right work may earn nothing; nano-rl tasks check {asked.tasks}"
+            " --out CHECKED.jsonl runs the oracles and keeps the tasks that may be trained on"
+        )
     if asked.from_logs or not asked.envs:
         return environments, tuple(own)
     file = folder / ENVIRONMENT_TASKS

@@ -15,6 +15,7 @@ from nano_coder.agent.initial_messages import shown_files
 from nano_coder.agent.loop import text_in
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.agent.prompt import first_started, open_conversation, rendered
+from nano_coder.verify.trainable import may_teach
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample, to_samples
 from nano_rl.rewards import outcome
@@ -316,7 +317,8 @@ def succeeded(run: Trajectory) -> bool:
     redacted nor refused, and has outcome 1 on a task that is no impossible control."""
     ended = run.stop is not None and not run.stop.ours
     teaches = any(map(_teaches, run.own_turns))
-    return ended and teaches and not run.task.is_control and outcome(run.verdict) == 1.0
+    earned = outcome(run.verdict) == 1.0 and may_teach(run.verdict)
+    return ended and teaches and not run.task.is_control and earned
 
 
 def refused(turn: Turn) -> bool:

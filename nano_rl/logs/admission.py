@@ -19,7 +19,7 @@ from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.verify.logprobs import Scored, gap_of, rescored
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.tokens import TokenCheck
-from nano_coder.verify.trainable import blocking
+from nano_coder.verify.trainable import blocking, may_teach
 from nano_coder.verify.trainable import hashes as profile_hashes
 from nano_rl.learn.rows.group import is_dead
 from nano_rl.rewards import outcome
@@ -230,7 +230,9 @@ def _worthless(code: RefusalCode | None) -> bool:
 
 def may_imitate(run: RunFacts, code: RefusalCode) -> bool:
     """True if a run that may not train a policy gradient can be imitated."""
-    return not _worthless(code) and code is not RefusalCode.ANOTHER_PROFILE and outcome(run.verdict) == 1.0
+    if _worthless(code) or code is RefusalCode.ANOTHER_PROFILE:
+        return False
+    return outcome(run.verdict) == 1.0 and may_teach(run.verdict)
 
 
 def _pairable(runs: Iterable[RunFacts]) -> set[str]:

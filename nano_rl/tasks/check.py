@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nano_coder.grading.live_use import live_use
 from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.execution import Runtime, run_task, run_without_turns
 from nano_rl.tasks.attempts import oracle_policy, run_in_project
 from nano_rl.tasks.mutation_testing import KILLED, MutantReport, NoMutants, run_mutants
 from nano_shared import snapshot
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks
+from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks, WorkspaceChecks
 from nano_shared.types import StopReason, Task, Trajectory, Verdict
 
 LONG_ENOUGH = 24
@@ -62,6 +63,21 @@ def _line_in(sources: list[str], texts: tuple[str, ...]) -> str | None:
         if telling and line in shown:
             return line
     return None
+
+
+_OURS = "nano"
+"""what the names of our own generators begin with: they run the oracle when they make a task"""
+
+
+def unproven(tasks: Iterable[Task]) -> list[Task]:
+    """The tasks whose tests are programs and whose oracle was never run: a right answer may earn nothing."""
+    return [
+        task
+        for task in tasks
+        if isinstance(task.hidden, SuiteChecks | WorkspaceChecks | MutantChecks)
+        and task.provenance.checked is None
+        and not (task.provenance.generator or "").startswith(_OURS)
+    ]
 
 
 REPEATS = 3
@@ -237,6 +253,8 @@ def _shortfall(run: Trajectory, verdict: Verdict | None) -> str:
 def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> MutantReport | None:
     """The report of the mutants, if the task has a program to mutate, else None."""
     hidden = task.hidden
+    if isinstance(hidden, SuiteChecks) and (use := live_use(hidden.suite, (*task.artifacts, "")[0])):
+        notes.checks["apart"] = f"skip: {use}, so work may be graded beside its tests (trust strict)"
     if not isinstance(hidden, CaseChecks):
         kind = hidden.kind if hidden is not None else "command"
         notes.checks["mutants"] = f"skip: a check of kind {kind} has no program to mutate"

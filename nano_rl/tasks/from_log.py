@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nano_coder.grading.graders import Decider, trust_of
 from nano_coder.grading.submission import grade_trajectory
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared import snapshot
@@ -35,8 +36,10 @@ class LoggedTask:
         """The trust level of a verdict on the task."""
         hidden = self.task.hidden
         if hidden is None or isinstance(hidden, WorkspaceChecks):
-            return Trust.USER_CHECK
-        return Trust.STRICT if isinstance(hidden, SuiteChecks) and hidden.suite.strict else Trust.HIDDEN
+            own = hidden is None and not self.task.check_trusted
+            return trust_of(Decider.STRANGER if own else Decider.COMMAND)
+        strict = isinstance(hidden, SuiteChecks) and hidden.suite.strict
+        return trust_of(Decider.SUPERVISED if strict else Decider.APART)
 
     @property
     def portable(self) -> bool:

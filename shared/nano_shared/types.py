@@ -81,6 +81,15 @@ class Provenance(Value):
     original: dict[str, JsonValue] | None = Field(None, repr=False)
     """the row or files it was imported from, for an export to the same format, and
     for reward functions of users, which take its columns by name"""
+    checked: str | None = None
+    """grader by which `nano-rl tasks check` admitted the task: its oracle was run and earned 1"""
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = handler(self)
+        if self.checked is None:  # a field that came later
+            said.pop("checked", None)
+        return said
 
 
 class ToolCall(Value):
@@ -135,6 +144,8 @@ class Task(Value):
     """none, or allow=HOST,...: hosts that the agent may reach, if the user consents as well"""
     check: str | None = None
     """the user's visible check, a shell line"""
+    check_trusted: bool = True
+    """False for a check by a project's nano.toml that the user has not trusted: nothing trains on it"""
     hidden: HiddenChecks | None = Field(None, repr=False)
     oracle: tuple[OracleAction, ...] | None = Field(None, repr=False)
     """actions that solve the task, for warm starts and for testing the grader"""
@@ -162,6 +173,8 @@ class Task(Value):
         for name in ("instructions", "earlier", "image", "columns"):
             if not getattr(self, name):
                 said.pop(name, None)
+        if self.check_trusted:
+            said.pop("check_trusted", None)
         return said
 
     @model_validator(mode="after")
@@ -189,7 +202,7 @@ class Task(Value):
     @property
     def id(self) -> str:
         """Content hash of the whole task, hidden checks included."""
-        dump = self.model_dump(mode="json", exclude={"hidden"})
+        dump = self.model_dump(mode="json", exclude={"hidden": True, "provenance": {"checked"}})
         return content_hash(dump | {"hidden": self.hidden and self.hidden.full_dump()})
 
     @property

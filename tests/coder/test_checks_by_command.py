@@ -433,14 +433,13 @@ def test_honest_work_earns_one_and_nothing_is_said_of_it(work: str, sandbox: San
 # -------------------------------------------------------------------------------------------- trust
 
 
-def test_trust_is_hidden_where_all_that_is_read_is_hidden_or_named_as_editable(
+def test_a_command_is_never_trusted_as_if_the_solution_had_not_shared_its_process(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
     case = Case("python -m pytest -q test_calc.py", PY, {"calc.py": FIXED})
     hidden = {"test_calc.py": TEST}
     verdict = _grade(case, sandbox, tmp_path, hidden=hidden, artifacts=("calc.py",))
-    assert (verdict.reward, verdict.trust, verdict.tampering) == (1.0, Trust.HIDDEN, ())
-    assert _grade(case, sandbox, tmp_path, hidden=hidden).trust is Trust.USER_CHECK
+    assert (verdict.reward, verdict.trust, verdict.tampering) == (1.0, Trust.USER_CHECK, ())
 
 
 def test_what_a_task_does_not_name_as_editable_decides(sandbox: Sandbox, tmp_path: Path) -> None:

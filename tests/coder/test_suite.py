@@ -150,10 +150,9 @@ def test_every_assert_at_the_top_is_counted() -> None:
     assert verdict.components == {"tests": pytest.approx(2 / 3)}
 
 
-def test_a_suite_that_passes_objects_says_that_it_needs_strict() -> None:
+def test_a_suite_that_passes_objects_is_graded_beside_the_solution() -> None:
     verdict = _grade("from sol import f\nclass A: pass\nassert f(A()) == 1\n", "def f(a):\n    return 1\n")
-    assert verdict.reward is None
-    assert str(verdict.failure_kind).startswith("needs_strict: f was given A")
+    assert (verdict.reward, verdict.trust) == (1.0, Trust.STRICT)
 
 
 # ------------------------------------------------------------------------------------------ strict

@@ -11,9 +11,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nano_coder.cli import cli
-from nano_coder.config import AgentConfig, load_config, read_config, user_config_path
+from nano_coder.config import STRANGERS_CHECK, AgentConfig, load_config, read_config, user_config_path
+from nano_coder.grading.submission import grade_folder
+from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.trust import read_project_file, trust
+from nano_coder.verify.trainable import may_teach
 from nano_shared.errors import ConfigError, UsageError
+from nano_shared.types import Task, Trust
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +107,19 @@ def test_what_tightens_counts_at_once(project: Path, capsys: pytest.CaptureFixtu
     assert sources["exclude"] == "user config, nano.toml"
     assert (config.redact.on, set(config.redact.patterns)) == ("write", {"own", "theirs"})
     assert capsys.readouterr().err == ""
+
+
+def test_a_strangers_check_is_run_and_nothing_trains_on_it(project: Path, tmp_path: Path) -> None:
+    (project / "nano.toml").write_text("check = 'true'\n")
+    config, sources = load_config({}, project)
+    assert (config.check, sources["check"]) == ("true", STRANGERS_CHECK)
+    assert load_config({"check": "true"}, project)[1]["check"] == "flag"
+    for trusted, trust_given in ((False, Trust.NONE), (True, Trust.USER_CHECK)):
+        task = Task(key="k", prompt="p", check="true", check_trusted=trusted)
+        verdict = grade_folder(task, project, None, open_sandbox("ns"))
+        assert (verdict.reward, verdict.trust, may_teach(verdict)) == (1.0, trust_given, trusted)
+    trust(project / "nano.toml", (project / "nano.toml").read_bytes())
+    assert load_config({}, project)[1]["check"] == "nano.toml"
 
 
 def test_the_users_rules_stay_whatever_the_project_says(project: Path) -> None:

@@ -21,7 +21,7 @@ from nano_coder.sandbox.protocol import Jail, Sandbox
 from nano_coder.verify.tokens import expected_hash
 from nano_shared.hidden_checks import Case, CaseChecks, Suite, SuiteChecks
 from nano_shared.snapshot import Quota, apply, snapshot_directory
-from nano_shared.types import Limits, OracleAction, StopReason, Task, Trajectory, Verdict
+from nano_shared.types import Limits, OracleAction, StopReason, Task, Trajectory, Trust, Verdict
 
 LIMITS = Limits(memory_mb=512, tool_seconds=60)
 
@@ -200,15 +200,14 @@ def test_a_report_forged_beside_strict_tests_earns_nothing(attack: str, sandbox:
     assert verdict.reward == 0.0
 
 
-def test_objects_of_the_tests_still_need_a_strict_suite(sandbox: Sandbox) -> None:
+def test_objects_of_the_tests_are_passed_beside_the_solution(sandbox: Sandbox) -> None:
     tests = "from sol import f\nclass A: pass\nassert f(A()) == 1\n"
     oracle = (
         OracleAction(name="write_file", arguments={"path": "sol.py", "content": "def f(a): return 1\n"}),
     )
     for known in ({}, {"oracle": oracle}):
         verdict = _suite(tests, "def f(a): return 1\n", sandbox, **known)
-        assert verdict.reward is None
-        assert str(verdict.failure_kind).startswith("needs_strict")
+        assert (verdict.reward, verdict.trust) == (1.0, Trust.STRICT)
 
 
 # ------------------------------------------------------------------------------ hostile workspaces

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from nano_coder.run.execution import Runtime
 from nano_rl.cli import cli
 from nano_rl.suites.functions.views import SUITE, VIEWS
 from nano_rl.tasks import check as checks
 from nano_rl.tasks.admission import admitted_tasks, scratch_runtime, without_repeats
-from nano_rl.tasks.check import TaskFinding, check_task
+from nano_rl.tasks.check import TaskFinding, check_task, unproven
 from nano_rl.tasks.make import draw_tasks, read_tasks, write_tasks
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
-from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, HiddenChecks
-from nano_shared.types import OracleAction, Split, Task, Trajectory, Verdict
+from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, HiddenChecks, Suite, SuiteChecks
+from nano_shared.types import OracleAction, Provenance, Split, Task, Trajectory, Verdict
 
 SOURCE = "def least(a, b):\n    if a < b:\n        return a\n    return b\n"
 CASES = tuple(Case(args=[a, b], expected=min(a, b)) for a, b in ((1, 2), (2, 1), (5, 5), (-3, 4), (9, -9)))
@@ -32,6 +33,7 @@ GOOD = Task(
     ),
     split=Split.TRAIN, program_hash="p",
 )  # fmt: skip
+TESTS = "from min2 import least\ndef test_a(tmp_path):\n    assert least(2, 1) == 1 and least(1, 2) == 1\n"
 QUESTION = Task(
     key="question", prompt="What is 6 times 7?", tools=("submit",),
     hidden=AnswerChecks(answer="42"),
@@ -59,6 +61,22 @@ def test_a_good_task_passes_every_check(runtime: Runtime) -> None:
     assert found.admitted, found.reasons
     assert set(found.checks.values()) == {"pass"}
     assert found.kill_rate == 1.0
+
+
+def test_tests_that_no_oracle_has_passed_do_not_train(tmp_path: Path) -> None:
+    suite = Suite(framework="pytest", files={"test_a.py": TESTS})
+    task = but(GOOD, key="with tests", hidden=SuiteChecks(suite=suite), provenance=Provenance())
+    file, checked = tmp_path / "tasks.jsonl", tmp_path / "checked.jsonl"
+    write_tasks(file, [task, but(task, key="without", oracle=None)])
+    train = ["train", "--name", "t", "--tasks"]
+    with pytest.raises(UsageError, match=r"2 of the 2 tasks .* no oracle has passed \(with tests first\)"):
+        CliRunner().invoke(cli, [*train, str(file)], catch_exceptions=False)
+    said = CliRunner().invoke(cli, ["tasks", "check", str(file), "--out", str(checked), "--json"])
+    found = json.loads(said.stdout)["findings"]
+    assert [one["admitted"] for one in found] == [True, False]
+    assert found[0]["checks"]["apart"].startswith("skip: test_a.py uses the fixture tmp_path")
+    (admitted,) = read_tasks(checked)
+    assert (unproven([admitted]), admitted.id) == ([], task.id)
 
 
 def test_without_a_program_mutation_testing_is_skipped_and_says_so(runtime: Runtime) -> None:

@@ -197,6 +197,9 @@ def run_pytest(
 ) -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ.pop("PYTEST_ADDOPTS", None)
+    import asyncio
+    import inspect
+
     import pytest
 
     count_every_end()
@@ -207,6 +210,15 @@ def run_pytest(
             self.skipped: set[str] = set()
 
             self.expected: set[str] = set()
+
+        @pytest.hookimpl(tryfirst=True)  # type: ignore[untyped-decorator]
+        def pytest_pyfunc_call(self, pyfuncitem: Any) -> bool | None:
+            """Runs an asynchronous test in a new event loop; no plugin is there to do it."""
+            if not inspect.iscoroutinefunction(pyfuncitem.obj):
+                return None
+            wanted = pyfuncitem._fixtureinfo.argnames
+            asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+            return True
 
         def pytest_collection_finish(self, session: Any) -> None:
             self.expected = {item.nodeid for item in session.items if item.get_closest_marker("xfail")}

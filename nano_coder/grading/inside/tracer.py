@@ -1,4 +1,4 @@
-"""The tracer: runs in a jail and records which files a shell line opens, executes and looks for.
+"""The tracer: runs in a jail and records which files a shell line opens, writes, executes and looks for.
 
 The kernel announces every such system call of the line's processes (seccomp user notification), and the
 tracer lets it continue. Writes one JSON object to stdout; the line's two streams go to the tracer's stderr.
@@ -35,11 +35,16 @@ _CALLS: dict[str, tuple[int | None, int | None, int, int | None, int | None]] = 
     "statx": (332, 291, 1, 0, None), "access": (21, None, 0, None, None), "faccessat": (269, 48, 1, 0, None),
     "faccessat2": (439, 439, 1, 0, None), "readlink": (89, None, 0, None, None),
     "readlinkat": (267, 78, 1, 0, None), "execve": (59, 221, 0, None, None),
-    "execveat": (322, 281, 1, 0, None),
+    "execveat": (322, 281, 1, 0, None), "creat": (85, None, 0, None, None),
+    "rename": (82, None, 1, None, None), "renameat": (264, 38, 3, 2, None),
+    "renameat2": (316, 276, 3, 2, None),
+    "symlink": (88, None, 1, None, None), "symlinkat": (266, 36, 2, 1, None),
+    "link": (86, None, 1, None, None), "linkat": (265, 37, 3, 2, None),
 }  # fmt: skip
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _ALLOW, _NOTIFY, _NO_CALL = 0x7FFF_0000, 0x7FC0_0000, 0x0005_0000 | 38
 _RECEIVE, _ANSWER, _GO_ON = 0xC050_2100, 0xC018_2101, 1
+_MAKING = ("creat", "rename", "symlink", "link")
 _MOST_PATHS = 20_000
 _SOURCES = re.compile(r"\.(py|pyi|js|mjs|cjs|ts|tsx|jsx|rb|pl|pm|php|lua|sh)$")
 _MODULES = re.compile(r".*/(?:site-packages|dist-packages|lib-dynload|python3(?:\.\d+)?)/(.+)$")
@@ -135,6 +140,7 @@ class SyscallWatch:
         self.listed: list[TracedProcess] = []
         self.read: dict[str, dict[tuple[int, bool], None]] = {}
         self.missing: dict[str, dict[tuple[int, bool], None]] = {}
+        self.written: dict[str, dict[tuple[int, bool], None]] = {}
         self.looked: set[str] = set()
         self.modules: set[str] = set()
         self.programs: set[str] = set()
@@ -184,22 +190,28 @@ class SyscallWatch:
                 + path
             )
         path = _outside(os.path.normpath(path))
-        opened = name.startswith("open") and (flags is None or arguments[flags] & 3 != 1)
+        mode = arguments[flags] if flags is not None else 0
+        opened = name.startswith("open") and mode & 3 != 1
         if path.startswith(_WORK + "/"):
-            self._inside(pid, path, opened or executed)
+            made = name.startswith(_MAKING)
+            self._inside(pid, path, opened=opened or executed, written=made or mode & 3 != 0, made=made)
         elif executed:
             if os.path.exists(path):
                 self.programs.add(os.path.basename(path))
         elif opened and (found := _MODULES.match(path)):
             self.modules.add(found[1].replace("__pycache__/", "").split("/")[0].split(".")[0])
 
-    def _inside(self, pid: int, path: str, opened: bool) -> None:
-        if len(self.read) + len(self.missing) + len(self.looked) > _MOST_PATHS:
+    def _inside(self, pid: int, path: str, *, opened: bool, written: bool, made: bool) -> None:
+        if len(self.read) + len(self.missing) + len(self.looked) + len(self.written) > _MOST_PATHS:
             return
         process = self._process(pid)
         for name in dict.fromkeys((path, os.path.realpath(path))):
             short = name[len(_WORK) + 1 :]
             if not name.startswith(_WORK + "/") or os.path.isdir(name):
+                continue
+            if written:
+                self.written.setdefault(short, {})[process.number, process.early] = None
+            if made:
                 continue
             if not os.path.lexists(name):
                 self.missing.setdefault(short, {})[process.number, process.early] = None
@@ -234,6 +246,7 @@ class SyscallWatch:
         return {
             "processes": [[[a[:500] for a in p.argv[:50]], p.folder, p.path] for p in self.listed],
             "read": {path: list(by) for path, by in self.read.items()},
+            "written": {path: list(by) for path, by in self.written.items()},
             "missing": {path: list(by) for path, by in self.missing.items()},
             "looked": sorted(self.looked),
             "modules": sorted(self.modules),

@@ -35,7 +35,11 @@ _FUNCTIONS = (
 )  # fmt: skip
 _SCALARS = frozenset({type(None), bool, int, float, str})
 _VIEWS = {type({}.keys()): "K", type({}.values()): "V", type({}.items()): "I"}
-_MOMENTS = {"date": datetime.date, "datetime": datetime.datetime, "time": datetime.time}
+_DAY, _HOUR = ("year", "month", "day"), ("hour", "minute", "second", "microsecond")
+_MOMENTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "date": (datetime.date, _DAY), "time": (datetime.time, _HOUR),
+    "datetime": (datetime.datetime, (*_DAY, *_HOUR)),
+}  # fmt: skip
 _MUTABLE = (
     list, dict, set, bytearray, collections.deque, collections.OrderedDict, collections.defaultdict,
     collections.Counter,
@@ -135,9 +139,9 @@ class Crossing:
             return {"S": str(value)}
         if kind is datetime.timedelta:
             return {"D": [value.days, value.seconds, value.microseconds]}
-        for name, moment in _MOMENTS.items():
+        for name, (moment, named) in _MOMENTS.items():
             if kind is moment:
-                return {"M": [name, value.isoformat()]}
+                return {"M": [name, [getattr(value, part) for part in named], *_zone(value)]}
         if kind is type and value in _TYPE_NAMES:
             return {"T": _TYPE_NAMES[value]}
         if plain_values.standard(kind, "fractions", "Fraction") and kind.__name__ == "Fraction":
@@ -301,7 +305,7 @@ class Crossing:
         if tag == "D":
             return datetime.timedelta(*payload)
         if tag == "M":
-            return _MOMENTS[payload[0]].fromisoformat(payload[1])  # type: ignore[attr-defined]
+            return _moment(*payload)
         if tag == "S":
             return {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}[payload]
         if tag == "T":
@@ -459,6 +463,22 @@ _MADE: dict[str, Callable[[Crossing, Any, int], Any]] = {
     "n": Crossing._named_tuple, "R": Crossing._object, "e": Crossing.unpack_error, "Q": Crossing._error_class,
     "L": Crossing._module,
 }  # fmt: skip
+
+
+def _zone(value: Any) -> tuple[Any, ...]:
+    """Offset from UTC in microseconds and fold, so that no zone of the solution's is asked again."""
+    if type(value) is datetime.date:
+        return ()
+    offset = value.utcoffset()
+    return (None if offset is None else offset // datetime.timedelta(microseconds=1), value.fold)
+
+
+def _moment(name: str, parts: list[int], offset: int | None = None, fold: int = 0) -> Any:
+    kind, names = _MOMENTS[name]
+    if kind is datetime.date:
+        return kind(*parts)
+    zone = None if offset is None else datetime.timezone(datetime.timedelta(microseconds=offset))
+    return kind(**dict(zip(names, parts, strict=True)), tzinfo=zone, fold=fold)
 
 
 def _lent_as(kind: type[Any]) -> str | None:
