@@ -81,7 +81,9 @@ def test_no_child_interpreter_on_the_host_imports_from_the_current_folder() -> N
         tree = ast.parse(path.read_text())
         commands = [node.elts[0] for node in ast.walk(tree) if isinstance(node, ast.List) and node.elts]
         own += [path.name for first in commands if ast.unparse(first) == "sys.executable"]
-        spawns = any(isinstance(n, ast.Constant) and n.value in ("spawn", "forkserver") for n in ast.walk(tree))
+        spawns = any(
+            isinstance(n, ast.Constant) and n.value in ("spawn", "forkserver") for n in ast.walk(tree)
+        )
         if spawns or "multiprocessing.Process" in path.read_text():
             assert "nano_shared.interpreter" in imports(path), path
     # it runs in a container of others, and needs this package no more than nano_rl itself

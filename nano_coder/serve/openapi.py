@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 from nano_coder import __version__
 from nano_coder.serve import anthropic, chat, completions, responses
+from nano_coder.serve.given_reward import MOST_REWARD
 
 JsonSchema = dict[str, Any]
 _TEXT: JsonSchema = {"type": "string"}
@@ -90,7 +91,9 @@ _BODIES: dict[str, JsonSchema] = {
         messages=_list(_message(chat.ROLES), 1),
     ),
     "detokenize": _object(["tokens"], model=_TEXT, tokens=_IDS),
-    "reward": _object(["reward"], reward=_number(-1e6, 1e6), components=_OBJECT, replace=_FLAG),
+    "reward": _object(
+        ["reward"], reward=_number(-MOST_REWARD, MOST_REWARD), components=_OBJECT, replace=_FLAG
+    ),
     "load_lora_adapter": _object(["lora_name", "lora_path"], **_NAME, lora_path=_TEXT, load_inplace=_FLAG),
     "unload_lora_adapter": _object(["lora_name"], **_NAME),
 }  # fmt: skip

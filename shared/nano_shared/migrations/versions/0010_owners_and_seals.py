@@ -1,0 +1,17 @@
+"""Sessions belong to the key that began them, and verdicts are sealed with what they judged."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0010"
+down_revision = "0009"
+
+
+def upgrade() -> None:
+    op.add_column("log_requests", sa.Column("owner", sa.Text, nullable=False, server_default=""))
+    op.add_column("log_verdicts", sa.Column("seal", sa.Text))
+
+
+def downgrade() -> None:
+    op.drop_column("log_verdicts", "seal")
+    op.drop_column("log_requests", "owner")
