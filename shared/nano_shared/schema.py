@@ -217,7 +217,6 @@ verdicts = Table(
     Column("grader", ExactText, nullable=False),
     Column("graded_hash", ExactText, nullable=False),
     Column("check_run", Json),
-    Column("seal", ExactText),  # hash of the verdict and of what it judged; NULL in older versions
     Index("log_verdicts_run", "run_id", "id"),
 )
 

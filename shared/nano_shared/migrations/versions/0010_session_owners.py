@@ -1,4 +1,4 @@
-"""Sessions belong to the key that began them, and verdicts are sealed with what they judged."""
+"""Sessions of clients belong to the key that began them."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,9 +9,7 @@ down_revision = "0009"
 
 def upgrade() -> None:
     op.add_column("log_requests", sa.Column("owner", sa.Text, nullable=False, server_default=""))
-    op.add_column("log_verdicts", sa.Column("seal", sa.Text))
 
 
 def downgrade() -> None:
-    op.drop_column("log_verdicts", "seal")
     op.drop_column("log_requests", "owner")
