@@ -72,7 +72,7 @@ GENERATOR = "nano-serve 1"
 _TASK_PREFIX = "served-"
 
 
-class Session(NamedTuple):
+class ClientSession(NamedTuple):
     """What a client's conversations are of: another owner's session of the same name is another."""
 
     name: str = ""
@@ -86,7 +86,7 @@ class Session(NamedTuple):
         return f"{self.name}@{self.owner}" if self.owner else self.name
 
 
-_NAMELESS = Session()
+_NAMELESS = ClientSession()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ class _Held:
     run: Trajectory
     model: ServedModel
     """that answers it to its end"""
-    session: Session
+    session: ClientSession
     client: str = ""
     """user agent of the last request"""
     owner: int
@@ -207,8 +207,8 @@ class Conversations:
         self._lock = threading.Condition()
         """notified when a turn was sampled"""
         self._held: OrderedDict[str, _Held] = OrderedDict()
-        self._by_key: dict[tuple[Session, str], list[tuple[_Held, int]]] = {}
-        self._sought: list[tuple[Session, frozenset[str]]] = []
+        self._by_key: dict[tuple[ClientSession, str], list[tuple[_Held, int]]] = {}
+        self._sought: list[tuple[ClientSession, frozenset[str]]] = []
         """session and keys of each request that looks for its conversation, which is held meanwhile"""
         self._owners = 0
         self._began = time.time()
@@ -221,7 +221,7 @@ class Conversations:
     # ---------------------------------------------------------------------------------- answering
 
     def answer(
-        self, request: ModelRequest, session: Session = _NAMELESS, on_text: OnText | None = None,
+        self, request: ModelRequest, session: ClientSession = _NAMELESS, on_text: OnText | None = None,
         model: ServedModel | None = None, client: str = "",
     ) -> ModelAnswer:  # fmt: skip
         """Sample the next turn of a conversation, and log it, with the user agent of its client.
@@ -277,7 +277,7 @@ class Conversations:
         return replace(request, sampling=sampling, more={})
 
     @contextmanager
-    def _seeking(self, session: Session, keys: Sequence[str]) -> Iterator[None]:
+    def _seeking(self, session: ClientSession, keys: Sequence[str]) -> Iterator[None]:
         """Meanwhile no conversation is forgotten that one of the keys is of."""
         sought = (session, frozenset(keys))
         with self._lock:
@@ -294,7 +294,7 @@ class Conversations:
         )
 
     def _recall(
-        self, request: ModelRequest, keys: Sequence[str], session: Session, model: ServedModel
+        self, request: ModelRequest, keys: Sequence[str], session: ClientSession, model: ServedModel
     ) -> None:
         """Hold those of the log's conversations that the request may continue, where none is held: they are
         of an earlier server, or were forgotten."""
@@ -310,7 +310,7 @@ class Conversations:
             if key == missing[longest]:
                 self._hold_again(run, session, model)
 
-    def _hold_again(self, run_id: str, session: Session, model: ServedModel) -> None:
+    def _hold_again(self, run_id: str, session: ClientSession, model: ServedModel) -> None:
         """Hold a conversation of the log, if this model reads what it read and nothing of it was hidden.
 
         It goes on as itself if it is open, and these weights and no other live server answered it last.
@@ -337,7 +337,7 @@ class Conversations:
                 self._by_key.setdefault((session, key), []).append((held, turns))
 
     def _place(
-        self, request: ModelRequest, keys: Sequence[str], session: Session, model: ServedModel
+        self, request: ModelRequest, keys: Sequence[str], session: ClientSession, model: ServedModel
     ) -> tuple[_Held, tuple[ClientMessage, ...]]:
         """The conversation that the request continues or begins, marked as busy, and its new messages.
 
@@ -395,7 +395,7 @@ class Conversations:
         return self._hold(fork, held.session, held.keys[:turns], model)
 
     def _begin(
-        self, request: ModelRequest, session: Session, model: ServedModel, parents: Sequence[str] = ()
+        self, request: ModelRequest, session: ClientSession, model: ServedModel, parents: Sequence[str] = ()
     ) -> _Held:
         ambiguous = bool(parents)
         first = next((m.text for m in request.messages if m.role is Role.USER), "")
@@ -432,7 +432,7 @@ class Conversations:
         )
         return self._hold(run, session, [], model)
 
-    def _hold(self, run: Trajectory, session: Session, keys: list[str], model: ServedModel) -> _Held:
+    def _hold(self, run: Trajectory, session: ClientSession, keys: list[str], model: ServedModel) -> _Held:
         self._owners += 1
         held = _Held(run=run, model=model, session=session, owner=self._owners, keys=list(keys), busy=True)
         self._held[run.id] = held
@@ -567,7 +567,7 @@ class Conversations:
             conversation.append(message)
         return policy.delta(conversation)
 
-    def log_scored(self, request: ModelRequest, session: Session, model: ServedModel) -> None:
+    def log_scored(self, request: ModelRequest, session: ClientSession, model: ServedModel) -> None:
         """Log a prompt that was scored: a run without turns."""
         with self._lock:
             held = self._begin(request, session, model)

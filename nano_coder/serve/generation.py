@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from nano_coder.serve.conversations import Conversations, ServedModel, Session
+from nano_coder.serve.conversations import ClientSession, Conversations, ServedModel
 from nano_coder.serve.http_json import data_line, error_shape
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest, OnText, TextDelta
 from nano_coder.serve.server_metrics import ServerMetrics
@@ -44,7 +44,7 @@ class ClientGone(Exception):
 class Client:
     """Who asks, in which session, and since when."""
 
-    session: Session
+    session: ClientSession
     agent: str
     """its user agent"""
     headers: Mapping[str, str]
@@ -58,7 +58,7 @@ class Client:
         connected = threading.Event()
         connected.set()
         return cls(
-            session=Session(_session_name(request), request.state.owner),
+            session=ClientSession(_session_name(request), request.state.owner),
             agent=request.headers.get("user-agent", "")[:200],
             headers=request.headers, received=time.time(), connected=connected,
         )  # fmt: skip
