@@ -74,6 +74,22 @@ def test_one_place_turns_any_exception_into_data() -> None:
     assert sorted(place.partition(":")[0] for place in broad) == ours
 
 
+def test_no_child_interpreter_on_the_host_imports_from_the_current_folder() -> None:
+    """A project's `json.py` would run outside every jail."""
+    own = []
+    for _, path in modules():
+        tree = ast.parse(path.read_text())
+        commands = [node.elts[0] for node in ast.walk(tree) if isinstance(node, ast.List) and node.elts]
+        own += [path.name for first in commands if ast.unparse(first) == "sys.executable"]
+        spawns = any(
+            isinstance(n, ast.Constant) and n.value in ("spawn", "forkserver") for n in ast.walk(tree)
+        )
+        if spawns or "multiprocessing.Process" in path.read_text():
+            assert "nano_shared.interpreter" in imports(path), path
+    # it runs in a container of others, and needs this package no more than nano_rl itself
+    assert sorted(set(own) - {"harbor_grade.py"}) == ["interpreter.py"]
+
+
 def test_the_wheel_holds_the_three_packages_and_nothing_else(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)

@@ -7,7 +7,6 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ from typer import Option
 
 from nano_coder.commands.options import agent_options, configured
 from nano_coder.config import AgentConfig
+from nano_coder.serve.access import Access, opened_access
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings_options import Settings
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nano_shared.store import LogStore
 
 API_PROFILE = "api-1"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @agent_options("model", "base_url", "dtype", "profile", "log")
@@ -61,7 +60,7 @@ def command(
     name its session, which POST /sessions/NAME/reward rewards.
     """
     config, _ = configured(settings)
-    refuse_open_host(host, key)
+    access = opened_access(host, key, admin_key, variables=("NANO_SERVE_KEY", "NANO_SERVE_ADMIN_KEY"))
     if upstream is not None:
         config = _before(upstream, config)
     if config.profile is None and (config.model or "").startswith("openai:"):
@@ -86,9 +85,9 @@ def command(
         end_interrupted(store, idle)
         opener = _ModelOpener(config, store)
         conversations = Conversations(opener.open(config.model))
-        viewer = _viewer(store, key, admin_key)
+        viewer = _viewer(store, access)
         app = serve_app(
-            conversations, keys=key or (), admin_keys=admin_key or (), tracing=tracing,
+            conversations, access=access, tracing=tracing,
             adapters=opener.adapters(conversations.model),
             promoted=None if config.model else lambda: opener.promoted(conversations.model),
             limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
@@ -119,15 +118,13 @@ def _hold_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1 << 16) if hard >= 0 else 1 << 16, hard))
 
 
-def _viewer(
-    store: LogStore, keys: Sequence[str] | None, admin_keys: Sequence[str] | None
-) -> Starlette | None:
+def _viewer(store: LogStore, access: Access) -> Starlette | None:
     """The viewer over the log; None where clients have keys and nobody has an admin key, since who may only
     infer does not read what others asked."""
     from nano_coder.view.answers import LogView
     from nano_coder.view.app import view_app
 
-    return view_app(LogView(store), keys=admin_keys or ()) if admin_keys or not keys else None
+    return view_app(LogView(store), access) if access.admin_keys or not access.keys else None
 
 
 class _ModelOpener:
@@ -193,12 +190,6 @@ def _before(url: str, config: AgentConfig) -> AgentConfig:
             raise UsageError(f"{url} {some}: name one with --model NAME")
         name = names[0]
     return config.model_copy(update={"base_url": url, "model": f"openai:{name}"})
-
-
-def refuse_open_host(host: str, keys: Sequence[str] | None) -> None:
-    """Raises UsageError for an address that other machines reach, without a key."""
-    if host not in _LOOPBACK and not keys:
-        raise UsageError(f"--host {host} is reached from other machines: give clients a --key")
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
@@ -12,7 +13,8 @@ from urllib.parse import quote
 from typer import Argument, Option
 
 from nano_coder.commands.options import Log, open_log
-from nano_coder.commands.serve import listening_socket, refuse_open_host
+from nano_coder.commands.serve import listening_socket
+from nano_coder.serve.access import Access, opened_access
 from nano_shared.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -50,8 +52,8 @@ def command(
 
     It changes nothing, loads nothing from elsewhere, and follows what is logged meanwhile.
     """
-    refuse_open_host(host, key)
     if out is None:
+        access = opened_access(host, key, variables=("NANO_VIEW_KEY",))
         _refuse_missing_library()
         listening = listening_socket(host, port)
     elif not out.absolute().parent.is_dir():
@@ -70,7 +72,7 @@ def command(
         print(out)
         return 0
     print(f"{store.url} on http://{host}:{listening.getsockname()[1]}/{start}", file=sys.stderr, flush=True)
-    _serve(view, listening, key or ())
+    _serve(view, listening, replace(access, admin_keys=access.keys))
     return 0
 
 
@@ -84,12 +86,12 @@ def _refuse_missing_library() -> None:
         ) from None
 
 
-def _serve(view: LogView, listening: socket.socket, keys: Sequence[str]) -> None:
+def _serve(view: LogView, listening: socket.socket, access: Access) -> None:
     import uvicorn
 
     from nano_coder.view.app import view_app
 
-    uvicorn.Server(uvicorn.Config(view_app(view, keys=keys), log_level="warning")).run(sockets=[listening])
+    uvicorn.Server(uvicorn.Config(view_app(view, access), log_level="warning")).run(sockets=[listening])
 
 
 def _scores(model: str) -> Callable[[Trajectory], TokenColumns]:

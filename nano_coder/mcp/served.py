@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from nano_coder import __version__
 from nano_coder.mcp.connection import require_sdk
+from nano_shared.interpreter import own_python
 
-_COMMAND = [sys.executable, "-c", "from nano_coder.cli import main; main()"]
+_COMMAND = own_python("-c", "from nano_coder.cli import main; main()")
 _MOST_SHOWN = 400_000
 """characters of an answer"""
 

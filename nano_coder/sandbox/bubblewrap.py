@@ -27,6 +27,7 @@ from nano_coder.sandbox.launcher import files, kernel, root
 from nano_coder.sandbox.request import check_limits, minimal_environment, seal
 from nano_coder.sandbox.root_plan import layers, plan_root, rlimits, unused_uid
 from nano_shared.errors import SandboxError
+from nano_shared.interpreter import own_python
 from nano_shared.types import Limits
 
 SEARCHED = "/usr/bin:/usr/local/bin:/bin"
@@ -156,7 +157,7 @@ class BubblewrapRun(HeldProgram):
             argv = [settings.program, "--args", str(arguments), "--", *inside]
             if settings.staged:
                 code = _STAGE.format(path=str(Path(__file__).parent), call=(settings.owner, sources, argv))
-                argv = [sys.executable, "-I", "-S", "-X", "utf8", "-c", code]
+                argv = own_python("-I", "-S", "-X", "utf8", "-c", code)
             self._process = _popen(
                 argv,
                 None if settings.staged else settings.owner,

@@ -26,6 +26,7 @@ from nano_coder.sandbox.folder_jail import HeldProgram, ProgramSpec
 from nano_coder.sandbox.launcher import root
 from nano_coder.sandbox.request import python_program, seal
 from nano_shared.errors import SandboxError
+from nano_shared.interpreter import own_python
 
 PATIENCE_S = 60.0
 """for podman to answer, to start a container, and to remove it"""
@@ -61,7 +62,7 @@ class CarriedPython:
 @functools.cache
 def carried_python() -> CarriedPython:
     """Started through the host's own dynamic loader, with the host's folders of libraries."""
-    argv = [sys.executable, "-I", "-S", "-c", _MAPS]
+    argv = own_python("-I", "-S", "-c", _MAPS)
     maps = subprocess.run(argv, env={}, capture_output=True, text=True, check=True).stdout
     fields = (line.split(None, 5) for line in maps.splitlines())
     mapped = {os.path.realpath(each[5]) for each in fields if len(each) == 6 and ".so" in each[5]}

@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.request import RunnerClient
 from nano_coder.sandbox.root_plan import cannot_isolate
 from nano_shared.errors import SandboxError
+from nano_shared.interpreter import own_python
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from launcher.zygote import main; main()"
 _PATIENCE_S = 30.0
@@ -43,7 +43,7 @@ class Launcher:
         self._errors = os.memfd_create("launcher-errors")
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _START, str(Path(__file__).parent)],
+                own_python("-I", "-S", "-c", _START, str(Path(__file__).parent)),
                 env={},
                 cwd="/",
                 stdin=theirs.fileno(),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -22,6 +20,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.models.local.constraint import MISSING
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve import anthropic, chat, completions, responses, upstream
+from nano_coder.serve.access import RIGHTS, Access, Action
 from nano_coder.serve.adapters import Adapters
 from nano_coder.serve.answer_form import grammar_of
 from nano_coder.serve.completions import CompletionRequest
@@ -33,6 +32,7 @@ from nano_coder.serve.generation import (
     Generation,
     ServerLimits,
 )
+from nano_coder.serve.given_reward import MOST_COMPONENTS, MOST_REWARD
 from nano_coder.serve.http_json import ERROR_HANDLERS, data_line, error_response, read_body
 from nano_coder.serve.openapi import check_fields, openapi
 from nano_coder.serve.request import BadRequest, ClientMessage, ModelRequest
@@ -47,7 +47,6 @@ from nano_shared.types import Role
 if TYPE_CHECKING:
     from nano_coder.models.local.engine import TokenScore
 
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 _OPEN = {"continue_final_message": True, "add_generation_prompt": False}
 _PASSED_ON = {"response_format": None, "tool_choice": None, **dict.fromkeys(_OPEN)}
 """what the server behind reads itself"""
@@ -66,20 +65,18 @@ class Server:
         self,
         conversations: Conversations,
         *,
-        keys: Sequence[str] = (),
-        admin_keys: Sequence[str] = (),
+        access: Access | None = None,
         limits: ServerLimits | None = None,
         promoted: Promoted | None = None,
         adapters: Adapters | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Without `admin_keys` nobody loads adapters."""
         self._limits = limits or ServerLimits()
         self._conversations = conversations
         self._models = ServedModels(conversations, adapters, promoted)
         self._metrics = ServerMetrics(conversations.model.name)
         self._generation = Generation(conversations, self._metrics, self._limits, tracing)
-        self._keys, self._admin_keys = tuple(keys), tuple(admin_keys)
+        self._access = access or Access()
 
     # ------------------------------------------------------------------------------------- models
 
@@ -106,13 +103,11 @@ class Server:
         return JSONResponse(card)
 
     async def load_adapter(self, request: Request) -> Response:
-        self._check_admin(request)
         return JSONResponse(
             {"loaded": await asyncio.to_thread(self._models.load_adapter, await self._read(request))}
         )
 
     async def unload_adapter(self, request: Request) -> Response:
-        self._check_admin(request)
         return JSONResponse(
             {"unloaded": await asyncio.to_thread(self._models.unload_adapter, await self._read(request))}
         )
@@ -265,24 +260,20 @@ class Server:
     async def session(self, request: Request) -> Response:
         session = request.path_params["session"]
         try:
-            runs = await asyncio.to_thread(self._conversations.runs, session)
+            runs = await asyncio.to_thread(self._conversations.runs, session, self._owner(request))
             return JSONResponse({"session": session, "runs": runs})
         except UnknownSession:
             raise BadRequest(f"no conversation in session {session!r:.100}", status=404) from None
 
     async def reward(self, request: Request) -> Response:
         body, session = await self._read(request), request.path_params["session"]
-        value = number(body, "reward", float, -1e6, 1e6, None)
-        if value is None:
-            raise BadRequest('reward is missing; send {"reward": 1}', param="reward")
-        components = body.get("components") or {}
-        if not isinstance(components, Mapping) or not all(
-            isinstance(v, int | float) for v in components.values()
-        ):
-            raise BadRequest("components must be numbers by name", param="components")
+        value, components = _read_reward(body)
         give, replace = self._conversations.reward, body.get("replace") is True
+        if replace:
+            self._access.check(request, Action.REPLACE)
+        owner = self._owner(request)
         try:
-            runs = await asyncio.to_thread(give, session, value, dict(components), replace=replace)
+            runs = await asyncio.to_thread(give, session, value, components, replace=replace, owner=owner)
         except UnknownSession:
             raise BadRequest(f"no conversation in session {session!r:.100}", status=404) from None
         except UsageError as problem:
@@ -338,22 +329,15 @@ class Server:
 
     # ------------------------------------------------------------------------------- keys and life
 
-    def check(self, request: Request) -> None:
-        """Raises BadRequest for a wrong key, and for a host name that is not this server's."""
-        if self._keys:
-            if not _has_key(request, (*self._keys, *self._admin_keys)):
-                raise BadRequest("wrong or missing API key", status=401, code="invalid_api_key")
-        elif _host(request) not in _LOOPBACK:  # a page of the web whose name resolves to this machine
-            raise BadRequest(f"this server does not answer to the host {_host(request)!r:.100}", status=403)
-        elif (origin := request.headers.get("origin")) and urlsplit(origin).hostname not in _LOOPBACK:
-            raise BadRequest(f"this server does not answer to pages of {origin!r:.100}", status=403)
+    def admit(self, request: Request, action: Action) -> None:
+        """Raises BadRequest where this caller may not do that."""
+        self._access.check(request, action)
+        request.state.owner = self._access.owner(request)
 
-    def _check_admin(self, request: Request) -> None:
-        """Raises BadRequest without an admin key."""
-        if not self._admin_keys:
-            raise BadRequest("this server loads no adapters: start it with --admin-key", status=403)
-        if not _has_key(request, self._admin_keys):
-            raise BadRequest("wrong or missing admin key", status=401, code="invalid_api_key")
+    def _owner(self, request: Request) -> str | None:
+        """Whose sessions this caller may read and reward; None: everybody's."""
+        anybody = self._access.caller(request) in RIGHTS[Action.ANY_SESSION]
+        return None if anybody else str(request.state.owner)
 
     def start(self) -> None:
         self._models.start_engine(self._models.current.policy)
@@ -374,8 +358,7 @@ class Server:
 def serve_app(
     conversations: Conversations,
     *,
-    keys: Sequence[str] = (),
-    admin_keys: Sequence[str] = (),
+    access: Access | None = None,
     limits: ServerLimits | None = None,
     promoted: Promoted | None = None,
     adapters: Adapters | None = None,
@@ -385,8 +368,7 @@ def serve_app(
     """The application over these conversations, and the viewer below /view/ (which checks its own keys).
     `promoted` is asked every two seconds."""
     server = Server(
-        conversations, keys=keys, admin_keys=admin_keys, limits=limits, promoted=promoted, adapters=adapters,
-        tracing=tracing,
+        conversations, access=access, limits=limits, promoted=promoted, adapters=adapters, tracing=tracing
     )  # fmt: skip
 
     @asynccontextmanager
@@ -397,11 +379,16 @@ def serve_app(
         sweeping.cancel()
         await asyncio.to_thread(server.stop)
 
-    routes = [Route("/health", server.health), Route("/metrics", _endpoint(server, server.metrics))]
+    routes = [
+        Route("/health", _endpoint(server, server.health, Action.HEALTH)),
+        Route("/metrics", _endpoint(server, server.metrics, Action.METRICS)),
+    ]
     routes += [*_apis(server, ""), *_apis(server, "/sessions/{session}")]
     routes += [
-        Route("/v1/load_lora_adapter", _endpoint(server, server.load_adapter), methods=["POST"]),
-        Route("/v1/unload_lora_adapter", _endpoint(server, server.unload_adapter), methods=["POST"]),
+        Route(f"/v1/{name}_lora_adapter", _endpoint(server, handler, Action.LOAD), methods=["POST"])
+        for name, handler in (("load", server.load_adapter), ("unload", server.unload_adapter))
+    ]
+    routes += [
         Route("/sessions/{session}", _endpoint(server, server.session)),
         Route("/sessions/{session}/reward", _endpoint(server, server.reward), methods=["POST"]),
         *([Mount("/view", viewer)] if viewer is not None else ()),
@@ -452,16 +439,27 @@ def _local(policy: Any) -> LocalPolicy:
     return policy
 
 
-def _has_key(request: Request, keys: Sequence[str]) -> bool:
-    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-    given = request.headers.get("x-api-key") or bearer
-    return any([hmac.compare_digest(given.encode(), key.encode()) for key in keys])
+def _read_reward(body: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
+    """The reward of a request and its components. Raises BadRequest."""
+    value = number(body, "reward", float, -MOST_REWARD, MOST_REWARD, None)
+    if value is None:
+        raise BadRequest('reward is missing; send {"reward": 1}', param="reward")
+    given = body.get("components") or {}
+    if not isinstance(given, Mapping) or len(given) > MOST_COMPONENTS or any(len(n) > 100 for n in given):
+        raise BadRequest(
+            f"components must be at most {MOST_COMPONENTS} numbers by names of 100 characters",
+            param="components",
+        )
+    numbers = {n: number(given, n, float, -MOST_REWARD, MOST_REWARD, None) for n in given}
+    if None in numbers.values():
+        raise BadRequest("components must be numbers, and null is none", param="components")
+    return value, numbers
 
 
-def _endpoint(server: Server, handler: Any) -> Any:
+def _endpoint(server: Server, handler: Any, action: Action = Action.INFER) -> Any:
     async def endpoint(request: Request) -> Response:
         try:
-            server.check(request)
+            server.admit(request, action)
             response: Response = await handler(request)
         except (NanoError, BadRequest) as problem:
             response = error_response(request, problem)
@@ -484,8 +482,3 @@ def _named(events: anthropic.MessageEvents | responses.ResponseEvents) -> EventW
         end=lambda at, answer: lines(events.end(answer)),
         error=getattr(events, "error", dict),
     )
-
-
-def _host(request: Request) -> str:
-    host = request.headers.get("host", "")
-    return host if host.endswith("]") else host.rpartition(":")[0] or host

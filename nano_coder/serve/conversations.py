@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nano_coder import __version__
 from nano_coder.agent.dialects.api import API
@@ -70,6 +70,23 @@ _PATIENCE_SECONDS = 60.0
 """for turns that are being sampled when their agent ends; each ends with its next token"""
 GENERATOR = "nano-serve 1"
 _TASK_PREFIX = "served-"
+
+
+class ClientSession(NamedTuple):
+    """What a client's conversations are of: another owner's session of the same name is another."""
+
+    name: str = ""
+    """empty for a client that named none"""
+    owner: str = ""
+    """of its key; empty without one"""
+
+    @property
+    def label(self) -> str:
+        """One name for both, for a server behind."""
+        return f"{self.name}@{self.owner}" if self.owner else self.name
+
+
+_NAMELESS = ClientSession()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +179,7 @@ class _Held:
     run: Trajectory
     model: ServedModel
     """that answers it to its end"""
-    session: str
+    session: ClientSession
     client: str = ""
     """user agent of the last request"""
     owner: int
@@ -190,8 +207,8 @@ class Conversations:
         self._lock = threading.Condition()
         """notified when a turn was sampled"""
         self._held: OrderedDict[str, _Held] = OrderedDict()
-        self._by_key: dict[tuple[str, str], list[tuple[_Held, int]]] = {}
-        self._sought: list[tuple[str, frozenset[str]]] = []
+        self._by_key: dict[tuple[ClientSession, str], list[tuple[_Held, int]]] = {}
+        self._sought: list[tuple[ClientSession, frozenset[str]]] = []
         """session and keys of each request that looks for its conversation, which is held meanwhile"""
         self._owners = 0
         self._began = time.time()
@@ -204,7 +221,7 @@ class Conversations:
     # ---------------------------------------------------------------------------------- answering
 
     def answer(
-        self, request: ModelRequest, session: str = "", on_text: OnText | None = None,
+        self, request: ModelRequest, session: ClientSession = _NAMELESS, on_text: OnText | None = None,
         model: ServedModel | None = None, client: str = "",
     ) -> ModelAnswer:  # fmt: skip
         """Sample the next turn of a conversation, and log it, with the user agent of its client.
@@ -260,7 +277,7 @@ class Conversations:
         return replace(request, sampling=sampling, more={})
 
     @contextmanager
-    def _seeking(self, session: str, keys: Sequence[str]) -> Iterator[None]:
+    def _seeking(self, session: ClientSession, keys: Sequence[str]) -> Iterator[None]:
         """Meanwhile no conversation is forgotten that one of the keys is of."""
         sought = (session, frozenset(keys))
         with self._lock:
@@ -276,7 +293,9 @@ class Conversations:
             held.session == session and not keys.isdisjoint(held.keys) for session, keys in self._sought
         )
 
-    def _recall(self, request: ModelRequest, keys: Sequence[str], session: str, model: ServedModel) -> None:
+    def _recall(
+        self, request: ModelRequest, keys: Sequence[str], session: ClientSession, model: ServedModel
+    ) -> None:
         """Hold those of the log's conversations that the request may continue, where none is held: they are
         of an earlier server, or were forgotten."""
         answered = [at for at, m in enumerate(request.messages[:-1]) if m.role is Role.ASSISTANT]
@@ -285,13 +304,13 @@ class Conversations:
         missing = [keys[at] for at in answered if not held or at > held[-1]]
         if self._episode is not None or not missing:
             return
-        found = model.store.answers(session, missing)
+        found = model.store.answers(session.name, session.owner, missing)
         longest = max((missing.index(key) for _, _, key in found), default=-1)
         for run, _, key in found:
             if key == missing[longest]:
                 self._hold_again(run, session, model)
 
-    def _hold_again(self, run_id: str, session: str, model: ServedModel) -> None:
+    def _hold_again(self, run_id: str, session: ClientSession, model: ServedModel) -> None:
         """Hold a conversation of the log, if this model reads what it read and nothing of it was hidden.
 
         It goes on as itself if it is open, and these weights and no other live server answered it last.
@@ -318,7 +337,7 @@ class Conversations:
                 self._by_key.setdefault((session, key), []).append((held, turns))
 
     def _place(
-        self, request: ModelRequest, keys: Sequence[str], session: str, model: ServedModel
+        self, request: ModelRequest, keys: Sequence[str], session: ClientSession, model: ServedModel
     ) -> tuple[_Held, tuple[ClientMessage, ...]]:
         """The conversation that the request continues or begins, marked as busy, and its new messages.
 
@@ -376,7 +395,7 @@ class Conversations:
         return self._hold(fork, held.session, held.keys[:turns], model)
 
     def _begin(
-        self, request: ModelRequest, session: str, model: ServedModel, parents: Sequence[str] = ()
+        self, request: ModelRequest, session: ClientSession, model: ServedModel, parents: Sequence[str] = ()
     ) -> _Held:
         ambiguous = bool(parents)
         first = next((m.text for m in request.messages if m.role is Role.USER), "")
@@ -413,7 +432,7 @@ class Conversations:
         )
         return self._hold(run, session, [], model)
 
-    def _hold(self, run: Trajectory, session: str, keys: list[str], model: ServedModel) -> _Held:
+    def _hold(self, run: Trajectory, session: ClientSession, keys: list[str], model: ServedModel) -> _Held:
         self._owners += 1
         held = _Held(run=run, model=model, session=session, owner=self._owners, keys=list(keys), busy=True)
         self._held[run.id] = held
@@ -479,7 +498,7 @@ class Conversations:
         if not run.own_turns:
             store.begin(run)
         answered = content_hash([key, answer.message.key])
-        asked = ClientRequest(held.session, held.client, answered)
+        asked = ClientRequest(held.session.name, held.client, answered, held.session.owner)
         try:
             store.append_turn(run.id, turn, None if self._episode else asked)
         except LogError:
@@ -514,7 +533,7 @@ class Conversations:
         if model.upstream and self._episode is None:
             relay = upstream.Relay(on_text or _read)
             completion = model.upstream.answer(
-                conversation, request.sampling, more=request.more, session=held.session, on_answer=relay
+                conversation, request.sampling, more=request.more, session=held.session.label, on_answer=relay
             )
             return completion, ()
         if on_text and request.tools and not model.upstream:
@@ -552,7 +571,7 @@ class Conversations:
         policy.refuse_long(said, contexts * policy.context_limit)
         return (*policy.delta(conversation), *policy.template.encoder.text(request.prefill))
 
-    def log_scored(self, request: ModelRequest, session: str, model: ServedModel) -> None:
+    def log_scored(self, request: ModelRequest, session: ClientSession, model: ServedModel) -> None:
         """Log a prompt that was scored: a run without turns."""
         with self._lock:
             held = self._begin(request, session, model)
@@ -565,24 +584,26 @@ class Conversations:
 
     # ------------------------------------------------------------------------------------ sessions
 
-    def runs(self, session: str) -> list[str]:
-        """Ids of the runs of a session, oldest first, also of an earlier server. Raises UnknownSession."""
-        if not (found := self.model.store.session_runs(session)):
+    def runs(self, session: str, owner: str | None = None) -> list[str]:
+        """Ids of the runs of a session, oldest first, also of an earlier server; those of all owners where
+        `owner` is None. Raises UnknownSession."""
+        if not (found := self.model.store.session_runs(session, owner)):
             raise UnknownSession(session)
         return found
 
     def reward(
         self, session: str, reward: float, components: Mapping[str, float] | None = None, *,
-        replace: bool = False,
+        replace: bool = False, owner: str | None = None,
     ) -> list[str]:  # fmt: skip
-        """End the runs of a session, and give this reward to those that have none. Returns their ids.
+        """End the runs of a session as `runs` finds them, and give this reward to those that have none.
+        Returns their ids.
 
         Raises UnknownSession, and UsageError where each has a verdict and `replace` does not say otherwise.
         """
-        runs = self.runs(session)
+        runs = self.runs(session, owner)
         with self._lock:
             for held in self._held.values():
-                if held.session == session:
+                if held.session.name == session and owner in (None, held.session.owner):
                     self._end(held)
         return give_reward(self.model.store, runs, reward, components, replace=replace)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from nano_coder.serve.conversations import Conversations, ServedModel
+from nano_coder.serve.conversations import ClientSession, Conversations, ServedModel
 from nano_coder.serve.http_json import data_line, error_shape
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest, OnText, TextDelta
 from nano_coder.serve.server_metrics import ServerMetrics
@@ -46,7 +46,7 @@ class ClientGone(Exception):
 class Client:
     """Who asks, in which session, and since when."""
 
-    session: str
+    session: ClientSession
     agent: str
     """its user agent"""
     headers: Mapping[str, str]
@@ -60,12 +60,13 @@ class Client:
         connected = threading.Event()
         connected.set()
         return cls(
-            session=session_of(request), agent=request.headers.get("user-agent", "")[:200],
+            session=ClientSession(_session_name(request), request.state.owner),
+            agent=request.headers.get("user-agent", "")[:200],
             headers=request.headers, received=time.time(), connected=connected,
         )  # fmt: skip
 
 
-def session_of(request: Request) -> str:
+def _session_name(request: Request) -> str:
     """The session that the path or a header names; empty without one."""
     return str(request.path_params.get("session") or request.headers.get(_SESSION_HEADER, ""))[:200]
 
@@ -246,11 +247,11 @@ class Generation:
             answer = self._conversations.answer(asked, client.session, emit, model, client.agent)
         except NanoError as problem:
             if self._tracing is not None:
-                self._tracing.failed(problem, times(), client.headers, client.session)
+                self._tracing.failed(problem, times(), client.headers, client.session.name)
             raise
         self._metrics.answered(model.name, answer, time.time() - client.received)
         if self._tracing is not None:
-            self._tracing.answered(asked, answer, times(), client.headers, client.session)
+            self._tracing.answered(asked, answer, times(), client.headers, client.session.name)
         return answer
 
 

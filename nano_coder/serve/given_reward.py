@@ -10,6 +10,9 @@ from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trajectory, Trust, Verdict
 
 GRADER = "session reward 1"
+MOST_REWARD = 1000.0
+"""largest magnitude of a reward that a client gives: one run must not outweigh a batch of others"""
+MOST_COMPONENTS = 64
 
 
 def give_reward(

@@ -96,7 +96,7 @@ def _plain(value: Any) -> Any:
 
 async def refused(request: Request, problem: HTTPException) -> JSONResponse:
     """The answer where no route takes the path (404) or the method (405)."""
-    asked = f"{request.method} {request.url.path}"
+    asked = f"{request.method} {request.scope['path']}"
     if problem.status_code == 405:
         text = f"{asked} is not served; {problem.headers and problem.headers.get('Allow')} is"
     else:
@@ -144,7 +144,8 @@ def error_shape(request: Request) -> Callable[[NanoError | BadRequest], dict[str
         message = _sentence(f"{full}{problem}")
         return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
-    return of_anthropic if "/messages" in request.url.path else of_openai
+    # not request.url, which a malformed Host header breaks
+    return of_anthropic if "/messages" in request.scope["path"] else of_openai
 
 
 def _sentence(text: str) -> str:

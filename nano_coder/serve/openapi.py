@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 from nano_coder import __version__
 from nano_coder.serve import anthropic, chat, completions, responses
+from nano_coder.serve.given_reward import MOST_REWARD
 from nano_coder.serve.request import BadRequest
 from nano_coder.serve.sampling import SHAPING, Body
 
@@ -101,7 +102,9 @@ _BODIES: dict[str, JsonSchema] = {
         tools=_list(_object(["function"], type={"const": "function"}, function=_CALLED)), tool_choice=_CHOICE,
     ),
     "detokenize": _object(["tokens"], model=_TEXT, tokens=_IDS),
-    "reward": _object(["reward"], reward=_number(-1e6, 1e6), components=_OBJECT, replace=_FLAG),
+    "reward": _object(
+        ["reward"], reward=_number(-MOST_REWARD, MOST_REWARD), components=_OBJECT, replace=_FLAG
+    ),
     "load_lora_adapter": _object(["lora_name", "lora_path"], **_NAME, lora_path=_TEXT, load_inplace=_FLAG),
     "unload_lora_adapter": _object(["lora_name"], **_NAME),
 }  # fmt: skip

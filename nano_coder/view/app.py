@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from http.cookies import SimpleCookie
 from importlib.resources import files
@@ -17,6 +17,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from nano_coder.serve.access import Access, Action
+from nano_coder.serve.request import BadRequest
 from nano_coder.view.answers import LogView, plain
 from nano_shared.errors import NanoError
 from nano_shared.printable import printable
@@ -36,7 +38,6 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-_LOOPBACK_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _COOKIE = "nano_view_key"
 _KNOWN = 256
 """answers of which it is known that they have not changed"""
@@ -48,13 +49,14 @@ def asset(name: str) -> str:
     return files("nano_coder.view").joinpath(name).read_text(encoding="utf-8")
 
 
-def view_app(view: LogView, *, keys: Sequence[str] = ()) -> Starlette:
-    """The application, which may be mounted below a path. With keys, ?key=KEY on its page gives a browser a
-    cookie; without, only loopback names count."""
+def view_app(view: LogView, access: Access | None = None) -> Starlette:
+    """The application, which may be mounted below a path. With admin keys, ?key=KEY on its page gives a
+    browser a cookie."""
+    allowed = access or Access()
 
     def authorised(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
-            refusal = _refusal(request, keys)
+            refusal = _refusal(request, allowed)
             response = refusal or answer(request)
             response.headers.update(_HEADERS)
             return response
@@ -69,12 +71,12 @@ def view_app(view: LogView, *, keys: Sequence[str] = ()) -> Starlette:
             return response
         return Response(asset(name), media_type=_TYPES[name])
 
-    known: OrderedDict[str, Any] = OrderedDict()
+    known: OrderedDict[tuple[str, bytes], Any] = OrderedDict()
 
     def answer(name: str, request: Request) -> Response:
         """The JSON answer; 304 if the client has it already, without asking a log that has not changed."""
         stamp = None if name.startswith("training") else view.store.stamp()
-        had, url = request.headers.get("if-none-match"), str(request.url)
+        had, url = request.headers.get("if-none-match"), (name, request.scope["query_string"])
         if had and stamp and known.get(url) == (stamp, had):
             return Response(status_code=304, headers={"ETag": had})
         response = _answer(view.answers[name], request)
@@ -101,21 +103,18 @@ def _answer(answer: Callable[..., object], request: Request) -> Response:
     return Response(text, status, {"ETag": tag}, media_type="application/json")
 
 
-def _refusal(request: Request, keys: Sequence[str]) -> Response | None:
-    if not keys:
-        host = request.headers.get("host", "")
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        # a page of the web may have a name that resolves to this machine
-        known = name in _LOOPBACK_NAMES
-        return None if known else Response("this viewer does not answer to that host name\n", 403)
-    given = request.query_params.get("key") or request.headers.get("authorization", "").removeprefix(
-        "Bearer "
-    )
-    cookie = SimpleCookie(request.headers.get("cookie", "")).get(_COOKIE)
-    held = cookie.value if cookie else _digest(given)
-    if any([hmac.compare_digest(held.encode(), _digest(key).encode()) for key in keys]):
-        return None
-    return Response("wrong or missing key: open the page with ?key=KEY once\n", 401)
+def _refusal(request: Request, access: Access) -> Response | None:
+    given = request.query_params.get("key")
+    if given is None and (cookie := SimpleCookie(request.headers.get("cookie", "")).get(_COOKIE)):
+        held = cookie.value.encode()
+        given = next((k for k in access.admin_keys if hmac.compare_digest(held, _digest(k).encode())), "")
+    try:
+        access.check(request, Action.VIEW, given)
+    except BadRequest as problem:
+        if access.admin_keys:
+            return Response("wrong or missing key: open the page with ?key=KEY once\n", 401)
+        return Response(f"{problem}\n", problem.status)
+    return None
 
 
 def _digest(key: str) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from nano_coder.serve.access import Access, Action
+from nano_coder.serve.request import BadRequest
 from nano_rl.formats.episode import Episode, EpisodeOver
 from nano_shared.errors import UsageError
 from nano_shared.refusal import Refused
@@ -41,43 +43,45 @@ class GymSessions:
         self._most = most
         self._idle = idle_seconds
         self._lock = threading.Lock()
-        self._episodes: dict[str, Episode] = {}
-        self._busy: dict[str, threading.Lock] = {}
+        self._episodes: dict[tuple[str, str], Episode] = {}
+        """by owner and id"""
+        self._busy: dict[tuple[str, str], threading.Lock] = {}
 
-    def open(self, task: Task, id: str | None = None) -> str:
-        """Open a session on a task, or return the open one of that id. Raises TooMany."""
+    def open(self, task: Task, id: str | None = None, owner: str = "") -> str:
+        """Open a session on a task, or return the owner's open one of that id. Raises TooMany."""
         self._sweep()
         with self._lock:
             id = id or secrets.token_urlsafe(24)
-            if id not in self._episodes:
+            place = (owner, id)
+            if place not in self._episodes:
                 if len(self._episodes) >= self._most:
                     raise TooMany(f"{self._most} sessions are open; close one, or serve with --sessions")
-                self._episodes[id] = self._opener(task)
-                self._busy[id] = threading.Lock()
+                self._episodes[place] = self._opener(task)
+                self._busy[place] = threading.Lock()
             return id
 
-    def use(self, id: str) -> tuple[Episode, threading.Lock]:
+    def use(self, id: str, owner: str = "") -> tuple[Episode, threading.Lock]:
         """The episode of a session and the lock under which it is used. Raises KeyError."""
         with self._lock:
-            return self._episodes[id], self._busy[id]
+            return self._episodes[owner, id], self._busy[owner, id]
 
-    def close(self, id: str) -> None:
+    def close(self, id: str, owner: str = "") -> None:
         with self._lock:
-            episode = self._episodes.pop(id, None)
-            self._busy.pop(id, None)
+            episode = self._episodes.pop((owner, id), None)
+            self._busy.pop((owner, id), None)
         if episode is not None:
             episode.close()
 
     def close_all(self) -> None:
-        for id in list(self._episodes):
-            self.close(id)
+        for owner, id in list(self._episodes):
+            self.close(id, owner)
 
     def _sweep(self) -> None:
         now = time.monotonic()
         with self._lock:
-            idle = [id for id, e in self._episodes.items() if now - e.touched > self._idle]
-        for id in idle:
-            self.close(id)
+            idle = [place for place, e in self._episodes.items() if now - e.touched > self._idle]
+        for owner, id in idle:
+            self.close(id, owner)
 
 
 __all__ = ["FAILURE_KINDS", "last_text", "verified"]
@@ -107,10 +111,9 @@ class Problem(Exception):
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
         self.status = status
-        self.detail = detail
 
 
-def gym_app(tasks: Sequence[Task], sessions: GymSessions) -> Starlette:
+def gym_app(tasks: Sequence[Task], sessions: GymSessions, access: Access | None = None) -> Starlette:
     """The application. Every session is closed when it shuts down."""
     from starlette.applications import Starlette
     from starlette.routing import Route
@@ -129,8 +132,12 @@ def gym_app(tasks: Sequence[Task], sessions: GymSessions) -> Starlette:
         "/aggregate_metrics": server.aggregate,
         "/{tool}": server.call,
     }
-    routes = [Route(path, _answering(handler), methods=["POST"]) for path, handler in posts.items()]
-    health = [Route("/health", _answering(server.health)), Route("/reverify_mode", _answering(server.mode))]
+    allowed = access or Access()
+    health = [
+        Route("/health", _answering(server.health, allowed, Action.HEALTH)),
+        Route("/reverify_mode", _answering(server.mode, allowed)),
+    ]
+    routes = [Route(path, _answering(handler, allowed), methods=["POST"]) for path, handler in posts.items()]
     return Starlette(routes=[*health, *routes], lifespan=lifespan)
 
 
@@ -153,7 +160,7 @@ class _Server:
         wanted = body.get("resources_session_id")
         if wanted is not None and not (isinstance(wanted, str) and 0 < len(wanted) <= 200):
             raise Problem(422, "resources_session_id must be a text of at most 200 characters")
-        id = self._sessions.open(task, wanted)
+        id = self._sessions.open(task, wanted, request.state.owner)
         response = _json({"resources_session_id": id} if wanted else {})
         response.set_cookie(COOKIE, id, httponly=True, samesite="lax")
         return response
@@ -171,16 +178,17 @@ class _Server:
         """The request with the verdict added as NeMo Gym's fields."""
         if not isinstance(body.get("response"), dict):
             raise Problem(422, "response: is missing, so there is nothing to verify")
+        owner = request.state.owner
         if COOKIE not in request.cookies:  # nothing was done in a workspace; an answer is still an answer
-            id = self._sessions.open(self._task(body))
+            id = self._sessions.open(self._task(body), owner=owner)
         else:
             id = request.cookies[COOKIE]
-        episode, busy = self._used(id)
+        episode, busy = self._used(id, owner)
         try:
             with busy:
                 verdict = episode.finish(last_text(body["response"]))
         finally:
-            self._sessions.close(id)
+            self._sessions.close(id, owner)
         if verdict is None:
             raise Problem(422, f"task {episode.task.key!r} has no check, so there is no reward")
         return _json(body | verified(verdict))
@@ -189,7 +197,7 @@ class _Server:
         id = body.get("resources_session_id") or request.cookies.get(COOKIE)
         if not isinstance(id, str):
             raise Problem(422, "resources_session_id: is missing, and there is no session cookie")
-        self._sessions.close(id)
+        self._sessions.close(id, request.state.owner)
         return _json({"resources_session_id": id})
 
     def aggregate(self, request: Request, body: Row) -> Response:
@@ -216,11 +224,11 @@ class _Server:
     def _session(self, request: Request) -> tuple[Episode, Any]:
         if COOKIE not in request.cookies:
             raise Problem(400, "no session; POST /seed_session first and send its cookie")
-        return self._used(request.cookies[COOKIE])
+        return self._used(request.cookies[COOKIE], request.state.owner)
 
-    def _used(self, id: str) -> tuple[Episode, Any]:
+    def _used(self, id: str, owner: str) -> tuple[Episode, Any]:
         try:
-            return self._sessions.use(id)
+            return self._sessions.use(id, owner)
         except KeyError:
             raise Problem(410, "the session is closed or unknown; POST /seed_session for another") from None
 
@@ -237,16 +245,19 @@ def _check_call(name: str, arguments: Row, tools: Sequence[ToolSpec]) -> None:
         raise Problem(422, f"{name} needs the argument {missing[0]!r}")
 
 
-def _answering(handler: Any) -> Any:
-    """An endpoint: the body is read within bounds, the handler runs off the event loop."""
+def _answering(handler: Any, access: Access, action: Action = Action.TASKS) -> Any:
+    """An endpoint: the caller is checked, the body is read within bounds, the handler runs off the event
+    loop."""
     from starlette.concurrency import run_in_threadpool
 
     async def endpoint(request: Request) -> Response:
         try:
+            access.check(request, action)
+            request.state.owner = access.owner(request)
             body = await _body(request) if request.method == "POST" else {}
             response: Response = await run_in_threadpool(handler, request, body)
-        except Problem as problem:
-            return _json({"detail": problem.detail}, problem.status)
+        except (Problem, BadRequest) as problem:
+            return _json({"detail": str(problem)}, problem.status)
         except TooMany as problem:
             return _json({"detail": str(problem)}, 429)
         except EpisodeOver as problem:

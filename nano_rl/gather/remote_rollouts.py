@@ -12,7 +12,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from torch import Tensor
 import nano_shared
 from nano_rl.gather.rollout_worker import CONFIG_FILE, RolloutRequest, WorkerConfig
 from nano_shared.errors import RolloutsFailed
+from nano_shared.interpreter import own_python
 from nano_shared.scratch import ScratchFolder, in_memory, sweep
 
 MODULE = "nano_rl.gather.rollout_worker"
@@ -52,8 +52,7 @@ class WorkerProcess:
         path = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
         with (folder / _STDERR_FILE).open("wb") as stderr:
             self._process = subprocess.Popen(
-                # -P: modules in the user's current folder must not shadow ours
-                [sys.executable, "-P", "-m", MODULE, str(folder)],
+                own_python("-m", MODULE, str(folder)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

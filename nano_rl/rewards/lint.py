@@ -10,7 +10,6 @@ import importlib.util
 import json
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -20,6 +19,7 @@ from nano_coder.run.execution import Runtime
 from nano_rl.rewards.part import SILENT, Part, Score
 from nano_rl.rewards.size import changes, falling
 from nano_shared.errors import ConfigError
+from nano_shared.interpreter import own_python
 from nano_shared.scratch import scratch_folder
 from nano_shared.types import Trajectory
 
@@ -77,6 +77,6 @@ def findings(text: str, select: Sequence[str]) -> Counter[str] | None:
 
 def _ruff() -> list[str]:
     if importlib.util.find_spec("ruff") is not None:
-        return [sys.executable, "-m", "ruff"]
+        return own_python("-m", "ruff")
     found = shutil.which("ruff")
     return [found] if found else []

@@ -23,6 +23,7 @@ from nano_rl.tasks.suite import Made, TaskSuite, View, split_of
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import AnswerChecks, Scorer
+from nano_shared.interpreter import own_python
 from nano_shared.types import Limits, Split
 
 TOOLS = ("calculate", "submit")
@@ -42,8 +43,7 @@ class Library:
             raise UsageError("reasoning-gym is not installed; pip install 'nano-rl-coder[reasoning-gym]'")
         self._lock = threading.Lock()
         self._child = subprocess.Popen(
-            # -P: the folder that the user stands in may hold modules of any name
-            [sys.executable, "-P", "-W", "ignore", "-m", "nano_rl.suites.reasoning_child"],
+            own_python("-W", "ignore", "-m", "nano_rl.suites.reasoning_child"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

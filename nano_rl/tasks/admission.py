@@ -26,6 +26,7 @@ from nano_rl.tasks.check import TaskFinding, check_task
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
+from nano_shared.interpreter import SAFE_PATH, safe_workers
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
@@ -79,6 +80,7 @@ _runtime: Runtime | None = None
 
 def _start(folder: Path, blobs: str | Path | None, opener: Callable[[], Sandbox]) -> None:
     global _runtime
+    os.environ.pop(SAFE_PATH, None)  # it was for the start of this process
     _runtime = scratch_runtime(folder, blobs, opener)
 
 
@@ -99,7 +101,7 @@ def check_tasks(
     `blobs` are those of the log whose snapshots tasks start from, `opener` opens the sandbox. One job
     runs in this process, several in worker processes.
     """
-    with log_folder() as folder:
+    with log_folder() as folder, safe_workers():
         if jobs == 1:
             runtime = scratch_runtime(folder, blobs, opener)
             with runtime.store:

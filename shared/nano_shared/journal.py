@@ -36,6 +36,8 @@ class ClientRequest(NamedTuple):
     """user agent"""
     conversation: str
     """hash of all messages up to the answer, by which a later request finds the turn"""
+    owner: str = ""
+    """of the client's key, to whom the session belongs; empty without one"""
 
 
 HINT = "see `nano-coder log list`"

@@ -161,18 +161,24 @@ def select_headings(
     return query
 
 
-def select_session(session: str) -> sa.Select[tuple[str]]:
+def select_session(session: str, owner: str | None) -> sa.Select[tuple[str]]:
     runs, requests = schema.runs, schema.requests
     of_session = sa.select(requests.c.run_id).where(requests.c.session == session)
+    if owner is not None:
+        of_session = of_session.where(requests.c.owner == owner)
     return sa.select(runs.c.id).where(runs.c.id.in_(of_session)).order_by(runs.c.started, runs.c.id)
 
 
-def select_answers(session: str, conversations: Sequence[str]) -> sa.Select[tuple[str, int, str]]:
+def select_answers(session: str, owner: str, conversations: Sequence[str]) -> sa.Select[tuple[str, int, str]]:
     runs, requests = schema.runs, schema.requests
     return (
         sa.select(requests.c.run_id, requests.c.turn, requests.c.conversation)
         .join(runs)
-        .where(requests.c.conversation.in_(conversations), requests.c.session == session)
+        .where(
+            requests.c.conversation.in_(conversations),
+            requests.c.session == session,
+            requests.c.owner == owner,
+        )
         .order_by(*_newest_first)
         .limit(_MOST_ANSWERS)
     )

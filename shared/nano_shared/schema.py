@@ -98,7 +98,7 @@ def _plain(text: str) -> bool:
     return True
 
 
-HEAD = "0009"
+HEAD = "0010"
 """newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
@@ -228,6 +228,7 @@ requests = Table(
     Column("session", ExactText, nullable=False),  # empty for a client that named none
     Column("client", ExactText, nullable=False),  # user agent
     Column("conversation", ExactText, nullable=False),  # hash of all messages up to the answer
+    Column("owner", ExactText, nullable=False, server_default=""),  # of the client's key; empty without one
     Index("log_requests_session", "session"),
     Index("log_requests_conversation", "conversation"),
 )

@@ -130,6 +130,7 @@ REQUESTS = SqlView(
         "session": ("q.session", "name of its session; empty where it named none"),
         "client": ("q.client", "user agent"),
         "conversation": ("q.conversation", "hash of all messages up to the answer"),
+        "owner": ("q.owner", "hash of the client's key, to whom the session belongs; empty without one"),
     },
     "log_requests q",
 )

@@ -306,15 +306,15 @@ class LogStore:
         rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
         return [RunSummary(**row) for row in reversed(rows)]
 
-    def session_runs(self, session: str) -> list[str]:
-        """Ids of the runs that a session's requests made, oldest first."""
-        query = run_queries.select_session(session)
+    def session_runs(self, session: str, owner: str | None = None) -> list[str]:
+        """Ids of the runs that a session's requests made, oldest first; `owner` None: of every owner."""
+        query = run_queries.select_session(session, owner)
         return [str(row[0]) for row in self._database.read(partial(_all, query))]
 
-    def answers(self, session: str, conversations: Sequence[str]) -> list[tuple[str, int, str]]:
-        """Run, turn and hash of the answers that left one of these conversations in a session, newest first;
-        at most 64."""
-        query = run_queries.select_answers(session, conversations)
+    def answers(self, session: str, owner: str, conversations: Sequence[str]) -> list[tuple[str, int, str]]:
+        """Run, turn and hash of the answers that left one of these conversations in an owner's session,
+        newest first; at most 64."""
+        query = run_queries.select_answers(session, owner, conversations)
         return [tuple(row) for row in self._database.read(partial(_all, query))]
 
     def left_open(self, task_prefix: str, before: float) -> list[str]:

@@ -28,7 +28,7 @@ def drive(directory: Path, home: Path, script: Callable[[Call], Awaitable[None]]
     code = "from nano_coder.cli import main; main()"
     server = StdioServerParameters(
         command=sys.executable,
-        args=["-c", code, "mcp", "serve", "-C", str(directory)],
+        args=["-P", "-c", code, "mcp", "serve", "-C", str(directory)],
         env={**os.environ, "NANO_HOME": str(home)},
     )
 
@@ -64,6 +64,18 @@ def test_commands_are_run_on_a_copy_of_the_directory(tmp_path: Path, mode: str) 
 
     drive(tmp_path, tmp_path / "home", script, mode)
     assert (tmp_path / "a.txt").read_text() == "here\n"
+
+
+def test_modules_of_the_directory_are_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nano_coder", "json", "pydantic", "typer", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+
+    async def script(call: Call) -> None:
+        assert "there is no log" in (await call("log"))[1]
+
+    drive(tmp_path, tmp_path / "home", script)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_run_is_shown_and_applied(tmp_path: Path) -> None:

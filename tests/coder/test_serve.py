@@ -23,6 +23,7 @@ from starlette.testclient import TestClient
 from nano_coder.agent.profiles import HERMES_1
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.serve.access import Access
 from nano_coder.serve.app import serve_app
 from nano_coder.serve.bounded_connection import BoundedConnection
 from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
@@ -572,7 +573,7 @@ def test_a_client_that_drips_holds_no_connection(
 
 
 def test_a_key_is_asked_for(scripted: Callable[..., Served]) -> None:
-    server = scripted(["hi"] * 3, keys=["right"])
+    server = scripted(["hi"] * 3, access=Access(keys=["right"]))
     url = f"{server.root}/v1/chat/completions"
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": ""}):
         assert httpx.post(url, json={"messages": [ASK]}, headers=headers).status_code == 401

@@ -30,6 +30,7 @@ from nano_coder.agent.profiles import HERMES_1, find_profile
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.opening import SharedBase, adapter_base_of, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.serve.access import Access
 from nano_coder.serve.adapters import Adapters
 from nano_coder.serve.answer_form import grammar_of
 from nano_coder.serve.completions import token_texts
@@ -678,7 +679,7 @@ def many(
 
     return serve(
         local_policy(opened.loaded, opened.profile, scheduler="free"), opened.profile,
-        admin_keys=["boss"], adapters=Adapters(base.name, adapter_base_of, adapter),
+        access=Access(admin_keys=["boss"]), adapters=Adapters(base.name, adapter_base_of, adapter),
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from viewed import HOSTILE, LINE, hostile, log_of, run, seen, turn
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.cli import cli
 from nano_coder.commands.serve import _viewer
+from nano_coder.serve.access import Access
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.view.answers import LogView, first_difference
 from nano_coder.view.app import view_app
@@ -272,7 +273,7 @@ def test_pieces_of_tokens_are_their_text_and_count_them(tokenizer: Any, tiny_fol
 
 
 def client(store: LogStore, **options: Any) -> TestClient:
-    return TestClient(view_app(LogView(store), **options), base_url="http://127.0.0.1:8010")
+    return TestClient(view_app(LogView(store), Access(**options)), base_url="http://127.0.0.1:8010")
 
 
 def test_every_answer_forbids_scripts_frames_and_guessing(store: LogStore) -> None:
@@ -302,7 +303,7 @@ def test_a_page_whose_name_resolves_here_is_not_answered(store: LogStore) -> Non
 
 
 def test_a_key_is_asked_for_everything_and_given_once(store: LogStore) -> None:
-    locked = client(store, keys=["sesame"])
+    locked = client(store, admin_keys=["sesame"])
     for path in ("/", "/view.js", "/api/runs"):
         assert locked.get(path).status_code == 401
     assert locked.get("/?key=wrong", follow_redirects=False).status_code == 401
@@ -317,7 +318,7 @@ def test_a_key_is_asked_for_everything_and_given_once(store: LogStore) -> None:
 
 
 def test_below_a_path_its_page_its_redirect_and_its_cookie_stay_there(store: LogStore) -> None:
-    app = Starlette(routes=[Mount("/view", view_app(LogView(store), keys=["sesame"]))])
+    app = Starlette(routes=[Mount("/view", view_app(LogView(store), Access(admin_keys=["sesame"])))])
     mounted = TestClient(app, base_url="http://127.0.0.1:8000")
     assert mounted.get("/view/").status_code == 401
     entered = mounted.get("/view/?key=sesame", follow_redirects=False)
@@ -332,15 +333,15 @@ def test_below_a_path_its_page_its_redirect_and_its_cookie_stay_there(store: Log
 
 
 def test_beside_a_server_whose_clients_have_keys_the_admin_alone_sees_the_log(store: LogStore) -> None:
-    assert _viewer(store, ["client"], None) is None
+    assert _viewer(store, Access(keys=["client"])) is None
     for keys in ([], ["client"]):
-        viewer = _viewer(store, keys, ["boss"])
+        viewer = _viewer(store, Access(keys, ["boss"]))
         assert viewer is not None
         shown = TestClient(viewer, base_url="http://10.0.0.1:8000")
         for key, status in (("client", 401), ("boss", 200)):
             asked = shown.get("/api/runs", headers={"authorization": f"Bearer {key}"})
             assert asked.status_code == status
-    alone = _viewer(store, [], [])
+    alone = _viewer(store, Access())
     assert alone is not None
     assert TestClient(alone, base_url="http://10.0.0.1:8000").get("/").status_code == 403
 

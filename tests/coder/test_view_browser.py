@@ -12,6 +12,7 @@ from viewed import LINE, hostile, log_of, run, seen, turn
 
 from nano_coder.agent.profiles import HERMES_1
 from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.serve.access import Access
 from nano_coder.serve.app import serve_app
 from nano_coder.serve.conversations import Conversations, ServedModel
 from nano_coder.view.answers import LogView
@@ -285,8 +286,8 @@ def test_beside_the_server_the_log_is_shown_below_its_path(chromium: Browser, tm
     log = LogStore.open(tmp_path / "log.db")
     policy = ScriptedPolicy(["Nice to meet you."], tokens=True)
     model = ServedModel(policy=policy, profile=HERMES_1, store=log, name="m")
-    viewer = view_app(LogView(log), keys=["boss"])
-    app = serve_app(Conversations(model), keys=["client"], admin_keys=["boss"], viewer=viewer)
+    viewer = view_app(LogView(log), Access(admin_keys=["boss"]))
+    app = serve_app(Conversations(model), access=Access(["client"], ["boss"]), viewer=viewer)
     with serving(app) as root, chromium.page() as shown:
         body = {"messages": [{"role": "user", "content": "Greet <b>me</b>."}]}
         client = {"authorization": "Bearer client"}

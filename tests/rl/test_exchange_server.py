@@ -35,7 +35,7 @@ ANSWER = {
 def client(tmp_path: Path) -> Iterator[TestClient]:
     sandbox, store = open_sandbox(), LogStore.open(tmp_path / "log.db")
     sessions = GymSessions(lambda task: Episode(task, sandbox, store), most=2, idle_seconds=600)
-    with TestClient(gym_app([CODE, ASK, LOOKUP], sessions)) as client:
+    with TestClient(gym_app([CODE, ASK, LOOKUP], sessions), base_url="http://127.0.0.1:8010") as client:
         yield client
 
 

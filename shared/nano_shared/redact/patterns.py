@@ -62,14 +62,26 @@ _FIXED = {
     "stripe-key": r"(?:[sr]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,}",
     "package-token": r"npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_\-]{40,}|dckr_pat_[A-Za-z0-9_\-]{20,}",
     "cloud-token": r"do[opr]_v1_[a-f0-9]{64}|dapi[a-f0-9]{32}|hvs\.[A-Za-z0-9_\-]{20,}",
-    "mail-key": r"SG\.[A-Za-z0-9_\-]{16,}\.[A-Za-z0-9_\-]{16,}|SK[0-9a-f]{32}(?![0-9a-f])",
+    "mail-key": r"SG\.[A-Za-z0-9_\-]{16,}\.[A-Za-z0-9_\-]{16,}|(?:SK|key-)[0-9a-f]{32}(?![0-9a-f])",
+    "bot-token": r"(?:bot)?[0-9]{8,10}:AA[A-Za-z0-9_\-]{33}(?![A-Za-z0-9_\-])"
+    r"|[MNO][A-Za-z0-9_\-]{23,27}\.[A-Za-z0-9_\-]{6}\.[A-Za-z0-9_\-]{27,45}(?![A-Za-z0-9_\-])",
+    # distinctive beginnings, whatever follows
+    "vendor-token": r"(?:gsk_|pplx-|xai-|tvly-|nvapi-|rpa_|rubygems_|pul-|shp(?:at|ca|pa|ss)_|EAA[AMC]"
+    r"|sq0[a-z]{3}-|NRAK-|sntry[su]_|gls?[ac]_|PMAK-|AGE-SECRET-KEY-1|ops_eyJ|dt0c01\.|pscale_[a-z]{2,5}_"
+    r"|lin_(?:api|oauth)_|sb_secret_|fig[dr]_|AT[ACB]TT3|ATBB|BBDC-|CFPAT-|HRKU-|LTAI|nfp_|pnu_|rdme_|sgp_"
+    r"|xkeysib-|xsmtpsib-|AQVN|AKCp|GR1348941|hv[br]\.|ABSK|vcp_|[A-Za-z0-9]{14}\.atlasv1\."
+    r"|pat[A-Za-z0-9]{14}\.)(?=[A-Za-z0-9_\-.]*[0-9])[A-Za-z0-9_\-.=+/]{18,}",
+    # beginnings that names have too: what follows has both cases and digits
+    "short-prefix-token": r"(?:ntn_|secret_|re_|ph[cx]_|fm[12]_|tfp_|sbp_|sl\.|s\.|dp\.[a-z]{2,5}\.)"
+    r"(?=[A-Za-z0-9\-]*[0-9])(?=[A-Za-z0-9\-]*[A-Z])(?=[A-Za-z0-9\-]*[a-z])[A-Za-z0-9][A-Za-z0-9\-]{19,}",
     "jwt": r"eyJ[A-Za-z0-9_\-]{8,1024}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}",
 }
 _QUOTE = r"""\\?["'`]"""
 _NAME = (
     r"[A-Za-z0-9_.\-]{0,64}?(?:api[_\-]?key|secret(?:[_\-]?(?:access[_\-]?)?key|[_\-]?token)?"
-    r"|(?:access|private|encryption|signing|auth|account|master|service)[_\-]?key"
-    r"|token|passwords?|passwd|passphrase|pwd|credentials?)(?:_base|[_\-]?\d{1,2})?"
+    r"|(?:access|private|encryption|signing|auth|account|master|service|logged_in|nonce)[_\-]?(?:key|salt)"
+    r"|token|passwords?|passwd|passphrase|pwd|[_.\-]pass|credentials?|(?:session|phpsess|jsession)[_\-]?id"
+    r"|[a-z]\.sid)(?:_base|[_\-]?\d{1,2})?"
 )
 PATTERNS: dict[str, re.Pattern[str]] = {
     **{kind: re.compile(f"{_WORD}(?:{pattern})") for kind, pattern in _FIXED.items()},
@@ -81,7 +93,37 @@ PATTERNS: dict[str, re.Pattern[str]] = {
         r"(?P<secret>(?>[A-Za-z\-]+: (?:(?![A-Za-z0-9+/=]{16})[^\n\\])*+|[A-Za-z0-9+/=\s]|\\[nr])*?"
         r"[A-Za-z0-9+/=]{16}(?:[A-Za-z0-9+/=\s]|\\[nr])*+)"
     ),
-    "slack-webhook": re.compile(r"hooks\.slack\.com/services/(?P<secret>[A-Za-z0-9_/\-]{20,})"),
+    "webhook": re.compile(
+        r"(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks"
+        r"|\.webhook\.office\.com/webhookb2)/(?P<secret>[A-Za-z0-9_/@\-]{20,})"
+    ),
+    # curl -u NAME:..., mysql -p..., sshpass -p ..., docker login -p ...
+    "login": re.compile(
+        r"(?<![\w/.])(?:(?:curl|wget|xh|https?)[ \t][^\n|;]{0,300}?(?<=[ \t])"
+        r"(?:-u|-U|--user|--proxy-user|-a|--auth)[ \t=]?[\"']?[^\s:\"'$]+:"
+        r"|(?:mysql\w*|mariadb\w*)[ \t][^\n|;]{0,300}?(?<=[ \t])-p"
+        r"|(?:sshpass|(?:docker|podman|helm registry|az) login|redis-cli|ldap\w+|smbclient|mongo\w*|7z)[ \t]"
+        r"[^\n|;]{0,300}?(?<=[ \t])-[paw][ \t=]?[\"']?)(?P<secret>[^\s\"'$<{]{4,})"
+    ),
+    "netrc": re.compile(
+        r"\b(?:machine|login|account)[ \t]+[^\s\"']+(?:\s{1,40}(?:login|account|user)\s{1,40}[^\s\"']+)?"
+        r"\s{1,40}password\s{1,40}(?P<secret>[^\s\"']{4,})"
+    ),
+    "pgpass": re.compile(
+        r"^[+\- ]?[A-Za-z0-9_.*\-]+:(?:[0-9]{2,5}|\*):[^:\s]+:[^:\s]+:(?P<secret>[^:\s]{4,})$", re.MULTILINE
+    ),
+    "cookie": re.compile(
+        r"(?i:cookie)[\"']?[ \t]*[:=][ \t]*[\"']?(?P<secret>[A-Za-z0-9_.\-]+=[^\r\n\"']{8,})"
+        r"|(?<![\w/])curl\b[^\n|;]{0,300}?[ \t](?:-b|--cookie)[ =]?[\"']?"
+        r"(?P<jar>[A-Za-z0-9_.\-]+=[^\s\"']{8,})"
+    ),
+    "cookie-jar": re.compile(
+        r"^\S+\t(?:TRUE|FALSE)\t\S+\t(?:TRUE|FALSE)\t[0-9]+\t\S+\t(?P<secret>\S{8,})$", re.MULTILINE
+    ),
+    "registry-auth": re.compile(
+        r"\"(?:auth|identitytoken|registrytoken)\"[ \t]*:[ \t]*\"(?P<secret>[A-Za-z0-9+/_\-.]{8,}={0,2})\""
+        r"|:_(?:authToken|auth|password)[ \t]*=[ \t]*[\"']?(?P<npm>[^\s\"'$]{8,})"
+    ),
     "url-password": re.compile(
         r"(?<![A-Za-z0-9])[A-Za-z][A-Za-z0-9+.\-]{1,20}://[^\s:/@\"'`<>]*:(?P<secret>[^\s@/\"'`<>]{3,})@"
     ),
@@ -102,22 +144,38 @@ _BARE = re.compile(
     re.MULTILINE,
 )
 """the same without quotes, at the start of a line: .env files, INI, YAML"""
+_TAGGED = re.compile(
+    rf"<(?:[a-z]+:)?(?P<name>(?i:{_NAME}))(?:[ \t][^<>\n]{{0,200}})?>[ \t]*(?P<secret>[^<>\s]{{6,}})[ \t]*</"
+    rf"|[\"'](?P<key>(?i:{_NAME}))[\"']\s{{0,40}}(?:,|value[ \t]*=)\s{{0,40}}"
+    rf"[rbf]?[\"'](?P<value>[^\"'\n]{{6,}})[\"']"
+)
+"""an element of XML, and a second argument or attribute: define('DB_PASSWORD', '...')"""
+_PROSE = re.compile(
+    r"(?i)(?<![A-Za-z0-9_])(?P<name>password|passphrase|passcode|api[ \-]key|secret|token)"
+    r"[ \t]+(?:is|was|to|:)[ \t]+"
+    r"[\"'`]?(?P<secret>[^\s\"'`,;]{6,})"
+)
+"""the password is ..."""
 _FLAG = re.compile(
     r"(?<![A-Za-z0-9_\-])--?(?P<name>(?:[a-z]+-)?(?:password|passwd|token|api-?key|secret))[= ]"
     r"(?P<secret>[^\s\"'`$;|&\\]{6,})"
 )
 """a value on a command line"""
 
+_GENERATED = 32
+"""characters of a value that may hold brackets, as generated keys do and code does not in so many"""
 _PLACEHOLDER = re.compile(
     r"(?i)[<{$%(*]|\.\.\.|xxx|\[redacted:|(?:os|env|process|self|args|config)\."
     r"|(?:your|my|example|change|changeme|replace|insert|placeholder|dummy|fake|todo|none|null|true|false"
     r"|undefined|default|optional|required)(?![A-Za-z0-9])"
 )
-_KEYWORD = re.compile(r"(?i)key|token|secret|passw|passphrase|pwd|credential")
+_KEYWORD = re.compile(
+    r"(?i)key|token|secret|passw|passphrase|passcode|pwd|credential|[_.\-]pass|sess(?:ion)?[_\-]?id|\.sid|_salt"
+)
 
 
-def assignments(text: str) -> Iterator[re.Match[str]]:
-    """Matches of values that are assigned to key-like names and look like keys: the group `secret`."""
+def assignments(text: str) -> Iterator[tuple[int, int]]:
+    """Spans of values that are assigned to key-like names and look like keys."""
     looked = 0
     for word in _KEYWORD.finditer(text):
         if word.start() < looked:
@@ -125,14 +183,20 @@ def assignments(text: str) -> Iterator[re.Match[str]]:
         start = text.rfind("\n", 0, word.start()) + 1
         end = text.find("\n", word.end())
         looked = len(text) if end < 0 else end
-        for pattern in (_QUOTED, _BARE, _FLAG):
-            yield from filter(_credible, pattern.finditer(text, start, looked))
+        for pattern in (_QUOTED, _BARE, _TAGGED, _PROSE, _FLAG):
+            for match in pattern.finditer(text, start, looked):
+                group = "value" if match.groupdict().get("value") else "secret"
+                if _credible(match, match[group], match.groupdict().get("key") or match["name"]):
+                    yield match.span(group)
 
 
-def _credible(match: re.Match[str]) -> bool:
+def _credible(match: re.Match[str], value: str, name: str) -> bool:
     """Whether a value assigned to a key-like name looks like a key, and not like code or an example."""
-    value, name = match["secret"], match["name"]
-    if _PLACEHOLDER.match(value) or any(c in value for c in "()[]{}<>"):
+    if _PLACEHOLDER.match(value):
+        return False
+    if any(c in value for c in "()[]{}<>"):
+        return len(value) >= _GENERATED and " " not in value and entropy(value) >= BITS
+    if match.re is _PROSE and not any(map(str.isdigit, value)):
         return False
     if value.isdigit() or value.replace(".", "").isdigit():
         return "pass" in name.lower() or "pwd" in name.lower()

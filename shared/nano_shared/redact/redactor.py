@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +12,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from nano_shared.blobs import BlobStore
+from nano_shared.redact.encodings import DEEPEST, encoded_parts, file_form
 from nano_shared.redact.patterns import PATTERNS, Known, assignments, random_looking
+from nano_shared.redact.vendor_rules import vendor_secrets
 from nano_shared.snapshot.tree import EntryKind, load, make_snapshot, save
 
 MARKER = re.compile(r"\[redacted:[a-z0-9\-]+\]")
@@ -119,9 +122,12 @@ class Redactor:
 
     def find(self, text: str, known: Known | None = None) -> list[Span]:
         """Every secret in a text, in order, without overlaps; with `known`, also occurrences of known
-        ones."""
+        ones. A secret in an encoding is its whole encoded text."""
+        return self._found(text, known, DEEPEST)
+
+    def _found(self, text: str, known: Known | None, depth: int) -> list[Span]:
         markers = [match.span() for match in MARKER.finditer(text)]
-        found = [Span(*span, kind) for span, kind in self._candidates(text, known)]
+        found = [Span(*span, kind) for span, kind in self._candidates(text, known, depth)]
         return _merge(
             span for span in found if not any(a <= span.start and span.end <= b for a, b in markers)
         )
@@ -130,19 +136,25 @@ class Redactor:
         """The texts of the secrets in a text."""
         return (text[span.start : span.end] for span in self.find(text))
 
-    def _candidates(self, text: str, known: Known | None) -> Iterator[tuple[tuple[int, int], str]]:
+    def _candidates(
+        self, text: str, known: Known | None, depth: int
+    ) -> Iterator[tuple[tuple[int, int], str]]:
         for kind, pattern in PATTERNS.items():
             for match in pattern.finditer(text):
-                group = pattern.groupindex.get("secret", 0)
+                group = match.lastgroup or 0
                 if not self._allowed(match[group]) and not _variable(match[group]):
                     yield match.span(group), kind
         yield from self._configured(text)
-        for match in assignments(text):
-            if not self._allowed(match["secret"]):
-                yield match.span("secret"), "assignment"
-        for start, end in random_looking(text):
-            if not self._allowed(text[start:end]):
-                yield (start, end), "high-entropy"
+        for (start, end), kind in itertools.chain(
+            vendor_secrets(text),
+            ((span, "assignment") for span in assignments(text)),
+            ((span, "high-entropy") for span in random_looking(text)),
+        ):
+            if not self._allowed(text[start:end]) and not _variable(text[start:end]):
+                yield (start, end), kind
+        for span, decoded in encoded_parts(text) if depth else ():
+            if found := self._found(decoded, known, depth - 1):
+                yield span, f"encoded-{found[0].kind}".removeprefix("encoded-encoded-")
         if known:
             for span in known.find(text):
                 yield span, "repeated"
@@ -222,15 +234,13 @@ def _back(span: Span, pieces: list[_TextPiece]) -> Span:
 def scrub_bytes(data: bytes, redactor: Redactor, known: Known | None = None) -> bytes:
     """A file with markers for its secrets; the same object if there are none.
 
-    Files that are not UTF-8 are searched byte by byte, so that secrets in binary files are found too; such a
+    Files that are no text are searched byte by byte, so that secrets in binary files are found too; such a
     file is then damaged, which is better than leaking a key.
     """
-    try:
-        text, codec = data.decode("utf-8"), "utf-8"
-    except UnicodeDecodeError:
-        text, codec = data.decode("latin-1"), "latin-1"
-    scrubbed, spans = redactor.scrub(text, known)
-    return scrubbed.encode(codec) if spans else data
+    form = file_form(data)
+    # a zero byte ends a text in a binary file
+    spans = redactor.scrub(form.text.replace("\0", "\n"), known)[1]
+    return form.encode(_render(form.text, list(spans))[0]) if spans else data
 
 
 def scrub_blob(blob: str, source: BlobStore, target: BlobStore, redactor: Redactor, known: Known) -> str:
