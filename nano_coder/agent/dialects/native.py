@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from nano_coder.agent.dialects.dialect import Parsed, find_tool, settled
 from nano_coder.agent.dialects.hermes import HERMES
 from nano_coder.agent.dialects.lenient import (
+    ARGUMENTS,
     arguments_of,
     call_of,
     python_call,
@@ -22,12 +23,19 @@ from nano_coder.agent.dialects.lenient import (
     read_python_calls,
     typed,
 )
+from nano_coder.agent.dialects.untagged import (
+    example_call,
+    fenced,
+    is_example,
+    missed_call,
+    settled_before_call,
+    untagged_calls,
+)
 from nano_shared.types import ToolCall, ToolSpec
 
 Frame = tuple[list[ToolCall], int]
 """the calls between two tags, and where they end in the text"""
 _THINK = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-_FENCED = re.compile(r"```(?:json|tool_call|tool_code|xml|python)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +70,8 @@ class Native:
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
         reasoning, rest = self.reasoning(text, tools)
         first = self._next(rest, tools)
-        if first is None:
-            return self._fenced(reasoning, rest, tools)
+        if first is None or self._quoted(rest, first):
+            return self._untagged(reasoning, rest, tools)
         thought = rest[: first.start()].removesuffix(self.lead)
         repairs: list[str] = []
         calls: list[ToolCall] = []
@@ -129,7 +137,8 @@ class Native:
         if rest.lstrip()[:1] in ("", "{", "["):  # perhaps a call without its tags
             return Parsed(reasoning=reasoning)
         marks = [before + mark for before in ("", self.lead) for mark in self.markers]
-        return Parsed(reasoning=reasoning, thought=settled(rest, [*marks, "```", "\n```"]))
+        shown = settled(rest, marks)
+        return Parsed(reasoning=reasoning, thought=shown[: settled_before_call(shown)])
 
     def _next(
         self, text: str, tools: Sequence[ToolSpec], start: int = 0, end: int = sys.maxsize
@@ -167,26 +176,33 @@ class Native:
             repairs.append("closed_tag")
         return end
 
-    def _fenced(self, reasoning: str, text: str, tools: Sequence[ToolSpec]) -> Parsed:
-        """A call without its tags, alone or in a fenced block; else the text is prose."""
-        fenced = _FENCED.search(text)
-        names = {tool.name for tool in tools}
-        for body, repair, start in (
-            *([(fenced[1], "fenced_block", fenced.start())] if fenced else []),
-            (text, "missing_tags", 0),
-        ):
-            repairs = [repair]
-            try:
-                calls, _ = _read_objects(body, 0, tools, repairs)
-            except ValueError:
-                continue
-            if calls and all(call.name in names for call in calls):
-                thought = text[:start].removesuffix("\n")
-                return Parsed(
-                    thought=thought, reasoning=reasoning, calls=tuple(calls), repairs=tuple(repairs)
-                )
-        error = f"no tool call found; write {self.howto}"
-        return Parsed(thought=text, reasoning=reasoning, error=error, prose=bool(text.strip()))
+    def _quoted(self, text: str, frame: re.Match[str]) -> bool:
+        """Whether what begins like a call of a dialect without tags is an example, or JSON of the task."""
+        if self.open or "<|" in frame[0]:
+            return False
+        if is_example(text[: frame.start()]):
+            return True
+        try:
+            calls, end = self.read(text, frame.end(), (), [])
+        except ValueError:
+            return False
+        read = text[frame.end() : end]
+        return read.startswith("{") and not any(f'"{key}"' in read for key in ARGUMENTS) and bool(calls)
+
+    def _untagged(self, reasoning: str, text: str, tools: Sequence[ToolSpec]) -> Parsed:
+        """Calls without the family's tags; else the text is prose, or a call that could not be read."""
+        found = untagged_calls(text, tools)
+        if found is not None:
+            thought = text[: found.start].removesuffix("\n")
+            return Parsed(thought=thought, reasoning=reasoning, calls=found.calls, repairs=found.repairs)
+        error, missed = f"no tool call found; write {self.howto}", missed_call(text, tools)
+        if missed is not None:
+            error = f"no tool call could be read: {missed[0]}; write {self.howto}"
+        if tools:
+            call = missed[1] if missed else example_call(tools)
+            error += f", for example:\n{fenced(call) if '```' in text else self.render('', [call], tools)}"
+        prose = bool(text.strip()) and missed is None
+        return Parsed(thought=text, reasoning=reasoning, error=error, prose=prose)
 
 
 def _json_frame(key: str) -> Callable[[str, int, Sequence[ToolSpec], list[str]], Frame]:
