@@ -40,7 +40,10 @@ def run(log: Path, model: list[str], seed: int, seconds: float) -> None:
         _call("nano_coder.cli", [*task, *common])
         for line in (EXAMPLES / "seeds.jsonl").read_text().splitlines():
             (one := Path(folder) / "task.jsonl").write_text(line)
-            _call("nano_rl.cli", ["rollout", "--tasks", str(one), "--limit", f"max_seconds={seconds:g}", *common])
+            _call(
+                "nano_rl.cli",
+                ["rollout", "--tasks", str(one), "--limit", f"max_seconds={seconds:g}", *common],
+            )
 
 
 def _call(module: str, arguments: list[str]) -> None:

@@ -24,6 +24,7 @@ from nano_coder.agent.dialects.lenient import (
     typed,
 )
 from nano_coder.agent.dialects.untagged import (
+    blocks,
     example_call,
     fenced,
     is_example,
@@ -164,7 +165,7 @@ class Native:
                 return False
             if end > at:
                 return True
-        return False
+        return any(block.start < at < block.end for block in blocks(text) if block.values)
 
     def _closed(self, text: str, end: int, repairs: list[str], *, tagged: bool) -> int:
         """The index after the closing tag. A missing one is noted where the frame was opened."""

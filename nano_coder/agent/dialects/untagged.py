@@ -1,4 +1,4 @@
-"""Calls that a model writes without its dialect's tags: JSON objects, bare, in fenced blocks or in other tags.
+"""Calls without the dialect's own tags: JSON objects, bare, in fenced blocks or in other tags.
 
 An object is a call if it names an offered tool and its arguments fit that tool's schema. Blocks are of four
 forms, and where an answer has several, only the clearest form is read: what is quoted in prose beside a
@@ -18,8 +18,8 @@ from nano_coder.agent.dialects.lenient import ARGUMENTS, arguments_of, read_json
 from nano_shared.types import ToolCall, ToolSpec
 
 _OPENING = re.compile(
-    r"(?P<fence>`{3,}|~{3,})[ \t]*[\w.+-]*[ \t]*\n?\s*(?:<[a-z_]+>\s*)?"
-    r"|<(?P<tag>tools?|tool_calls?|function_calls?|functions?|json)>\s*(?:`{3,}[ \t]*\w*[ \t]*\n\s*)?"
+    r"(?P<fence>`{3,9}|~{3,9})[ \t]*[\w.+-]*[ \t]*\n?\s*(?:<[a-z_]+>\s*)?"
+    r"|<(?P<tag>tools?|tool_calls?|function_calls?|functions?|json)>\s*(?:`{3,9}[ \t]*\w*[ \t]*\n\s*)?"
     r"|(?m:^)[ \t]*(?P<bare>(?=[{\[]))"
     r"|(?P<inline>(?=\{\s*[\"']|\[\s*\{\s*[\"']))"
 )
@@ -30,8 +30,8 @@ _POSSIBLE = re.compile(r"`{3}|~{3}|<(?:tool|function|json)|\{(?=[\s\"']|$)|\[(?=
 _MARKS = ("```", "~~~", "<tool", "<function", "<json")
 _BETWEEN = re.compile(r"[\s,;]*(?=[{\[])")
 _CLOSED = {
-    "fence": re.compile(r"\s*(?:</[a-z_]+>\s*)?(?:`{3,}|~{3,}|\Z)"),
-    "tag": re.compile(r"\s*(?:`{3,}\s*)?(?:</?[a-z_]+>|\Z)"),
+    "fence": re.compile(r"\s*(?:</[a-z_]+>\s*)?(?:`{3,9}|~{3,9}|\Z)"),
+    "tag": re.compile(r"\s*(?:`{3,9}\s*)?(?:</?[a-z_]+>|\Z)"),
     "bare": re.compile(r"[ \t.]*(?:\n|\Z)"),
     "inline": re.compile(r"[ \t.`]*(?:\n|\Z)"),
 }
@@ -42,6 +42,9 @@ _EXAMPLE = re.compile(
     re.IGNORECASE,
 )
 """words of the sentence before a block that is shown and not meant"""
+_FENCE_END = re.compile(r"[`~]{3,9}[\w.+-]*\s*\Z")
+_LEAD = 400
+"""characters before a block among which its sentence is looked for"""
 _NAMES = ("name", "tool", "tool_name", "function", "function_name", "action")
 _GIVEN = (*ARGUMENTS, "args", "params", "input", "tool_input", "action_input", "kwargs")
 _MOST_FAILURES = 64
@@ -101,7 +104,7 @@ class _Reading:
 
     def _unclosed(self, start: int) -> int:
         """The end of one value whose last brackets are missing before the block's end. Raises ValueError."""
-        close = re.compile(r"\n?`{3,}|\s*</[a-z_]+>").search(self.text, start)
+        close = re.compile(r"\n?`{3,9}|\s*</[a-z_]+>").search(self.text, start)
         if self.values or close is None or self.form not in ("fence", "tag"):
             raise ValueError("no JSON")
         for missing in ("}", "}}", "}]", "}}]"):
@@ -152,7 +155,7 @@ def _after(text: str, opening: re.Match[str]) -> int:
 
 def is_example(before: str) -> bool:
     """Whether the sentence that leads to a block says that it is an example."""
-    lead = re.sub(r"[`~]{3,}[\w.+-]*\s*\Z", "", before).rstrip().rpartition("\n")[2]
+    lead = _FENCE_END.sub("", before[-_LEAD:]).rstrip().rpartition("\n")[2]
     return _EXAMPLE.search(lead) is not None
 
 
@@ -269,7 +272,9 @@ def settled_before_call(text: str) -> int:
 
 
 _SHELLS = ("shell", "bash")
-_SHELL_BLOCK = re.compile(r"(?:`{3,}|~{3,})(?:bash|sh|shell|console|zsh)[ \t]*\n((?:(?!```|~~~).)*?)\n?(?:`{3,}|~{3,}|\Z)\s*\Z", re.DOTALL)  # fmt: skip # noqa: E501
+_SHELL_BLOCK = re.compile(
+    r"(?:```|~~~)(?:bash|sh|shell|console|zsh)[ \t]*\n((?:(?!```|~~~).)*?)\n?(?:```|~~~|\Z)\s*\Z", re.DOTALL
+)
 _TAGS = re.compile(r"</?(?:tool_calls?|tools?|function_calls?)\b|<function=")
 
 
@@ -281,12 +286,14 @@ def missed_call(text: str, tools: Sequence[ToolSpec]) -> tuple[str, ToolCall] | 
     if shell and (block := _SHELL_BLOCK.search(text)):
         return "a command in a block is no call", ToolCall(name=shell, arguments={"command": block[1]})
     names = "|".join(re.escape(tool.name) for tool in tools)
-    named = names and re.search(rf"""["'](?:{"|".join(_NAMES)})["']\s*:\s*["']({names})["']|^\W*({names})\(""", text, re.M)  # fmt: skip # noqa: E501
+    keys = "|".join(_NAMES)
+    naming = rf"""["'](?:{keys})["']\s*:\s*["']({names})["']|^[^\w\n]{{0,9}}({names})\("""
+    named = {a or b for a, b in re.findall(naming, text, re.MULTILINE)} if names else set()
     wrong = [why for block in blocks(text) for value in block.values for why in _wrongs(value, tools)]
     if not (named or wrong or _TAGS.search(text)):
         return None
-    example = example_call(tools, (named[1] or named[2]) if named else None)
-    return (wrong or ["it is no whole JSON object of a call"])[0], example
+    why = (wrong or ["it is no whole JSON object of a call"])[0]
+    return why, example_call(tools, named.pop() if len(named) == 1 else None)
 
 
 def _wrongs(value: Any, tools: Sequence[ToolSpec]) -> Iterator[str]:
