@@ -2,7 +2,7 @@
 
     python benchmarks/real_model.py --model coder-1.5b [--base-url URL] [--seeds 0 1] [--out FILE]
 
-Runs `examples/buggy_stats` and the four tasks of `examples/seeds.jsonl` with each seed; seed 0 is greedy. FILE
+Runs `examples/buggy_stats` and the tasks of `examples/seeds.jsonl` with each seed; seed 0 is greedy. FILE
 gets, beside the figures of each run, every answer with the calls that were executed and the error that was
 told: whether an answer without a call meant one is for a person to say. Exits with 1 where a run took more
 than five minutes or finished on an answer that nobody read.
@@ -32,7 +32,7 @@ _MAIN = "import sys; from {} import main; sys.exit(main())"
 def run(log: Path, model: list[str], seed: int, seconds: float) -> None:
     """Run all tasks with this seed, each in a process of its own."""
     sampling = ["--seed", str(seed), "--temperature", "0" if seed == 0 else "0.3"]
-    common = [*model, *sampling, "--log", str(log)]
+    common, limit = [*model, *sampling, "--log", str(log)], f"max_seconds={seconds:g}"
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "buggy_stats"
         shutil.copytree(EXAMPLES / "buggy_stats", work)
@@ -42,7 +42,7 @@ def run(log: Path, model: list[str], seed: int, seconds: float) -> None:
             (one := Path(folder) / "task.jsonl").write_text(line)
             _call(
                 "nano_rl.cli",
-                ["rollout", "--tasks", str(one), "--limit", f"max_seconds={seconds:g}", *common],
+                ["rollout", "--tasks", str(one), "--limit", limit, *common],
             )
 
 

@@ -97,6 +97,8 @@ class Display:
         if turn.completion.finish is Finish.LENGTH:
             most = turn.completion.sampling.max_tokens
             size = f"(cut at {most} tokens; {_MORE} max_completion_tokens=N)"
+        if turn.completion.finish is Finish.REPETITION:
+            size = "(ended: it repeated itself)"
         title = "" if self._streamed else f"\nstep {turn.index + 1}"
         if turn.delegated_by is not None:
             title += f" (sub-agent of step {turn.delegated_by + 1})"

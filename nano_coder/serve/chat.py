@@ -24,7 +24,7 @@ from nano_coder.serve.request import (
     tool_of,
 )
 from nano_shared.policy import DecodeIds
-from nano_shared.types import Finish, Role, Sampling, ToolSpec
+from nano_shared.types import Role, Sampling, ToolSpec
 
 ROLES = {
     "system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT,
@@ -122,7 +122,7 @@ def _call(call: Body, where: str) -> ClientCall:
 
 
 def finish_reason(answer: ModelAnswer) -> str:
-    if answer.completion.finish is Finish.LENGTH:
+    if answer.completion.finish.is_cut:
         return "length"
     return "tool_calls" if answer.calls else "stop"
 

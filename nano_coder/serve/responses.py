@@ -25,7 +25,7 @@ from nano_coder.serve.request import (
     tool_of,
 )
 from nano_shared.policy import DecodeIds
-from nano_shared.types import Finish, Role
+from nano_shared.types import Role
 
 _LOGPROBS = "message.output_text.logprobs"
 ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
@@ -101,7 +101,7 @@ def response_answer(
     body: Body, answer: ModelAnswer, model: str, id: str, decode: DecodeIds | None
 ) -> dict[str, Any]:
     """The body of a response that is not streamed."""
-    cut = answer.completion.finish is Finish.LENGTH
+    cut = answer.completion.finish.is_cut
     return _head(body, model, id, "incomplete" if cut else "completed") | {
         "output": _items(body, answer, id, decode),
         "completed_at": None if cut else int(time.time()),
@@ -153,7 +153,7 @@ def _items(body: Body, answer: ModelAnswer, id: str, decode: DecodeIds | None) -
     items = []
     if answer.text or not answer.calls:
         part = _part(answer.text, _cards(body, answer.tokens_after(0), decode))
-        cut = answer.completion.finish is Finish.LENGTH
+        cut = answer.completion.finish.is_cut
         items.append(_message(f"{id}-message", [part], "incomplete" if cut else "completed"))
     for call in answer.calls:
         items.append(

@@ -85,7 +85,8 @@ def test_a_call_is_read_in_any_form(
     [
         ("```json\n{'name': 'shell', 'arguments': {'command': 'ls',},}\n```", LS, "python_literal"),
         ('```json\n{"name": "shell", "arguments": {"command": "ls"}\n```', LS, "closed_brackets"),
-        ('```json\n{"name": "shell", "arguments": "{\\"command\\": \\"ls\\"}"}\n```', LS, "arguments_as_string"),
+        ('```json\n{"name": "shell", "arguments": "{\\"command\\": \\"ls\\"}"}\n```', LS,
+         "arguments_as_string"),
         ('{"type": "function", "function": {"name": "shell", "arguments": {"command": "ls"}}}', LS,
          "function_wrapper"),
         ('{"tool_calls": [{"name": "shell", "arguments": {"command": "ls"}}]}', LS, "missing_tags"),

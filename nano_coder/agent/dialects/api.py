@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from nano_coder.agent.dialects.dialect import Parsed
+from nano_coder.agent.dialects.dialect import Parsed, settled
 from nano_coder.agent.dialects.hermes import HERMES
 from nano_coder.agent.dialects.native import DEEPSEEK, KIMI, MISTRAL_ARGS, QWEN_CODER
-from nano_coder.agent.dialects.untagged import fenced, missed_call
+from nano_coder.agent.dialects.untagged import fenced, missed_call, settled_before_call
 from nano_shared.types import ApiAnswer, ToolCall, ToolSpec
 
 NO_CALL = "no tool was called; go on with a tool, or call submit if the task is done"
@@ -36,6 +36,11 @@ class Api:
             error = f"no tool call could be read: {missed[0]}; call a tool, or write\n{fenced(missed[1])}"
             return replace(found, error=error)
         return replace(found, error=NO_CALL)
+
+    def settled(self, text: str) -> int:
+        """The length of a growing text before anything that may become a call."""
+        marks = [mark for family in _LEFT_IN_TEXT for mark in family.markers]
+        return settled_before_call(settled(text, marks))
 
     def parse_api(self, text: str, answer: ApiAnswer, tools: Sequence[ToolSpec]) -> Parsed:
         """Parse the calls beside the text; the text itself where there are none."""

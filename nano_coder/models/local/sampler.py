@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nano_coder.models.local.constraint import Constraint
+    from nano_coder.models.repetition import Repetition
 
 
 _BLOCK = 128
@@ -164,6 +165,8 @@ class GenerationRequest:
     """the tokens that may be sampled; None: all"""
     top_logprobs: int = 0
     """number of likeliest tokens that `on_token` gets"""
+    repetition: Repetition | None = None
+    """ends the row when it finds one; None: nothing does"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +240,8 @@ class DecodingRow:
             self.request.constraint.take(token)
         if token in self.stop_conditions.eos_ids or self._says_stop():
             self.finish = Finish.STOP
+        elif self.request.repetition is not None and self.request.repetition.take(token):
+            self.finish = Finish.REPETITION
         elif len(self.ids) == self.limit:
             self.finish = Finish.LENGTH
         if self.request.on_token is not None and not self.request.on_token(token, logprob, likeliest):
