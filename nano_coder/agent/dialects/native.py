@@ -65,6 +65,8 @@ class Native:
     """written between frames"""
     markers: tuple[str, ...] = ()
     """texts with which a call may begin; empty if only a pattern recognises calls"""
+    shows_examples: bool = False
+    """whether the description of the tools ends with calls of some, as examples"""
     prompt_reasons: bool = True
     """whether a prompt may end inside reasoning, so that a completion can close what it did not open"""
 
@@ -105,7 +107,12 @@ class Native:
         return f"{thought}{self.lead}{text}" if thought else text
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
-        return HERMES.describe(tools)
+        described = HERMES.describe(tools)
+        if not (self.shows_examples and tools):
+            return described
+        names = dict.fromkeys((example_call(tools).name, tools[0].name, tools[-1].name))
+        shown = (self.render("", [example_call(tools, name)], tools) for name in names)
+        return "\n".join([described, "", "Examples of calls:", *shown])
 
     def call_id(self, name: str, number: int) -> str:
         """The id of the `number`-th call of a conversation, in a form that the family's template takes."""
@@ -386,6 +393,14 @@ HERMES_JSON = Native(
     read=_json_frame("arguments"),
     write=_one_each(_object("arguments")),
 )  # fmt: skip
+TOOLS_JSON = replace(
+    HERMES_JSON,
+    name="tools-json",
+    howto='<tools>{"name": "...", "arguments": {...}}</tools>', shows_examples=True,
+    open="<tools>\n", close="\n</tools>", markers=("<tools>",),
+    starts=re.compile(r'<tools>(?=\s*\{\s*"name")'),
+)  # fmt: skip
+"""the form that Qwen2.5-Coder keeps, whose own template asks for another (vllm-project/vllm#32926)"""
 QWEN_CODER = replace(
     HERMES_JSON,
     name="qwen-coder",

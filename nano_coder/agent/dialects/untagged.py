@@ -317,7 +317,8 @@ def example_call(tools: Sequence[ToolSpec], name: str | None = None) -> ToolCall
     required = spec.parameters.get("required") or list(_properties(spec))[:1]
     values = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
     kinds = {key: next(iter(_types(_properties(spec).get(key, {})) & set(values)), "") for key in required}
-    return ToolCall(name=spec.name, arguments={k: values.get(kind, k.upper()) for k, kind in kinds.items()})
+    texts = {key: "main.py" if key == "path" else key.upper() for key in kinds}
+    return ToolCall(name=spec.name, arguments={k: values.get(kind, texts[k]) for k, kind in kinds.items()})
 
 
 def fenced(call: ToolCall) -> str:
