@@ -106,6 +106,22 @@ def test_each_liberty_is_named(dialect: str, text: str, call: ToolCall, repair: 
     assert repair in parsed.repairs
 
 
+RECORDED = [
+    ('```json\n{\n  "name": "calculate",\n  "arguments": {\n    "expression": "5 + 3"\n  }\n}\n```',
+     {"expression": "5 + 3"}),
+    ('<tools>{"name": "calculate", "arguments": {"expression": "5 + 3"}}</tools>', {"expression": "5 + 3"}),
+    ('```json\n{\n  "name": "submit",\n  "arguments": {\n    "answer": "The 10th number in the Fibonacci sequence'
+     ' is 55."\n  }\n}\n```', {"answer": "The 10th number in the Fibonacci sequence is 55."}),
+]  # fmt: skip
+"""answers of Qwen2.5-Coder-1.5B-Instruct, greedy: by llama.cpp under api-1, in bfloat16 under tools-json"""
+
+
+@pytest.mark.parametrize(("text", "arguments"), RECORDED)
+@pytest.mark.parametrize("dialect", ["api", "hermes-json", "tools-json"])
+def test_a_real_models_answers_are_read(dialect: str, text: str, arguments: dict[str, Any]) -> None:
+    assert [call.arguments for call in read(dialect, text).calls] == [arguments]
+
+
 LISTED = "\n".join(json.dumps(function_schema(spec)) for spec in SPECS)
 NO_CALLS = {
     "a package": 'It should read:\n\n```json\n{"name": "my-package", "version": "1.0", "scripts": {}}\n```',

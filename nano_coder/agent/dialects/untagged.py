@@ -78,7 +78,7 @@ class Untagged:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _BlockReader:
     """Reads the values of one block."""
 
     text: str
@@ -126,7 +126,7 @@ def blocks(text: str) -> Iterator[Block]:
     at, failures = 0, 0
     while failures < _MOST_FAILURES and (opening := _OPENING.search(text, at)):
         form = str(opening.lastgroup)
-        reading = _Reading(text, form)
+        reading = _BlockReader(text, form)
         start = opening.start()
         try:
             at = reading.read(opening.end())
@@ -164,9 +164,9 @@ def untagged_calls(text: str, tools: Sequence[ToolSpec]) -> Untagged | None:
     found: list[tuple[Block, list[ToolCall], list[str]]] = []
     for block in blocks(text):
         repairs: list[str] = []
-        called = [call for value in block.values for call in _calls(value, tools, repairs) or [None]]
-        if called and None not in called and not block.is_example:
-            found.append((block, [call for call in called if call], [*block.repairs, *repairs]))
+        called = [_calls(value, tools, repairs) for value in block.values]
+        if called and all(called) and not block.is_example:
+            found.append((block, [call for calls in called for call in calls], [*block.repairs, *repairs]))
     if not found:
         return None
     clearest = min(_FORMS.index(block.form) for block, _, _ in found)
@@ -181,15 +181,15 @@ def untagged_calls(text: str, tools: Sequence[ToolSpec]) -> Untagged | None:
     return Untagged(start=found[0][0].start, calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
 
 
-def _calls(value: Any, tools: Sequence[ToolSpec], repairs: list[str]) -> list[ToolCall] | None:
-    """The calls that a value is; None for any other value."""
+def _calls(value: Any, tools: Sequence[ToolSpec], repairs: list[str]) -> list[ToolCall]:
+    """The calls that a value is; none for any other value."""
     if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
         value = value["tool_calls"]
     several = value if isinstance(value, list) else [value]
     try:
-        return [_call(one, tools, repairs) for one in several] or None
+        return [_call(one, tools, repairs) for one in several]
     except ValueError:
-        return None
+        return []
 
 
 def _call(value: Any, tools: Sequence[ToolSpec], repairs: list[str]) -> ToolCall:
