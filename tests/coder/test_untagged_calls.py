@@ -110,8 +110,8 @@ RECORDED = [
     ('```json\n{\n  "name": "calculate",\n  "arguments": {\n    "expression": "5 + 3"\n  }\n}\n```',
      {"expression": "5 + 3"}),
     ('<tools>{"name": "calculate", "arguments": {"expression": "5 + 3"}}</tools>', {"expression": "5 + 3"}),
-    ('```json\n{\n  "name": "submit",\n  "arguments": {\n    "answer": "The 10th number in the Fibonacci sequence'
-     ' is 55."\n  }\n}\n```', {"answer": "The 10th number in the Fibonacci sequence is 55."}),
+    ('```json\n{\n  "name": "submit",\n  "arguments": {\n    "answer": "The 10th number is 55."\n  }\n}\n```',
+     {"answer": "The 10th number is 55."}),
 ]  # fmt: skip
 """answers of Qwen2.5-Coder-1.5B-Instruct, greedy: by llama.cpp under api-1, in bfloat16 under tools-json"""
 
