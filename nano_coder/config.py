@@ -49,6 +49,26 @@ TEMPERATURE = 0.3
 """default of `nano-coder run`: the highest whose success is within 2 points of greedy (docs/results.md)"""
 
 
+class CatalogueEntry(BaseModel):
+    """A model that is fetched by name: one GGUF file, from the hub or in parts from the package index."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    about: str = ""
+    hub: str
+    """OWNER/NAME of the repository"""
+    file: str
+    """path in it"""
+    bytes: int = Field(gt=0)
+    licence: str = "see its page"
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    package: str | None = None
+    """name of the packages that hold one part each; {} is the number of the part, from 1"""
+    version: str = ""
+    """of the packages"""
+    parts: int = Field(0, ge=0)
+
+
 class Price(BaseModel):
     """Dollars for a million tokens of a hosted model."""
 
@@ -145,6 +165,9 @@ class AgentConfig(BaseModel):
     """over which the failing call of an endpoint is repeated"""
     prices: dict[str, Price] = {}
     """of hosted models, by name: [prices.NAME] with input, output and cached, dollars for a million tokens"""
+    catalogue: dict[str, CatalogueEntry] = {}
+    """further models to fetch by name: [catalogue.NAME] with hub, file, bytes, sha256 and, for packages,
+    package, version and parts"""
     dtype: str = Field("auto", pattern="^(auto|bfloat16|float32)$")
     """of a local model's arithmetic; auto is bfloat16 for more than 1 GiB of weights on a CPU with
     instructions for it, else float32"""
@@ -190,6 +213,10 @@ class AgentConfig(BaseModel):
     def _served(self, mcp: McpSettings) -> dict[str, Any]:
         servers = mcp.servers.items()
         return {"servers": {name: server.model_dump(exclude_defaults=True) for name, server in servers}}
+
+    @field_serializer("catalogue")
+    def _catalogued(self, entries: dict[str, CatalogueEntry]) -> dict[str, dict[str, Any]]:
+        return {name: entry.model_dump(exclude_none=True) for name, entry in entries.items()}
 
     @field_serializer("prices")
     def _priced(self, prices: dict[str, Price]) -> dict[str, dict[str, float]]:
@@ -354,7 +381,7 @@ def _joined(key: str, below: Any, above: Any) -> Any:
             return tuple(dict.fromkeys((*below, *above)))
         case "redact":
             return below | above | {"patterns": below["patterns"] | above.get("patterns", {})}
-        case "prices" | "search":
+        case "prices" | "search" | "catalogue":
             return below | above
         case "mcp":
             return {"servers": below["servers"] | above.get("servers", {})}

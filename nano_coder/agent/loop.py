@@ -45,6 +45,8 @@ _MAX_FORMAT_ERRORS = 3
 _MAX_REPEATS = 4
 _SHOWN = 5
 """paths that a note names"""
+_MAX_REPETITIONS = 2
+"""answers that repeat themselves: the model is told once"""
 SAID = "user"
 """tool name of an observation that is a further message of the user; no policy can call it"""
 _NO_NOTES = ("compact",)
@@ -121,7 +123,7 @@ class Agent:
         observations = self._execute_all(parsed.calls)
         if parsed.error:
             observations = self._refuse(parsed, completion)
-        if observations and completion.finish is Finish.LENGTH and self.profile.dialect not in _NO_NOTES:
+        if observations and completion.finish.is_cut and self.profile.dialect not in _NO_NOTES:
             observations[-1] = _with_cut_note(observations[-1], completion)
         turn = Turn(
             index=len(self.turns),
@@ -391,6 +393,8 @@ class Agent:
         own = self.own
         if _trailing(own, lambda t: t.parse_error is not None) >= _MAX_FORMAT_ERRORS:
             return StopReason.FORMAT_ERRORS
+        if sum(turn.completion.finish is Finish.REPETITION for turn in own) >= _MAX_REPETITIONS:
+            return StopReason.REPETITION
         if _trailing(own, lambda t: _action_key(t) == _action_key(own[-1])) >= _MAX_REPEATS:
             return StopReason.LOOP
         if self.most_turns is not None and len(own) >= self.most_turns:
@@ -427,6 +431,8 @@ def _with_cut_note(observation: Observation, completion: Completion) -> Observat
     """The observation, with a note that the answer before it was cut off."""
     most = completion.sampling.max_tokens
     note = f"[your answer was cut at {most} tokens, the most that one may have (max_completion_tokens)]"
+    if completion.finish is Finish.REPETITION:
+        note = "[your answer repeated itself, and was ended there: write each thing once, then one call]"
     return observation.model_copy(update={"text": f"{observation.text}\n{note}"})
 
 

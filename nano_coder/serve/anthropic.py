@@ -27,7 +27,7 @@ from nano_coder.serve.request import (
     tool_of,
 )
 from nano_coder.serve.sampling import Body, sampling_of
-from nano_shared.types import Finish, Role
+from nano_shared.types import Role
 
 Event = tuple[str, dict[str, Any]]
 """name of a server-sent event, and its data"""
@@ -95,7 +95,7 @@ def _message(message: Body, where: str) -> Iterator[ClientMessage]:
 def _stop(answer: ModelAnswer) -> dict[str, str | None]:
     """Why the answer ended, and the stop sequence that ended it."""
     reason, sequence = "end_turn", split_at_stop(answer.completion)[1]
-    if answer.completion.finish is Finish.LENGTH:
+    if answer.completion.finish.is_cut:
         reason = "max_tokens"
     elif answer.filtered:
         reason = "refusal"

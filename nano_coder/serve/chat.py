@@ -26,7 +26,7 @@ from nano_coder.serve.request import (
 )
 from nano_coder.serve.sampling import Body, number, sampling_of
 from nano_shared.policy import DecodeIds
-from nano_shared.types import Finish, Role, ToolSpec
+from nano_shared.types import Role, ToolSpec
 
 ROLES = {
     "system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT,
@@ -104,7 +104,7 @@ def _call(call: Body, where: str) -> ClientCall:
 
 
 def finish_reason(answer: ModelAnswer) -> str:
-    if answer.completion.finish is Finish.LENGTH:
+    if answer.completion.finish.is_cut:
         return "length"
     if answer.filtered:
         return "content_filter"

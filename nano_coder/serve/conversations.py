@@ -465,7 +465,8 @@ class Conversations:
         with self._episode.asking(conversation) if self._episode else nullcontext():
             completion, top = self._complete(held, conversation, request, on_text)
         if model.upstream:
-            parsed, calls = upstream.parsed(completion, request.tools), upstream.calls(completion)
+            parsed = upstream.parsed(completion, request.tools)
+            calls = upstream.calls(completion) or tuple(map(_call, parsed.calls))
         else:
             parsed = _parsed(completion, request, model.profile)
             calls = tuple(map(_call, parsed.calls))
@@ -530,8 +531,10 @@ class Conversations:
     ) -> tuple[Completion, tuple[Likeliest, ...]]:
         """The completion, and the likeliest tokens of each of its places if the request asks for them."""
         model, policy = held.model, held.model.policy
+        # an agent's answer; not in a rollout, which samples to the end
+        conversation.ends_repetition = bool(request.tools) and self._episode is None
         if model.upstream and self._episode is None:
-            relay = upstream.Relay(on_text or _read)
+            relay = upstream.Relay(on_text or _read, may_call=bool(request.tools))
             completion = model.upstream.answer(
                 conversation, request.sampling, more=request.more, session=held.session.label, on_answer=relay
             )

@@ -26,7 +26,7 @@ from nano_coder.serve.request import (
 )
 from nano_coder.serve.sampling import Body, sampling_of
 from nano_shared.policy import DecodeIds
-from nano_shared.types import Finish, Role
+from nano_shared.types import Role
 
 _LOGPROBS = "message.output_text.logprobs"
 ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
@@ -113,7 +113,7 @@ def response_answer(
 
 def _cut(answer: ModelAnswer) -> str | None:
     """Why an answer is incomplete, if it is."""
-    if answer.completion.finish is Finish.LENGTH:
+    if answer.completion.finish.is_cut:
         return "max_output_tokens"
     return "content_filter" if answer.filtered else None
 

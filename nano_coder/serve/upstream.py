@@ -45,20 +45,29 @@ def messages(new: Sequence[ClientMessage], before: ApiAnswer | None) -> tuple[Me
             given = message.call_id
             call_id = given if given in ids else ids[place] if place < len(ids) else None
             place += 1
+        if message.role is Role.TOOL and call_id is None:  # it answers a call that stood in the text
+            shown.append(Message(role=Role.USER, content=message.text))
+            continue
         calls = tuple(ApiCall(id=c.id, name=c.name, arguments=c.arguments) for c in message.calls)
         shown.append(Message(role=message.role, content=message.text, calls=calls, call_id=call_id))
     return tuple(shown)
 
 
 def parsed(completion: Completion, tools: Sequence[ToolSpec]) -> Parsed:
-    """The calls that came beside the text, as values; the text alone where there are none."""
-    if completion.api is None or not completion.api.calls:
-        return Parsed(thought=completion.text)
-    return API.parse_api(completion.text, completion.api, tools)
+    """The calls that came beside the text, as values, or that a server without a parser left in it; the text
+    alone where there are none."""
+    given = completion.api
+    if given is not None and given.calls:
+        return API.parse_api(completion.text, given, tools)
+    found = API.parse(completion.text, tools) if tools else Parsed()
+    known = {tool.name for tool in tools}
+    if found.calls and all(call.name in known for call in found.calls):
+        return found
+    return Parsed(thought=completion.text)
 
 
 def calls(completion: Completion) -> tuple[ClientCall, ...]:
-    """The calls as they came."""
+    """The calls as they came beside the text."""
     given = completion.api.calls if completion.api else ()
     return tuple(ClientCall(id=c.id, name=c.name, arguments=c.arguments) for c in given)
 
@@ -68,14 +77,22 @@ class Relay:
     """Hands on each text with the tokens since the last one. Called with nothing, asks whether to go on."""
 
     on_text: OnText
+    may_call: bool = False
+    """whether tools were offered: then text that may become a call is held back"""
+    text: str = ""
+    shown: int = 0
+    """characters of the text that were handed on"""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     def __call__(self, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> bool:
         self.ids += ids
         self.logprobs += logprobs
-        if not text:
+        self.text += text
+        end = API.settled(self.text) if self.may_call else len(self.text)
+        if end <= self.shown:
             return self.on_text(TextDelta())
+        text, self.shown = self.text[self.shown : end], end
         delta = TextDelta(text, tuple(self.ids), tuple(self.logprobs))
         self.ids, self.logprobs = [], []
         return self.on_text(delta)

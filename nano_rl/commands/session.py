@@ -248,9 +248,10 @@ def checkpoint_target(name: str) -> Path:
         raise UsageError(
             f"--name {name!r}: use letters, digits, '.', '_' and '-', at most {_LONGEST_NAME} characters"
         )
+    from nano_coder.models.catalogue import catalogue
     from nano_rl.checkpoints.promotion_history import HISTORY
 
-    if name.casefold() in {LATEST, HISTORY, *OWN_MODELS}:
+    if name.casefold() in {LATEST, HISTORY, *OWN_MODELS, *catalogue()}:
         raise UsageError(f"--name {name}: nano means something else by that name; choose another")
     target = checkpoints_dir() / name
     taken = [path.name for path in checkpoints_dir().glob("[!.]*") if path.name.casefold() == name.casefold()]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from nano_rl.learn.config import Baseline, ObjectiveConfig, Std
 from nano_rl.learn.rows.group import Group, is_dead
-from nano_shared.types import Finish, StopReason, Trajectory
+from nano_shared.types import StopReason, Trajectory
 
 
 def group_advantages(
@@ -127,7 +127,7 @@ def cut_off(trajectory: Trajectory) -> bool:
     """True if a token budget ended the rollout: by its stop reason, or by the finish of its last call."""
     if trajectory.stop in (StopReason.MAX_TOKENS, StopReason.CONTEXT_FULL):
         return True
-    return bool(trajectory.turns) and trajectory.turns[-1].completion.finish == Finish.LENGTH
+    return bool(trajectory.turns) and trajectory.turns[-1].completion.finish.is_cut
 
 
 def length_penalty(trajectory: Trajectory, *, limit: int, buffer: int) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ def round_once(model: nn.Module) -> None:
     """
     for layer in model.modules():
         if hasattr(layer, "lora_A") and _weight_of(getattr(layer, "base_layer", None)) is not None:
-            layer.__class__ = _rounding_once(type(layer))
+            layer.__class__ = _rounding_once(cast("Any", type(layer)))
 
 
 def merge_adapter(model: Any) -> tuple[nn.Module, float]:
@@ -146,7 +146,7 @@ class _AdaptedProduct(torch.autograd.Function):
         return out_NO.view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x_NI, down_RI, up_OR, low_NR, *kept = ctx.saved_tensors
         grad_NO = grad.flatten(0, -2)
         d_low_NR = (grad_NO @ up_OR.to(grad.dtype)).mul_(ctx.scaling)

@@ -35,6 +35,8 @@ class Conversation:
         """when the next completion must be there, on the monotonic clock"""
         self.on_text: Callable[[str], None] | None = None
         """gets the text of a completion as it comes, from a policy that streams"""
+        self.ends_repetition = False
+        """whether a completion that repeats itself is ended"""
         self.tokens: list[int] = []
         self.rendered = 0
         self.row = 0

@@ -290,8 +290,15 @@ class Sampling(Value):
 class Finish(StrEnum):
     STOP = "stop"
     LENGTH = "length"
+    REPETITION = "repetition"
+    """it repeated itself, and was ended"""
     CANCELLED = "cancelled"
     """a client went away while it was being sampled"""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the policy did not end it itself."""
+        return self in (Finish.LENGTH, Finish.REPETITION)
 
 
 class TurnTokens(Value):
@@ -446,6 +453,7 @@ class StopReason(StrEnum):
     CONTEXT_FULL = "context_full"
     FORMAT_ERRORS = "format_errors"
     LOOP = "loop"
+    REPETITION = "repetition"
     SANDBOX_ERROR = "sandbox_error"
     ENVIRONMENT_ERROR = "environment_error"
     POLICY_ERROR = "policy_error"

@@ -9,10 +9,11 @@ import pytest
 from executions import SUBMIT, a_runtime, a_task, act, limits
 
 from nano_coder.agent.loop import turn_seed
-from nano_coder.agent.profiles import COMPACT_1, HERMES_1
+from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
+from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
 from nano_shared import extensions
-from nano_shared.types import StopReason, Task, Trajectory
+from nano_shared.types import Finish, StopReason, Task, Trajectory
 
 
 def run(
@@ -197,3 +198,48 @@ def test_each_turn_has_a_seed_of_its_own_that_the_runs_seed_decides(tmp_path: Pa
     assert seeds == [turn_seed(7, 0), turn_seed(7, 1)]
     assert seeds[0] != seeds[1]
     assert turn_seed(None, 0) is None
+
+
+NATIVE = find_profile("native-1-hermes-json")
+FENCED = '```json\n{"name": "calculate", "arguments": {"expression": "1+1"}}\n```'
+
+
+def test_a_fenced_call_is_executed_and_the_repair_is_logged(tmp_path: Path) -> None:
+    trajectory, runtime = run(tmp_path, [FENCED, act("submit", NATIVE)], profile=NATIVE)
+    assert (trajectory.stop, seen(trajectory)[0]) == (StopReason.FINISHED, "2")
+    assert runtime.store.get(trajectory.id).turns[0].repairs == ("fenced_block",)
+
+
+@pytest.mark.parametrize("profile", ["native-1-hermes-json", "api-1"])
+def test_something_like_a_call_never_ends_a_run_as_its_answer(tmp_path: Path, profile: str) -> None:
+    missed = [
+        "```bash\nls\n```",
+        '{"name": "send_mail", "arguments": {"to": "me"}}',
+        "read_file(path='a.py')",
+    ]
+    trajectory, _ = run(tmp_path, missed, profile=find_profile(profile))
+    assert trajectory.stop is StopReason.FORMAT_ERRORS
+    assert '{"command": "ls"}' in seen(trajectory)[0]
+    assert "unknown tool send_mail; the tools are read_file, " in seen(trajectory)[1]
+
+
+class Repeating(ScriptedPolicy):
+    """Says what is scripted; what it marks repeated itself and was ended."""
+
+    def complete(self, *asked: Any, **more: Any) -> Any:
+        completion = super().complete(*asked, **more)
+        finish = Finish.REPETITION if "again" in completion.text else completion.finish
+        return completion.model_copy(update={"finish": finish})
+
+
+def test_an_answer_that_repeats_itself_is_told_once_and_ends_the_run_the_second_time(tmp_path: Path) -> None:
+    good, bad = act("calculate", NATIVE, expression="1+1"), "again " * 40
+    for texts, stop in (
+        ([bad, good, bad], StopReason.REPETITION),
+        ([bad, act("submit", NATIVE)], "finished"),
+    ):
+        (folder := tmp_path / str(stop)).mkdir()
+        trajectory, runtime = run(folder, texts, profile=NATIVE, policy=Repeating(texts))
+        assert trajectory.stop == stop
+        assert "your answer repeated itself" in seen(trajectory)[0]
+        assert runtime.store.get(trajectory.id) == trajectory

@@ -385,6 +385,43 @@ def test_text_and_calls_are_passed_on_and_logged(before: Callable[..., Served], 
     assert server.store.session_runs("x") == [run.id]
 
 
+FENCED = 'I add.\n```json\n{"name": "add", "arguments": {"a": 1}}\n```'
+
+
+def test_calls_that_a_server_left_in_the_text_are_tool_calls_in_every_api(
+    before: Callable[..., Served],
+) -> None:
+    with strict_api(*[Say(FENCED)] * 4, Say("It is 1."), Say("Use ```add``` then.")) as (behind, script):
+        server = before(behind.base_url)
+        tools: Any = [ADD]
+        messages: list[Any] = [{"role": "user", "content": "1 + 0?"}]
+        chat = server.openai().chat.completions
+        with chat.stream(model="nano", messages=messages, tools=tools) as events:
+            shown = "".join(event.delta for event in events if event.type == "content.delta")
+            streamed = events.get_final_completion().choices[0]
+        whole = chat.create(model="nano", messages=messages, tools=tools).choices[0]
+        assert shown == "I add."
+        for choice in (streamed, whole):
+            assert (choice.message.content, choice.finish_reason) == ("I add.", "tool_calls")
+            assert [call.function.arguments for call in choice.message.tool_calls or ()] == ['{"a": 1}']
+        named: Any = {"name": "add", "input_schema": ADD["function"]["parameters"]}
+        said: Any = server.anthropic().messages.create(
+            model="nano", messages=messages, tools=[named], max_tokens=50
+        )
+        assert [block.type for block in said.content] == ["text", "tool_use"]
+        functions: Any = [{"type": "function", **ADD["function"]}]
+        items: Any = server.openai().responses.create(model="nano", input="1?", tools=functions).output
+        assert [item.type for item in items] == ["message", "function_call"]
+        (call,) = whole.message.tool_calls or ()
+        messages += [whole.message.model_dump(exclude_none=True)]
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "1"}]
+        assert chat.create(model="nano", messages=messages, tools=tools).choices[0].finish_reason == "stop"
+        prose = chat.create(model="nano", messages=messages[:1], tools=tools).choices[0].message
+        assert (prose.content, prose.tool_calls) == ("Use ```add``` then.", None)
+    roles = [message["role"] for message in script.seen[4]["messages"]]
+    assert roles == ["user", "assistant", "user"], "a result of a call that the server did not make"
+
+
 def test_other_apis_reach_a_server_that_has_chat_alone(before: Callable[..., Served]) -> None:
     says = (Say("Adding.", calls=(call("add", a=1),)), Say("ok"), Say("hm"))
     with strict_api(*says) as (behind, script):

@@ -15,7 +15,18 @@ from strict_api import KEY, Say, call, strict_api
 from nano_coder.agent.profiles import find_profile
 from nano_coder.commands.display import Display
 from nano_coder.trust import MOST_INSTRUCTIONS, find_instructions, trust
-from nano_shared.types import Completion, Finish, Observation, Sampling, ToolCall, Turn
+from nano_shared.types import (
+    Completion,
+    Finish,
+    Limits,
+    Observation,
+    Sampling,
+    Task,
+    ToolCall,
+    Trajectory,
+    Turn,
+    TurnTokens,
+)
 
 NAMES = ("AGENTS.override.md", "AGENTS.md")
 FROZEN = {
@@ -179,3 +190,31 @@ def test_a_plan_is_shown_while_the_run_goes_on(capsys: pytest.CaptureFixture[str
     Display(quiet=False).turn(turn)
     shown = capsys.readouterr().err
     assert "  ✓ look\n  ▸ mend\n  · x\n" in shown
+
+
+def test_the_terminal_tells_the_speed_and_once_that_an_answer_may_not_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def turn(tokens: int) -> Turn:
+        sampled = TurnTokens(context_ids=(), sampled_ids=(1,) * tokens, logprobs=(0.0,) * tokens)
+        completion = Completion(
+            text="x", finish=Finish.STOP, tokens=sampled, sampling=Sampling(max_tokens=4096), policy_id="p"
+        )
+        seen = Observation(tool="plan", ok=True, text="", started=10, ended=20)
+        return Turn(index=0, completion=completion, parser="api", observations=(seen,), started=0, ended=20)
+
+    display = Display(quiet=False)
+    task = Task(key="t", prompt="x", limits=Limits(max_seconds=240))
+    display.start(
+        Trajectory(
+            id="r", task=task, runtime_version="0", profile="p", profile_hash="h", template_hash="h",
+            tools_hash="h", policy="p", started=0,
+        )
+    )  # fmt: skip
+    for tokens in (49, 130, 130):
+        display.turn(turn(tokens))
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "(49 tokens)" in shown
+    assert shown.count("(130 tokens, 13/s)") == 2
+    told = "4,096 tokens, the most of an answer, take 5 minutes at 13/s; the run has 4"
+    assert shown.count(told) == 1

@@ -11,8 +11,11 @@ import tongues
 import torch
 from typer.testing import CliRunner
 
+from nano_coder.agent.dialects.dialect import DIALECTS
+from nano_coder.agent.profiles import find_profile
+from nano_coder.agent.prompt import system_text
 from nano_coder.cli import cli as coder
-from nano_coder.models.opening import default_model, open_weights
+from nano_coder.models.opening import default_model, open_weights, own_profile
 from nano_coder.models.weights import quiet_transformers
 from nano_rl.cli import cli as rl
 from nano_rl.tasks.make import make_tasks
@@ -41,6 +44,21 @@ def build(folder: Path, family: str) -> Path:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return folder
+
+
+def test_a_family_that_ignores_its_template_is_shown_the_form_that_it_keeps(tmp_path: Path) -> None:
+    folder = build(tmp_path / "Qwen2.5-Coder-0.1B-Instruct", "qwen-3")
+    assert own_profile(str(folder)) == "prompted-1-tools-json"
+    profile = find_profile("prompted-1-tools-json")
+    system = system_text(profile, profile.tools)
+    calls = (
+        DIALECTS["tools-json"]
+        .parse(system.partition("of calls:")[2].partition("\n\n")[0], profile.tools)
+        .calls
+    )
+    assert [call.name for call in calls[:3]] == ["shell", "read_file", "submit"]
+    other = build(tmp_path / "qwen2.5-0.1b-instruct", "qwen-3")
+    assert own_profile(str(other)) == PROFILES["qwen-3"]
 
 
 @pytest.fixture(

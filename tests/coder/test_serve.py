@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from nano_coder.agent.profiles import HERMES_1
+from nano_coder.agent.profiles import HERMES_1, find_profile
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access
@@ -754,6 +754,19 @@ def test_text_before_a_call_is_streamed_and_the_call_is_not_shown_as_text(
         deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
         assert "".join(delta.content or "" for delta in deltas).strip() == text
         assert sum(len(delta.tool_calls or ()) for delta in deltas) == calls
+
+
+@pytest.mark.parametrize("form", ["```json\n{}\n```", "<tools>\n{}\n</tools>", "{}"])
+def test_a_call_without_the_tags_of_the_dialect_is_one(serve: Callable[..., Served], form: str) -> None:
+    text = "I add.\n" + form.replace("{}", '{"name": "add", "arguments": {"a": 1, "b": 2}}')
+    server = serve(ScriptedPolicy([text]), find_profile("native-1-hermes-json"))
+    asked: Any = {"model": "tiny", "messages": [ASK], "tools": TOOLS}
+    with server.openai().chat.completions.stream(**asked) as events:
+        shown = "".join(event.delta for event in events if event.type == "content.delta")
+        choice = events.get_final_completion().choices[0]
+    assert (shown, choice.finish_reason) == ("I add.", "tool_calls")
+    (run,) = server.runs()
+    assert len(run.turns[0].repairs) == 1
 
 
 def test_a_server_that_starts_ends_what_a_killed_one_left_and_nothing_of_a_live_one(tiny: Served) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import nano_coder.commands
 import nano_rl.commands
@@ -23,6 +24,7 @@ from nano_coder.models.weights import (
     BASE,
     _base_gguf,
     _say_slow,
+    _tied,
     base_folder,
     load_policy,
     model_config,
@@ -66,6 +68,18 @@ def test_the_id_is_of_the_weights_and_nothing_else(tiny_folder: Path, tmp_path: 
     data[-1] ^= 1
     weights.write_bytes(bytes(data))
     assert load_policy(str(copy)).id != load_policy(str(tiny_folder)).id
+
+
+def test_matrices_that_were_quantised_apart_are_known_to_be_tied(tiny_folder: Path) -> None:
+    model = load_policy(str(tiny_folder)).model
+    embedding = model.get_input_embeddings().weight.detach()
+    rounded = (embedding * 8 / embedding.abs().max()).round() * embedding.abs().max() / 8
+    for output, tied in ((rounded, True), (embedding.flip(0), False), (embedding[1:], False)):
+        model.set_output_embeddings(torch.nn.Linear(1, 1))
+        model.get_output_embeddings().weight = torch.nn.Parameter(output)
+        assert _tied(model) is tied
+    model.set_output_embeddings(model.get_input_embeddings())
+    assert not _tied(model), "one matrix needs no tie"
 
 
 def test_small_weights_are_float32_unless_asked_otherwise(

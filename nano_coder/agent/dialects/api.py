@@ -1,19 +1,24 @@
 """The dialect of APIs: tools go out as schemas, calls come back beside the text.
 
-A call that a server left in the text, for want of a tool parser, is read as Hermes writes it.
+A call that a server left in the text, for want of a tool parser, is read as the model's family writes it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from nano_coder.agent.dialects.dialect import Parsed
+from nano_coder.agent.dialects.dialect import Parsed, settled
 from nano_coder.agent.dialects.hermes import HERMES
+from nano_coder.agent.dialects.native import DEEPSEEK, KIMI, MISTRAL_ARGS, QWEN_CODER
+from nano_coder.agent.dialects.untagged import fenced, missed_call, settled_before_call
 from nano_shared.types import ApiAnswer, ToolCall, ToolSpec
 
 NO_CALL = "no tool was called; go on with a tool, or call submit if the task is done"
+_LEFT_IN_TEXT = (QWEN_CODER, MISTRAL_ARGS, DEEPSEEK, KIMI)
+"""families whose marks no other text holds; the first reads JSON in any form too"""
 
 FILTERED = (
     "the provider's filter stopped this answer (content_filter), and nothing of it was executed; go on in"
@@ -25,15 +30,22 @@ class Api:
     name = "api"
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
-        if "<tool_call>" in text:
-            found = HERMES.parse(text, tools)
-            return Parsed(
-                thought=found.thought,
-                calls=found.calls,
-                error=found.error,
-                repairs=("call_in_text", *found.repairs),
-            )
-        return Parsed(thought=text, error=NO_CALL, prose=bool(text.strip()))
+        family = next((one for one in _LEFT_IN_TEXT if any(mark in text for mark in one.markers)), QWEN_CODER)
+        found = family.parse(text, tools)
+        if found.error is None:
+            return replace(found, repairs=("call_in_text", *found.repairs))
+        missed = None if found.prose else missed_call(text, tools)
+        if missed is not None and not found.error.startswith("no tool call"):
+            return found
+        if missed is not None:
+            error = f"no tool call could be read: {missed[0]}; call a tool, or write\n{fenced(missed[1])}"
+            return replace(found, error=error)
+        return replace(found, error=NO_CALL)
+
+    def settled(self, text: str) -> int:
+        """The length of a growing text before anything that may become a call."""
+        marks = [mark for family in _LEFT_IN_TEXT for mark in family.markers]
+        return settled_before_call(settled(text, marks))
 
     def parse_api(self, text: str, answer: ApiAnswer, tools: Sequence[ToolSpec]) -> Parsed:
         """Parse the calls beside the text; the text itself where there are none."""

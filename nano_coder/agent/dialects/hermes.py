@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from nano_coder.agent.dialects.dialect import Parsed, function_schema
+from nano_coder.agent.dialects.untagged import untagged_calls
 from nano_shared.types import ToolCall, ToolSpec
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -18,6 +19,9 @@ class Hermes:
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
         start = text.find(_OPEN)
         if start < 0:
+            if found := untagged_calls(text, tools):
+                thought = text[: found.start].removesuffix("\n")
+                return Parsed(thought=thought, calls=found.calls, repairs=found.repairs)
             return Parsed(thought=text, error=f"no tool call found; {_EXAMPLE}")
         thought = text[:start].removesuffix("\n")
         calls: list[ToolCall] = []

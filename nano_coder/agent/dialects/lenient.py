@@ -12,8 +12,8 @@ from nano_coder.agent.dialects.dialect import find_tool
 from nano_shared.syntax import parse_expression
 from nano_shared.types import ToolCall, ToolSpec
 
-_ARGUMENTS = ("arguments", "parameters")
-_EXPECTED = {"name", *_ARGUMENTS, "id", "type"}
+ARGUMENTS = ("arguments", "parameters")
+_EXPECTED = {"name", *ARGUMENTS, "id", "type"}
 
 
 def read_json(text: str, start: int, repairs: list[str]) -> tuple[Any, int]:
@@ -55,12 +55,19 @@ def call_of(value: Any, key: str, repairs: list[str]) -> ToolCall:
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('the tool call must be an object with a "name"')
-    found = next((name for name in (key, *_ARGUMENTS) if name in value), key)
+    if "description" in value and not ("arguments" in value or _is_given(value.get("parameters"))):
+        raise ValueError("this is the description of a tool, and no call")
+    found = next((name for name in (key, *ARGUMENTS) if name in value), key)
     if found != key:
         repairs.append(f"{found}_for_{key}")
     if set(value) - _EXPECTED:
         repairs.append("extra_keys")
     return ToolCall(name=value["name"], arguments=arguments_of(value.get(found), repairs))
+
+
+def _is_given(parameters: Any) -> bool:
+    """Whether parameters are arguments, and not a schema of them."""
+    return parameters is not None and not (isinstance(parameters, dict) and "properties" in parameters)
 
 
 def arguments_of(value: Any, repairs: list[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from nano_coder.agent.dialects.dialect import Parsed, find_tool, settled
 from nano_coder.agent.dialects.hermes import HERMES
 from nano_coder.agent.dialects.lenient import (
+    ARGUMENTS,
     arguments_of,
     call_of,
     python_call,
@@ -23,12 +24,20 @@ from nano_coder.agent.dialects.lenient import (
     read_python_calls,
     typed,
 )
+from nano_coder.agent.dialects.untagged import (
+    blocks,
+    example_call,
+    fenced,
+    is_example,
+    missed_call,
+    settled_before_call,
+    untagged_calls,
+)
 from nano_shared.types import ToolCall, ToolSpec
 
 Frame = tuple[list[ToolCall], int]
 """the calls between two tags, and where they end in the text"""
 _THINK = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-_FENCED = re.compile(r"```(?:json|tool_call|tool_code|xml|python)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +66,16 @@ class Native:
     """written between frames"""
     markers: tuple[str, ...] = ()
     """texts with which a call may begin; empty if only a pattern recognises calls"""
+    shows_examples: bool = False
+    """whether the description of the tools ends with calls of some, as examples"""
     prompt_reasons: bool = True
     """whether a prompt may end inside reasoning, so that a completion can close what it did not open"""
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
         reasoning, rest = self.reasoning(text, tools)
         first = self._next(rest, tools)
-        if first is None:
-            return self._fenced(reasoning, rest, tools)
+        if first is None or self._quoted(rest, first):
+            return self._untagged(reasoning, rest, tools)
         thought = rest[: first.start()].removesuffix(self.lead)
         repairs: list[str] = []
         calls: list[ToolCall] = []
@@ -97,7 +108,12 @@ class Native:
         return f"{thought}{self.lead}{text}" if thought else text
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
-        return HERMES.describe(tools)
+        described = HERMES.describe(tools)
+        if not (self.shows_examples and tools):
+            return described
+        names = dict.fromkeys((example_call(tools).name, tools[0].name, tools[-1].name))
+        shown = (self.render("", [example_call(tools, name)], tools) for name in names)
+        return "\n".join([described, "", "Examples of calls:", *shown])
 
     def call_id(self, name: str, number: int) -> str:
         """The id of the `number`-th call of a conversation, in a form that the family's template takes."""
@@ -130,7 +146,8 @@ class Native:
         if rest.lstrip()[:1] in ("", "{", "["):  # perhaps a call without its tags
             return Parsed(reasoning=reasoning)
         marks = [before + mark for before in ("", self.lead) for mark in self.markers]
-        return Parsed(reasoning=reasoning, thought=settled(rest, [*marks, "```", "\n```"]))
+        shown = settled(rest, marks)
+        return Parsed(reasoning=reasoning, thought=shown[: settled_before_call(shown)])
 
     def _next(
         self, text: str, tools: Sequence[ToolSpec], start: int = 0, end: int = sys.maxsize
@@ -156,7 +173,7 @@ class Native:
                 return False
             if end > at:
                 return True
-        return False
+        return any(block.start < at < block.end for block in blocks(text) if block.values)
 
     def _closed(self, text: str, end: int, repairs: list[str], *, tagged: bool) -> int:
         """The index after the closing tag. A missing one is noted where the frame was opened."""
@@ -168,26 +185,33 @@ class Native:
             repairs.append("closed_tag")
         return end
 
-    def _fenced(self, reasoning: str, text: str, tools: Sequence[ToolSpec]) -> Parsed:
-        """A call without its tags, alone or in a fenced block; else the text is prose."""
-        fenced = _FENCED.search(text)
-        names = {tool.name for tool in tools}
-        for body, repair, start in (
-            *([(fenced[1], "fenced_block", fenced.start())] if fenced else []),
-            (text, "missing_tags", 0),
-        ):
-            repairs = [repair]
-            try:
-                calls, _ = _read_objects(body, 0, tools, repairs)
-            except ValueError:
-                continue
-            if calls and all(call.name in names for call in calls):
-                thought = text[:start].removesuffix("\n")
-                return Parsed(
-                    thought=thought, reasoning=reasoning, calls=tuple(calls), repairs=tuple(repairs)
-                )
-        error = f"no tool call found; write {self.howto}"
-        return Parsed(thought=text, reasoning=reasoning, error=error, prose=bool(text.strip()))
+    def _quoted(self, text: str, frame: re.Match[str]) -> bool:
+        """Whether what begins like a call of a dialect without tags is an example, or JSON of the task."""
+        if self.open or "<|" in frame[0]:
+            return False
+        if is_example(text[: frame.start()]):
+            return True
+        try:
+            calls, end = self.read(text, frame.end(), (), [])
+        except ValueError:
+            return False
+        read = text[frame.end() : end]
+        return read.startswith("{") and not any(f'"{key}"' in read for key in ARGUMENTS) and bool(calls)
+
+    def _untagged(self, reasoning: str, text: str, tools: Sequence[ToolSpec]) -> Parsed:
+        """Calls without the family's tags; else the text is prose, or a call that could not be read."""
+        found = untagged_calls(text, tools)
+        if found is not None:
+            thought = text[: found.start].removesuffix("\n")
+            return Parsed(thought=thought, reasoning=reasoning, calls=found.calls, repairs=found.repairs)
+        error, missed = f"no tool call found; write {self.howto}", missed_call(text, tools)
+        if missed is not None:
+            error = f"no tool call could be read: {missed[0]}; write {self.howto}"
+        if tools:
+            call = missed[1] if missed else example_call(tools)
+            error += f", for example:\n{fenced(call) if '```' in text else self.render('', [call], tools)}"
+        prose = bool(text.strip()) and missed is None
+        return Parsed(thought=text, reasoning=reasoning, error=error, prose=prose)
 
 
 def _json_frame(key: str) -> Callable[[str, int, Sequence[ToolSpec], list[str]], Frame]:
@@ -447,6 +471,14 @@ HERMES_JSON = Native(
     read=_json_frame("arguments"),
     write=_one_each(_object("arguments")),
 )  # fmt: skip
+TOOLS_JSON = replace(
+    HERMES_JSON,
+    name="tools-json",
+    howto='<tools>{"name": "...", "arguments": {...}}</tools>', shows_examples=True,
+    open="<tools>\n", close="\n</tools>", markers=("<tools>",),
+    starts=re.compile(r'<tools>(?=\s*\{\s*"name")'),
+)  # fmt: skip
+"""the form that Qwen2.5-Coder keeps, whose own template asks for another (vllm-project/vllm#32926)"""
 QWEN_CODER = replace(
     HERMES_JSON,
     name="qwen-coder",

@@ -28,10 +28,17 @@ from nano_coder.models.endpoint.answer import (
     read_answer,
     turn_tokens,
 )
-from nano_coder.models.endpoint.exchange import EndpointError, Exchange, PassingFailure, RefusedRequest
+from nano_coder.models.endpoint.exchange import (
+    Cancelled,
+    EndpointError,
+    Exchange,
+    PassingFailure,
+    RefusedRequest,
+)
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
 from nano_coder.models.endpoint.request import accepted_by, add_parameters, request_body, shaping
 from nano_coder.models.registry import ModelOptions
+from nano_coder.models.repetition import Repetition
 from nano_shared.errors import ConfigError
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Conversation
@@ -205,7 +212,11 @@ class EndpointPolicy:
         while True:
             try:
                 events = self._exchange.events(body, deadline, headers, wanted)
-                return read_answer(events, self.url, tell, on_answer), body
+                repetition = Repetition()
+                told = partial(_watched, tell, repetition) if conversation.ends_repetition else tell
+                answer = read_answer(events, self.url, told, on_answer)
+                answer.finish = Finish.REPETITION if repetition.found else answer.finish
+                return answer, body
             except RefusedRequest as refusal:
                 learnt = self._accepted.learn(refusal, body) if refusal.status in (400, 413, 422) else None
                 if learnt is None:
@@ -239,8 +250,8 @@ class EndpointPolicy:
         longest = sampling.max_tokens * _MOST_CHARS_PER_TOKEN
         cut = answer.finish in CUT or len(answer.text) > longest
         finish = Finish.LENGTH if cut else Finish.STOP
-        if answer.finish == CANCELLED:
-            finish = Finish.CANCELLED
+        if answer.finish in (CANCELLED, Finish.REPETITION):
+            finish = Finish(answer.finish)
         optional = ("temperature", "top_p", "top_k", "seed", "stop")
         set_ = {"temperature": True, "top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0,
                 "seed": sampling.seed is not None, "stop": bool(sampling.stop)}  # fmt: skip
@@ -292,6 +303,13 @@ class EndpointPolicy:
         if refusal.status in (401, 403):
             return ConfigError(message)
         return EndpointError(message, "refused", status=refusal.status)
+
+
+def _watched(tell: Callable[[str], None], repetition: Repetition, text: str) -> None:
+    """Hand on a text. Raises Cancelled where it repeats itself."""
+    tell(text)
+    if repetition.take_text(text):
+        raise Cancelled
 
 
 def _silent(text: str) -> None:

@@ -162,7 +162,7 @@ class ContinuousDecoder:
         read = ids[:-1]
         segment = PrefillSegment(read, self._shape.zeros(self._shape.keys, len(read)), 0)
         hidden_NH = self._forward.hidden(
-            self._tensor(read), self._tensor(range(len(read))), PrefillAttention([segment])
+            self._tensor(list(read)), self._tensor(list(range(len(read)))), PrefillAttention([segment])
         )
         return self._forward.logits(hidden_NH[first - 1 :])
 

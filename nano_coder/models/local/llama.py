@@ -100,7 +100,7 @@ def _joined(parts: Sequence[LlamaWeights]) -> LlamaWeights:
     adapter = None
     if any(part.adapter for part in parts):
         each = [part.adapter or _nothing(part.matrix) for part in parts]
-        ups = torch.block_diag(*(one.up * one.scaling for one in each))
+        ups = torch.block_diag(*(one.up * one.scaling for one in each))  # type: ignore[no-untyped-call]
         adapter = LowRank(torch.cat([one.down for one in each]), ups, 1.0)
     return LlamaWeights(matrix, torch.cat(biases) if biases else None, adapter)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.models.local.scheduler import AgentSlot, Lockstep, Scheduler, SchedulerKind, StepUntilDone
+from nano_coder.models.repetition import Repetition
 from nano_shared.errors import ContextFull
 from nano_shared.policy import Conversation
 from nano_shared.types import Completion, Sampling, TurnTokens
@@ -98,7 +99,8 @@ class LocalPolicy:
         number, delta = self.template.next_row(conversation)
         row = (*conversation.tokens, *delta) if number == conversation.row else delta
         began = time.monotonic()
-        sampled = self._generate(row, sampling, owner, on_token, top_logprobs, choice)
+        repetition = Repetition() if conversation.ends_repetition else None
+        sampled = self._generate(row, sampling, owner, on_token, top_logprobs, choice, repetition)
         conversation.waited += time.monotonic() - began - sampled.seconds
         return self._completion(sampled, number, delta, sampling)
 
@@ -129,13 +131,15 @@ class LocalPolicy:
 
     def _generate(
         self, row: tuple[int, ...], sampling: Sampling, owner: int | None, on_token: OnToken | None, top: int,
-        choice: int,
+        choice: int, repetition: Repetition | None = None,
     ) -> Sampled:  # fmt: skip
         from nano_coder.models.local.sampler import GenerationRequest
 
         fitting = self.fitting(row, sampling)
         constraint = self._grammars.constraint(sampling.grammar) if sampling.grammar is not None else None
-        request = GenerationRequest(row, fitting, sampling.seed, owner, on_token, constraint, top, choice)
+        request = GenerationRequest(
+            row, fitting, sampling.seed, owner, on_token, constraint, top, choice, repetition
+        )
         sampled = self._scheduler.call(request)
         if constraint is not None:
             constraint.check()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nano_coder.models.local.constraint import Constraint
+    from nano_coder.models.repetition import Repetition
 
 
 _BLOCK = 128
@@ -176,6 +177,8 @@ class GenerationRequest:
     """number of likeliest tokens that `on_token` gets"""
     choice: int = 0
     """its number in its client's request: rows after the first leave room for those of other requests"""
+    repetition: Repetition | None = None
+    """ends the row when it finds one; None: nothing does"""
 
     @property
     def is_shaped(self) -> bool:
@@ -254,6 +257,8 @@ class DecodingRow:
             self.request.constraint.take(token)
         if token in self.stop_conditions.eos_ids or self._says_stop():
             self.finish = Finish.STOP
+        elif self.request.repetition is not None and self.request.repetition.take(token):
+            self.finish = Finish.REPETITION
         elif len(self.ids) == self.limit:
             self.finish = Finish.LENGTH
         if self.request.on_token is not None and not self.request.on_token(token, logprob, likeliest):

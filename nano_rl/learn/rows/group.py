@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from nano_shared.types import Finish, Limits, Task, Trajectory
+from nano_shared.types import Limits, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ def _cut_off(trajectory: Trajectory) -> bool:
     """True if a limit ended the run or its last completion."""
     if trajectory.stop is not None and (trajectory.stop.budget or trajectory.stop.ours):
         return trajectory.stop.budget
-    return bool(trajectory.turns) and trajectory.turns[-1].completion.finish is Finish.LENGTH
+    return bool(trajectory.turns) and trajectory.turns[-1].completion.finish.is_cut
 
 
 def _reward(trajectory: Trajectory) -> float:

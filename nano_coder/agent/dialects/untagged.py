@@ -1,0 +1,326 @@
+"""Calls without the dialect's own tags: JSON objects, bare, in fenced blocks or in other tags.
+
+An object is a call if it names an offered tool and its arguments fit that tool's schema. Blocks are of four
+forms, and where an answer has several, only the clearest form is read: what is quoted in prose beside a
+tagged call is an example. So is a block whose sentence says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nano_coder.agent.dialects.dialect import find_tool
+from nano_coder.agent.dialects.lenient import ARGUMENTS, arguments_of, read_json
+from nano_shared.types import ToolCall, ToolSpec
+
+_OPENING = re.compile(
+    r"(?P<fence>`{3,9}|~{3,9})[ \t]*[\w.+-]*[ \t]*\n?\s*(?:<[a-z_]+>\s*)?"
+    r"|<(?P<tag>tools?|tool_calls?|function_calls?|functions?|json)>\s*(?:`{3,9}[ \t]*\w*[ \t]*\n\s*)?"
+    r"|(?m:^)[ \t]*(?P<bare>(?=[{\[]))"
+    r"|(?P<inline>(?=\{\s*[\"']|\[\s*\{\s*[\"']))"
+)
+_FORMS = ("tag", "fence", "bare", "inline")
+"""clearest first"""
+_REPAIRS = {"tag": "other_tag", "fence": "fenced_block", "bare": "missing_tags", "inline": "inline_call"}
+_POSSIBLE = re.compile(r"`{3}|~{3}|<(?:tool|function|json)|\{(?=[\s\"']|$)|\[(?=\s*\{|\s*$)")
+_MARKS = ("```", "~~~", "<tool", "<function", "<json")
+_BETWEEN = re.compile(r"[\s,;]*(?=[{\[])")
+_CLOSED = {
+    "fence": re.compile(r"\s*(?:</[a-z_]+>\s*)?(?:`{3,9}|~{3,9}|\Z)"),
+    "tag": re.compile(r"\s*(?:`{3,9}\s*)?(?:</?[a-z_]+>|\Z)"),
+    "bare": re.compile(r"[ \t.]*(?:\n|\Z)"),
+    "inline": re.compile(r"[ \t.`]*(?:\n|\Z)"),
+}
+"""what must follow a block's last value"""
+_EXAMPLE = re.compile(
+    r"\b(?:e\.g\.|(?:examples?|for instance|looks? like|such as|instead of|rather than|syntax|placeholder"
+    r"|do not|don't|never|avoid)\b)(?![^.!?\n]*[.!?]\s)",
+    re.IGNORECASE,
+)
+"""words of the sentence before a block that is shown and not meant"""
+_FENCE_END = re.compile(r"[`~]{3,9}[\w.+-]*\s*\Z")
+_LEAD = 400
+"""characters before a block among which its sentence is looked for"""
+_NAMES = ("name", "tool", "tool_name", "function", "function_name", "action")
+_GIVEN = (*ARGUMENTS, "args", "params", "input", "tool_input", "action_input", "kwargs")
+_MOST_FAILURES = 64
+"""openings that hold no JSON, after which a text is not searched further: each may cost its whole length"""
+_JSON_TYPES: dict[str, type | tuple[type, ...]] = {
+    "string": (str, int, float), "integer": (int, str), "number": (int, float, str), "boolean": (bool, str),
+    "array": list, "object": dict, "null": type(None),
+}  # fmt: skip
+"""a number may stand for a string, and a string for a number: tools read both"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """JSON values of an answer that stand together."""
+
+    form: str
+    start: int
+    end: int
+    values: tuple[Any, ...] = ()
+    repairs: tuple[str, ...] = ()
+    is_example: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untagged:
+    """The calls of a text, and where the first begins."""
+
+    start: int
+    calls: tuple[ToolCall, ...]
+    repairs: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _BlockReader:
+    """Reads the values of one block."""
+
+    text: str
+    form: str
+    values: list[Any] = field(default_factory=list)
+    repairs: list[str] = field(default_factory=list)
+
+    def read(self, start: int) -> int:
+        """The end of the block that begins there. Raises ValueError for one that is not JSON alone."""
+        if self.text[start : start + 1] not in ("{", "["):
+            raise ValueError("no JSON")
+        end = start
+        try:
+            while (more := _BETWEEN.match(self.text, end)) or end == start:
+                value, end = read_json(self.text, more.end() if more else start, self.repairs)
+                self.values.append(value)
+        except ValueError:
+            end = self._unclosed(start)
+        closed = _CLOSED[self.form].match(self.text, end)
+        if closed is None:
+            raise ValueError("text follows the JSON")
+        return closed.end()
+
+    def _unclosed(self, start: int) -> int:
+        """The end of one value whose last brackets are missing before the block's end. Raises ValueError."""
+        close = re.compile(r"\n?`{3,9}|\s*</[a-z_]+>").search(self.text, start)
+        if self.values or close is None or self.form not in ("fence", "tag"):
+            raise ValueError("no JSON")
+        for missing in ("}", "}}", "}]", "}}]"):
+            body = self.text[start : close.start()].rstrip() + missing
+            with_it: list[str] = []
+            try:
+                value, end = read_json(body, 0, with_it)
+            except ValueError:
+                continue
+            if end == len(body):
+                self.values.append(value)
+                self.repairs += [*with_it, "closed_brackets"]
+                return close.start()
+        raise ValueError("no JSON")
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """The blocks of a text in their order; a block that holds anything beside JSON has no values."""
+    at, failures = 0, 0
+    while failures < _MOST_FAILURES and (opening := _OPENING.search(text, at)):
+        form = str(opening.lastgroup)
+        reading = _BlockReader(text, form)
+        start = opening.start()
+        try:
+            at = reading.read(opening.end())
+            yield Block(
+                form=form, start=start, end=at, values=tuple(reading.values),
+                repairs=(_REPAIRS[form], *reading.repairs), is_example=is_example(text[:start]),
+            )  # fmt: skip
+        except ValueError:
+            failures += 1
+            at = _after(text, opening)
+            yield Block(form=form, start=start, end=at)
+
+
+def _after(text: str, opening: re.Match[str]) -> int:
+    """Where the search goes on after a block that is no JSON."""
+    begin = opening.end() + (opening.start() == opening.end())
+    match opening.lastgroup:
+        case "fence":
+            close = re.compile(rf"[^\n`]*`{{3}}|.*?\n{opening['fence']}", re.DOTALL)
+            end = close.match(text, opening.start() + len(opening["fence"]))
+            return end.end() if end else len(text)
+        case "bare":  # code, or JSON that is broken: what it holds is no call of its own
+            return at if (at := text.find("\n\n", begin)) >= 0 else len(text)
+    return begin
+
+
+def is_example(before: str) -> bool:
+    """Whether the sentence that leads to a block says that it is an example."""
+    lead = _FENCE_END.sub("", before[-_LEAD:]).rstrip().rpartition("\n")[2]
+    return _EXAMPLE.search(lead) is not None
+
+
+def untagged_calls(text: str, tools: Sequence[ToolSpec]) -> Untagged | None:
+    """The calls of a text that are beyond doubt; None for none. Of equal calls in a row, one is read."""
+    found: list[tuple[Block, list[ToolCall], list[str]]] = []
+    for block in blocks(text):
+        repairs: list[str] = []
+        called = [_calls(value, tools, repairs) for value in block.values]
+        if called and all(called) and not block.is_example:
+            found.append((block, [call for calls in called for call in calls], [*block.repairs, *repairs]))
+    if not found:
+        return None
+    clearest = min(_FORMS.index(block.form) for block, _, _ in found)
+    found = [entry for entry in found if entry[0].form == _FORMS[clearest]]
+    every = [call for _, called, _ in found for call in called]
+    calls = [call for before, call in zip([None, *every], every, strict=False) if call != before]
+    repairs = [repair for _, _, noted in found for repair in noted]
+    if len(calls) < len(every):
+        repairs.append("repeated_call")
+    if text[found[-1][0].end :].strip():
+        repairs.append("text_after_call")
+    return Untagged(start=found[0][0].start, calls=tuple(calls), repairs=tuple(dict.fromkeys(repairs)))
+
+
+def _calls(value: Any, tools: Sequence[ToolSpec], repairs: list[str]) -> list[ToolCall]:
+    """The calls that a value is; none for any other value."""
+    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+        value = value["tool_calls"]
+    several = value if isinstance(value, list) else [value]
+    try:
+        return [_call(one, tools, repairs) for one in several]
+    except ValueError:
+        return []
+
+
+def _call(value: Any, tools: Sequence[ToolSpec], repairs: list[str]) -> ToolCall:
+    """The call that an object is. Raises ValueError with what is wrong with it."""
+    noted: list[str] = []
+    if not isinstance(value, dict):
+        raise ValueError("it is no object")
+    if isinstance(value.get("function"), dict):
+        noted.append("function_wrapper")
+        value = value["function"]
+    key = next((key for key in _NAMES if isinstance(value.get(key), str)), None)
+    if key is None:
+        raise ValueError("it names no tool")
+    name = value[key].removeprefix("functions.")
+    spec = find_tool(name, tools)
+    if spec is None:
+        raise ValueError(f"unknown tool {name}; the tools are {', '.join(tool.name for tool in tools)}")
+    if "description" in value or "properties" in (value.get("parameters") or ()):
+        raise ValueError("it describes a tool and calls none")
+    given = next((each for each in _GIVEN if each in value), None)
+    if given is not None:
+        noted += [f"{given}_for_arguments"] * (given != "arguments")
+        noted += ["extra_keys"] * bool(set(value) - {key, given, "id", "type"})
+        arguments = arguments_of(value[given], noted)
+    else:
+        noted.append("flat_arguments")
+        arguments = {k: v for k, v in value.items() if k not in (key, "id", "type")}
+        if set(arguments) - set(_properties(spec)) or not arguments:
+            raise ValueError("it has no arguments")
+    call = ToolCall(name=name, arguments=_fitted(arguments, spec, noted))
+    repairs += noted
+    return call
+
+
+def _properties(spec: ToolSpec) -> dict[str, Any]:
+    found: dict[str, Any] = spec.parameters.get("properties", {})
+    return found
+
+
+def _fitted(arguments: dict[str, Any], spec: ToolSpec, repairs: list[str]) -> dict[str, Any]:
+    """Arguments that fit the tool's schema, numbers as text where it takes text. Raises ValueError."""
+    known, required = _properties(spec), spec.parameters.get("required", [])
+    if missing := [name for name in required if name not in arguments]:
+        raise ValueError(f"{spec.name}: {missing[0]} is missing")
+    if arguments and not set(arguments) & set(known):
+        raise ValueError(f"{spec.name} has no argument {next(iter(arguments))}")
+    fitted = {}
+    for name, value in arguments.items():
+        types = _types(known.get(name, {}))
+        absent = value is None and name not in required
+        if types and not absent and not isinstance(value, tuple(_flat(types))):
+            raise ValueError(f"{spec.name}: {name} must be a {' or '.join(sorted(types))}")
+        as_text = "string" in types and type(value) in (int, float) and not types & {"integer", "number"}
+        repairs += ["number_for_text"] * as_text
+        fitted[name] = json.dumps(value) if as_text else value
+    return fitted
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    """JSON types that a schema allows; none where it does not say."""
+    kinds = [option.get("type") for option in schema.get("anyOf", [schema])]
+    named = {kind for one in kinds for kind in (one if isinstance(one, list) else [one])}
+    return named if named <= set(_JSON_TYPES) else set()
+
+
+def _flat(types: set[str]) -> Iterator[type]:
+    for name in types:
+        kinds = _JSON_TYPES[name]
+        yield from kinds if isinstance(kinds, tuple) else (kinds,)
+
+
+def settled_before_call(text: str) -> int:
+    """The length of a growing text before anything that may become an untagged call."""
+    possible = _POSSIBLE.search(text)
+    ends = [possible.start()] if possible else []
+    ends += [at for mark in _MARKS for at in range(max(0, len(text) - len(mark) + 1), len(text))
+             if mark.startswith(text[at:])]  # fmt: skip
+    end = min(ends, default=len(text))
+    return end - text[:end].endswith("\n")  # a newline before a call is not part of the thought
+
+
+_SHELLS = ("shell", "bash")
+_SHELL_BLOCK = re.compile(
+    r"(?:```|~~~)(?:bash|sh|shell|console|zsh)[ \t]*\n((?:(?!```|~~~).)*?)\n?(?:```|~~~|\Z)\s*\Z", re.DOTALL
+)
+_TAGS = re.compile(r"</?(?:tool_calls?|tools?|function_calls?)\b|<function=")
+
+
+def missed_call(text: str, tools: Sequence[ToolSpec]) -> tuple[str, ToolCall] | None:
+    """What is wrong with something like a call that could not be read, and a whole call as an example.
+
+    None for a text without any."""
+    shell = next((tool.name for tool in tools if tool.name in _SHELLS), None)
+    if shell and (block := _SHELL_BLOCK.search(text)):
+        return "a command in a block is no call", ToolCall(name=shell, arguments={"command": block[1]})
+    names = "|".join(re.escape(tool.name) for tool in tools)
+    keys = "|".join(_NAMES)
+    naming = rf"""["'](?:{keys})["']\s*:\s*["']({names})["']|^[^\w\n]{{0,9}}({names})\("""
+    named = {a or b for a, b in re.findall(naming, text, re.MULTILINE)} if names else set()
+    wrong = [why for block in blocks(text) for value in block.values for why in _wrongs(value, tools)]
+    if not (named or wrong or _TAGS.search(text)):
+        return None
+    why = (wrong or ["it is no whole JSON object of a call"])[0]
+    return why, example_call(tools, named.pop() if len(named) == 1 else None)
+
+
+def _wrongs(value: Any, tools: Sequence[ToolSpec]) -> Iterator[str]:
+    """Why an object that is written as a call is none that can be made."""
+    for one in value if isinstance(value, list) else [value]:
+        inner = one.get("function", one) if isinstance(one, dict) else None
+        if isinstance(inner, dict) and any(key in inner for key in _GIVEN):
+            try:
+                _call(one, tools, [])
+                yield "it is shown as an example"
+            except ValueError as problem:
+                yield str(problem)
+
+
+def example_call(tools: Sequence[ToolSpec], name: str | None = None) -> ToolCall:
+    """A whole call: of the tool of that name, else of the shell, else of the first tool."""
+    chosen = name or next((tool.name for tool in tools if tool.name in _SHELLS), tools[0].name)
+    spec = find_tool(chosen, tools) or tools[0]
+    if spec.name in _SHELLS:
+        return ToolCall(name=spec.name, arguments={"command": "ls"})
+    required = spec.parameters.get("required") or list(_properties(spec))[:1]
+    values = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
+    kinds = {key: next(iter(_types(_properties(spec).get(key, {})) & set(values)), "") for key in required}
+    texts = {key: "main.py" if key == "path" else key.upper() for key in kinds}
+    return ToolCall(name=spec.name, arguments={k: values.get(kind, texts[k]) for k, kind in kinds.items()})
+
+
+def fenced(call: ToolCall) -> str:
+    """A call as the models write it that keep to no tags."""
+    return f"```json\n{json.dumps(call.model_dump(), ensure_ascii=False)}\n```"
