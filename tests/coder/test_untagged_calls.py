@@ -205,10 +205,19 @@ def test_what_looks_like_a_call_is_no_answer_and_the_reminder_shows_a_whole_one(
 
 
 @pytest.mark.parametrize(
-    "text", ["All done.", NO_CALLS["a package"], "Use `read_file` for that.", NO_CALLS["reasoning"]]
+    "text",
+    [
+        "All done.",
+        NO_CALLS["a package"],
+        "Use `read_file` for that.",
+        NO_CALLS["reasoning"],
+        "- search(pattern) is faster now, and the parser reads `<tools>` again.",
+        f"{'The fix is in place, and all tests pass. ' * 5}\nTo see it:\n```bash\nmake test\n```",
+    ],
 )
 def test_prose_and_json_of_the_task_are_an_answer(text: str) -> None:
     assert read("api", text).prose
+    assert read("api", f"{text} Even <tool_call>.").prose
     assert read("hermes-json", text).prose
 
 

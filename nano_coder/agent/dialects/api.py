@@ -34,13 +34,15 @@ class Api:
         found = family.parse(text, tools)
         if found.error is None:
             return replace(found, repairs=("call_in_text", *found.repairs))
-        missed = None if found.prose else missed_call(text, tools)
+        missed = None if found.prose else missed_call(family.reasoning(text, tools)[1], tools)
         if missed is not None and not found.error.startswith("no tool call"):
             return found
         if missed is not None:
             error = f"no tool call could be read: {missed[0]}; call a tool, or write\n{fenced(missed[1])}"
             return replace(found, error=error)
-        return replace(found, error=NO_CALL)
+        if found.prose or not text.strip():
+            return replace(found, error=NO_CALL)
+        return Parsed(thought=text, error=NO_CALL, prose=True)
 
     def settled(self, text: str) -> int:
         """The length of a growing text before anything that may become a call."""

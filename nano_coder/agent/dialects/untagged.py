@@ -275,7 +275,9 @@ _SHELLS = ("shell", "bash")
 _SHELL_BLOCK = re.compile(
     r"(?:```|~~~)(?:bash|sh|shell|console|zsh)[ \t]*\n((?:(?!```|~~~).)*?)\n?(?:```|~~~|\Z)\s*\Z", re.DOTALL
 )
-_TAGS = re.compile(r"</?(?:tool_calls?|tools?|function_calls?)\b|<function=")
+_LONE = 150
+"""most characters before a block of shell that is meant as a call, and not part of an account"""
+_TAGS = re.compile(r"(?m:^)[ \t]*</?(?:tool_calls?|tools?|function_calls?)\b|<function=")
 
 
 def missed_call(text: str, tools: Sequence[ToolSpec]) -> tuple[str, ToolCall] | None:
@@ -283,11 +285,12 @@ def missed_call(text: str, tools: Sequence[ToolSpec]) -> tuple[str, ToolCall] | 
 
     None for a text without any."""
     shell = next((tool.name for tool in tools if tool.name in _SHELLS), None)
-    if shell and (block := _SHELL_BLOCK.search(text)):
+    block = _SHELL_BLOCK.search(text)
+    if shell and block and len(text[: block.start()].strip()) <= _LONE:
         return "a command in a block is no call", ToolCall(name=shell, arguments={"command": block[1]})
     names = "|".join(re.escape(tool.name) for tool in tools)
     keys = "|".join(_NAMES)
-    naming = rf"""["'](?:{keys})["']\s*:\s*["']({names})["']|^[^\w\n]{{0,9}}({names})\("""
+    naming = rf"""["'](?:{keys})["']\s*:\s*["']({names})["']|^[^\w\n]{{0,9}}({names})\(.*\)\W{{0,9}}$"""
     named = {a or b for a, b in re.findall(naming, text, re.MULTILINE)} if names else set()
     wrong = [why for block in blocks(text) for value in block.values for why in _wrongs(value, tools)]
     if not (named or wrong or _TAGS.search(text)):
