@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from nano_coder.commands.options import Log, ToolOption, open_log
 from nano_coder.tools.registry import TOOLS
+from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.trainable import RunFinding, findings
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
@@ -50,7 +51,8 @@ def command(
     for tool in tools or []:
         TOOLS.give(tool)
     with open_log(log) as store:
-        looks = (_look(facts, store, deep, model) for facts in _facts(store, runs))
+        checked: set[str] = set()
+        looks = (_look(facts, store, deep, model, checked) for facts in _facts(store, runs))
         return _tell_one(next(looks), as_json) if len(runs) == 1 else _tell_all(looks, as_json)
 
 
@@ -151,7 +153,7 @@ class _Look:
         return fields
 
 
-def _look(facts: RunFacts, store: LogStore, deep: bool, model: str | None) -> _Look:
+def _look(facts: RunFacts, store: LogStore, deep: bool, model: str | None, checked: set[str]) -> _Look:
     certificate = missing = None
     if deep:
         from nano_coder.verify.certificate import NotAtHand, deep_verify
@@ -160,4 +162,7 @@ def _look(facts: RunFacts, store: LogStore, deep: bool, model: str | None) -> _L
             certificate = deep_verify(facts, store, model=model)
         except NotAtHand as problem:
             missing = problem
-    return _Look(facts=facts, checks=list(findings(facts)), certificate=certificate, missing=missing)
+    checks = list(findings(facts))
+    if damage := store.check_blobs(facts.id, checked):
+        checks.append(RunFinding(True, RefusalCode.DAMAGED_BLOB.value, damage))
+    return _Look(facts=facts, checks=checks, certificate=certificate, missing=missing)

@@ -42,6 +42,7 @@ class RefusalCode(StrEnum):
     CALLS_DIFFER = "calls differ from text"
     OURS_SCORED = "failure of ours scored"
     FOREIGN_VERDICT = "verdict of another run"
+    DAMAGED_BLOB = "blob is corrupt"
     MISALIGNED = "redaction broke alignment"
     SHIFTED_MASK = "shifted mask"
     OTHER_IDS = "ids are not the text"
@@ -100,7 +101,8 @@ MEANINGS = {
     RefusalCode.MIXED_POLICIES: "its turns name several policies, or versions that go back",
     RefusalCode.CALLS_DIFFER: "the logged calls of a turn are not what its text says",
     RefusalCode.OURS_SCORED: "a failure that the policy could not cause was scored as if it had",
-    RefusalCode.FOREIGN_VERDICT: "its verdict was computed from something that this run did not leave",
+    RefusalCode.FOREIGN_VERDICT: "its verdict was changed since, or judged what this run did not leave",
+    RefusalCode.DAMAGED_BLOB: "a file of its workspaces, or an output, was changed after it was kept",
     RefusalCode.MISALIGNED: "what was redacted in a turn is not what was redacted in its tokens",
     RefusalCode.SHIFTED_MASK: "the border between what was read and what was sampled is in the wrong place",
     RefusalCode.OTHER_IDS: "the sampled ids of a turn do not spell its text",

@@ -266,6 +266,11 @@ def _verdict(run: RunFacts) -> Iterator[RunFinding]:
             f"the verdict tells a failure of ours ({verdict.failure_kind}) and still has the reward"
             f" {verdict.reward:g}",
         )
+    elif verdict.sealed is False:
+        yield _no(
+            RefusalCode.FOREIGN_VERDICT,
+            "its verdict was changed in the log after it was written: the seal does not hold",
+        )
     elif run.task.answer_only and by_us(verdict.grader) and verdict.graded_hash != _answer_hash(run):
         yield _no(RefusalCode.FOREIGN_VERDICT, "the verdict was computed from another answer than this run's")
     elif verdict.trust not in TRUSTED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from nano_shared.rows import (
     tool_hash,
     turn_row,
     verdict_row,
+    verdict_seal,
 )
 from nano_shared.types import Observation, StopReason, Task, Trajectory, Turn, Verdict
 
@@ -136,7 +137,14 @@ def insert_observation(connection: sa.Connection, run_id: str, turn: int, observ
 
 def insert_verdict(connection: sa.Connection, run_id: str, verdict: Verdict) -> None:
     stop_of(connection, run_id)
-    connection.execute(schema.verdicts.insert(), verdict_row(run_id, verdict, time.time()))
+    row = verdict_row(run_id, verdict, time.time())
+    connection.execute(schema.verdicts.insert(), row | {"seal": seal_of(connection, run_id, row)})
+
+
+def seal_of(connection: sa.Connection, run_id: str, row: Mapping[Any, Any]) -> str:
+    """The seal of a verdict's row of that run (`verdict_seal`)."""
+    task_id = connection.scalar(sa.select(schema.runs.c.task_id).where(schema.runs.c.id == run_id))
+    return verdict_seal(run_id, str(task_id), row)
 
 
 def insert_feedback(connection: sa.Connection, run_id: str, feedback: Feedback) -> int:

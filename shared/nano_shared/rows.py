@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import RowMapping
@@ -126,6 +126,13 @@ def verdict_row(run_id: str, verdict: Verdict, created: float) -> Columns:
         "check_run": verdict.check_run.model_dump() if verdict.check_run else None,
     }
     return row | {name: getattr(verdict, name) for name in _VERDICT_FIELDS}
+
+
+def verdict_seal(run_id: str, task_id: str, row: Mapping[Any, Any]) -> str:
+    """Content hash of a verdict with what it judged: the run, the task with its checks, and in `graded_hash`
+    the files or the answer. `row` holds a verdict's columns."""
+    judged = {name: row[name] for name in (*_VERDICT_FIELDS, "tampering", "check_run")}
+    return content_hash([run_id, task_id, judged])
 
 
 def feedback_row(run_id: str, feedback: Feedback) -> Columns:

@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from nano_shared import schema
+from nano_shared.rows import verdict_seal
 from nano_shared.run_facts import OPINIONS, RunFacts, TaskFacts, TurnFacts, VerdictFacts, draw_digest
 from nano_shared.run_queries import given_tools
 from nano_shared.types import REDACTED_ID, SUMMARY, StopReason, Task, ToolSpec
@@ -21,7 +22,9 @@ _BATCH = 200
 """number of runs whose turns are in memory at once"""
 _ID_BYTES, _LOGPROB_BYTES = 4, 8
 _HIDDEN = REDACTED_ID.to_bytes(_ID_BYTES, "little")
-_JUDGED = tuple(field.name for field in fields(VerdictFacts))
+_JUDGED = tuple(field.name for field in fields(VerdictFacts) if field.name != "sealed")
+_SEALED = ("seal", "turn_rewards", "checks", "check_run")
+"""further columns that the seal of a verdict is computed from"""
 _STOPS = {reason.value: reason for reason in StopReason}
 
 
@@ -69,7 +72,7 @@ def _runs(chosen: RunFilter) -> sa.Select[Any]:
     query = (
         sa.select(
             *(runs.c[name] for name in names), tasks.c.key, tasks.c.split, opinions.label("opinions"),
-            *(verdicts.c[name].label(f"verdict_{name}") for name in _JUDGED),
+            *(verdicts.c[name].label(f"verdict_{name}") for name in (*_JUDGED, *_SEALED)),
         )
         .join(tasks)
         .outerjoin(verdicts, verdicts.c.id == newest.scalar_subquery())
@@ -224,7 +227,12 @@ def _run_facts(
 ) -> RunFacts:
     judged = None
     if row.verdict_trust is not None:
-        judged = VerdictFacts(**{name: getattr(row, f"verdict_{name}") for name in _JUDGED})
+        columns = {name: getattr(row, f"verdict_{name}") for name in (*_JUDGED, *_SEALED)}
+        seal = columns["seal"]
+        judged = VerdictFacts(
+            **{name: columns[name] for name in _JUDGED},
+            sealed=None if seal is None else seal == verdict_seal(row.id, row.task_id, columns),
+        )
     return RunFacts(
         id=row.id, task=task, policy=row.policy, profile=row.profile, profile_hash=row.profile_hash,
         template_hash=row.template_hash, tools_hash=row.tools_hash, parent=row.parent,

@@ -10,7 +10,7 @@ import hashlib
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from nano_shared.types import REDACTED_ID, StopReason, Task, ToolSpec, Trajectory, Turn, Verdict, group_key
@@ -76,6 +76,8 @@ class VerdictFacts:
     components: Mapping[str, float | None]
     tampering: Sequence[Any]
     """findings as JSON"""
+    sealed: bool | None = field(default=None, compare=False)
+    """whether its row is as it was written; None: not read from a log, or written before there were seals"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +197,6 @@ def _turn_facts(turn: Turn) -> TurnFacts:
 
 
 def _verdict_facts(verdict: Verdict) -> VerdictFacts:
-    names = (field.name for field in fields(VerdictFacts) if field.name != "tampering")
+    names = (field.name for field in fields(VerdictFacts) if field.name not in ("tampering", "sealed"))
     found = [finding.model_dump() for finding in verdict.tampering]
     return VerdictFacts(tampering=found, **{name: getattr(verdict, name) for name in names})

@@ -98,7 +98,7 @@ def _plain(text: str) -> bool:
     return True
 
 
-HEAD = "0010"
+HEAD = "0011"
 """newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
@@ -217,6 +217,7 @@ verdicts = Table(
     Column("grader", ExactText, nullable=False),
     Column("graded_hash", ExactText, nullable=False),
     Column("check_run", Json),
+    Column("seal", ExactText),  # `verdict_seal`; NULL: written before there were seals
     Index("log_verdicts_run", "run_id", "id"),
 )
 

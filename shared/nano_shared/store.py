@@ -17,10 +17,10 @@ import sqlalchemy as sa
 from filelock import FileLock, Timeout
 from sqlalchemy.exc import DBAPIError
 
-from nano_shared import journal, postgres, run_pages, run_queries, schema
+from nano_shared import journal, postgres, run_pages, run_queries, schema, snapshot
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.database import Database, open_database
-from nano_shared.errors import LogError
+from nano_shared.errors import LogError, NanoError
 from nano_shared.feedback import Feedback, Said
 from nano_shared.hashing import content_hash, new_run_id
 from nano_shared.journal import ClientRequest
@@ -366,6 +366,38 @@ class LogStore:
     def verdicts(self, run_id: str) -> tuple[Verdict, ...]:
         """Every verdict of a run, newest last."""
         return self._database.read(lambda connection: verdicts_of(connection, run_id))
+
+    def check_blobs(self, run_id: str, checked: set[str]) -> str | None:
+        """What is wrong with the first corrupt blob of a run: of its workspaces, their files, its outputs;
+        None if none is. Absent blobs, as of a log that was copied without them, are not looked at, nor those
+        in `checked`, to which the others are added."""
+
+        def ids(connection: sa.Connection) -> tuple[set[str], set[str]]:
+            tables = schema.runs, schema.turns, schema.tool_calls
+            keys = schema.runs.c.id, schema.turns.c.run_id, schema.tool_calls.c.run_id
+            names = "snapshot", "snapshot", "blob"
+            found = [
+                {
+                    row[0]
+                    for row in connection.execute(sa.select(table.c[name]).where(key == run_id))
+                    if row[0]
+                }
+                for table, key, name in zip(tables, keys, names, strict=True)
+            ]
+            return found[0] | found[1], found[2]
+
+        trees, outputs = self._database.read(ids)
+        try:
+            for tree in trees - checked:
+                if tree in self.blobs:
+                    outputs |= set(snapshot.blobs_of(tree, self.blobs))
+            for blob in outputs - checked:
+                if blob in self.blobs:
+                    self.blobs.get(blob)
+        except NanoError as damage:
+            return str(damage)
+        checked |= trees | outputs
+        return None
 
     def feedback(self, run_id: str) -> tuple[Feedback, ...]:
         return self._database.read(lambda connection: feedback_of(connection, run_id))

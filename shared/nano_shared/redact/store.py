@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from nano_shared.policy import DecodeIds
 from nano_shared.redact.patterns import Known
 from nano_shared.redact.redactor import Redactor, scrub_bytes
 from nano_shared.redact.trajectory import learn, mask_turns, scrub_trajectory, scrub_value
-from nano_shared.rows import run_row
+from nano_shared.rows import run_row, verdict_seal
 from nano_shared.store import LogStore
 from nano_shared.types import Observation, Trajectory, Turn, Verdict
 
@@ -57,13 +58,23 @@ def _rewrite(connection: sa.Connection, run: Trajectory, redactor: Redactor, kno
     left = sa.select(sa.literal(1)).where(schema.runs.c.task_id == old_task).limit(1)
     if connection.scalar(left) is None:
         connection.execute(schema.tasks.delete().where(schema.tasks.c.id == old_task))
+    before = _verdicts(connection, run.id)
+    whole = {row["id"] for row in before if row["seal"] == verdict_seal(run.id, str(old_task), row)}
     # a list: every row must be visited, even after one that changed
-    return any(
-        [
-            _scrub_rows(connection, table, run.id, redactor, known)
-            for table in (schema.verdicts, schema.feedback)
-        ]
-    )
+    changed = [
+        _scrub_rows(connection, table, run.id, redactor, known)
+        for table in (schema.verdicts, schema.feedback)
+    ]
+    for judged in _verdicts(connection, run.id):
+        if judged["id"] in whole:
+            update = schema.verdicts.update().where(schema.verdicts.c.id == judged["id"])
+            connection.execute(update.values(seal=verdict_seal(run.id, task_id, judged)))
+    return any(changed)
+
+
+def _verdicts(connection: sa.Connection, run_id: str) -> Sequence[sa.RowMapping]:
+    query = sa.select(schema.verdicts).where(schema.verdicts.c.run_id == run_id)
+    return connection.execute(query).mappings().all()
 
 
 def _scrub_rows(

@@ -6,7 +6,7 @@ import fnmatch
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -159,6 +159,11 @@ def copy(snapshot: str, source: BlobStore, target: BlobStore) -> None:
         if entry.kind is EntryKind.FILE:
             target.put(source.get(str(entry.content)))
     target.put(source.get(snapshot))  # last: a stored snapshot implies that its files are stored
+
+
+def blobs_of(snapshot: str, blobs: BlobStore) -> Iterator[str]:
+    """The ids of a snapshot's files. Raises as `load` does."""
+    return (str(entry.content) for entry in load(snapshot, blobs).entries if entry.kind is EntryKind.FILE)
 
 
 def changed_paths(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
