@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterator
@@ -357,14 +358,23 @@ def locate(name: str) -> str:
 
     Raises UsageError for a model of the catalogue that has not been fetched, after asking on a terminal.
     """
+    found = at_hand(name)
+    if found is not None or user_path(name).exists() or "/" in name or name not in catalogue():
+        return found or name
+    return str(_asked_for(name))
+
+
+def at_hand(name: str) -> str | None:
+    """The folder of a checkpoint by name, or the file of a fetched model; None for any other name, also one
+    that no file can have."""
     if name == "shipped":
         return str(SHIPPED)
     here = checkpoints_dir() / name
-    if (here / MANIFEST).is_file():
-        return str(here)
-    if user_path(name).exists() or "/" in name or name not in catalogue():
-        return name
-    return str(fetched(name) or _asked_for(name))
+    with contextlib.suppress(OSError, ValueError):
+        if (here / MANIFEST).is_file():
+            return str(here)
+    found = fetched(name) if name in catalogue() and not user_path(name).exists() else None
+    return str(found) if found else None
 
 
 def _asked_for(name: str) -> Path:

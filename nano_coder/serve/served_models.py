@@ -12,7 +12,7 @@ from typing import Any
 
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.models.opening import locate
+from nano_coder.models.opening import at_hand, locate
 from nano_coder.serve.adapters import Adapters, lineage_card
 from nano_coder.serve.conversations import Conversations, ServedModel
 from nano_coder.serve.request import BadRequest
@@ -56,7 +56,7 @@ class ServedModels:
         if not isinstance(name, str):
             raise BadRequest("model must be a text", param="model")
         own = {current, Path(current).name, current.partition(":")[2], "nano"}
-        if name in own or locate(name) == current or name.startswith(_SENT_UNASKED):
+        if name in own or (at_hand(name) or name) == current or name.startswith(_SENT_UNASKED):
             return self.current
         found = self._adapters.find(name) if self._adapters else None
         if found is None:

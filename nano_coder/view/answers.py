@@ -350,7 +350,12 @@ def _cursor(query: Query, length: int) -> tuple[Any, ...] | None:
         values = json.loads(query["after"])
     except ValueError:
         values = None
-    if not isinstance(values, list) or len(values) != length or not isinstance(values[0], int | float):
+    if (
+        not isinstance(values, list)
+        or len(values) != length
+        or not isinstance(values[0], int | float)
+        or not math.isfinite(values[0])
+    ):
         raise UsageError("`after` is no cursor of this list")
     return tuple(values)
 

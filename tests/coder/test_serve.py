@@ -668,6 +668,8 @@ def test_a_model_that_is_not_here_is_refused(tiny: Served, path: str) -> None:
     assert (refused.status_code, answer(7).status_code) == (404, 400)
     error = refused.json()["error"]
     assert "no model 'tinny' here; this server answers as tiny or nano" in error["message"]
+    for name in ("x" * 300, "/" + "x" * 5000, "coder-1.5b"):  # no file's name, or one that could be fetched
+        assert answer(name).status_code == 404, name
     assert error.get("code", error["type"]) in ("model_not_found", "not_found_error")
 
 

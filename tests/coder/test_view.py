@@ -129,7 +129,15 @@ def test_a_row_says_why_its_run_may_not_train(store: LogStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "query", [{"reward": "much"}, {"after": "x"}, {"after": "[1]"}, {"after": '["a","b"]'}, {"may": "fly"}]
+    "query",
+    [
+        {"reward": "much"},
+        {"after": "x"},
+        {"after": "[1]"},
+        {"after": '["a","b"]'},
+        {"after": "[1e999,1]"},
+        {"may": "fly"},
+    ],
 )
 def test_a_wrong_question_is_refused_with_a_sentence(store: LogStore, query: dict[str, str]) -> None:
     with pytest.raises(UsageError):
