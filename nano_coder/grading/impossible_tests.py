@@ -82,7 +82,7 @@ def _is_head(node: ast.stmt) -> bool:
 
 
 def _script(log: str | None, tested: bool) -> ast.Module:
-    return ast.parse(
+    return parse(
         f"{_NAME} = {{'__name__': 'probe'}}\n"
         f"exec({_PROBE!r}, {_NAME})\n"
         f"{_NAME} = {_NAME}['EqualityProbe']({log!r}, __name__, {_WORK!r})\n"
@@ -96,7 +96,7 @@ def _script(log: str | None, tested: bool) -> ast.Module:
 
 def _end() -> list[ast.stmt]:
     # an assertion, which an interpreter without assertions does not reach either
-    return ast.parse(f"if __name__ == '__main__':\n    assert {_NAME}.end_script()\n").body
+    return parse(f"if __name__ == '__main__':\n    assert {_NAME}.end_script()\n").body
 
 
 class _Variant(ast.NodeTransformer):

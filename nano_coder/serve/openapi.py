@@ -140,11 +140,16 @@ _INSTEAD = {
 """field -> why it is not served, or what is"""
 
 
-def check_fields(end: str, body: Body) -> None:
-    """Raises BadRequest for a field that this server does not read and that may change the answer."""
+def check_fields(end: str, body: Body, ends: frozenset[int] = frozenset()) -> None:
+    """Raises BadRequest for a field that this server does not read and that may change the answer.
+
+    `ends` are the tokens at which every turn ends, so that to name them as `stop_token_ids` changes nothing.
+    """
     read = _BODIES[end]["properties"]
     for name, value in body.items():
         if name in read or name in IGNORED or value is None or value in ("", [], {}):
+            continue
+        if name == "stop_token_ids" and isinstance(value, list) and all(token in ends for token in value):
             continue
         if value not in _NEUTRAL.get(name, ()):
             why = f"{name!r:.100} is not served here, and may change the answer"

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
@@ -218,9 +219,10 @@ class Tool:
 
     def _call(self, context: ToolContext, given: dict[str, Any]) -> object:
         try:
+            # an argument may have any name, those of `call_extension` too
             return call_extension(
-                self.function, context, name=f"tool {self.spec.name}", passing=(ToolFailure,), error=_Raised,
-                **given,
+                partial(self.function, context, **given), name=f"tool {self.spec.name}", of=self.function,
+                passing=(ToolFailure,), error=_Raised,
             )  # fmt: skip
         except _Raised as problem:
             raise ToolFailure(str(problem).removeprefix("tool ")) from problem.__cause__

@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,7 +106,11 @@ class UserFunction(Part):
         taken = self._taken(runs[0].task)
         columns = {k: v for k, v in _columns(runs, messages=self.messages).items() if k in taken}
         result = call_extension(
-            self._function, name=self._named, of=_USERS, error=UsageError, seconds=self.deadline, **columns
+            partial(self._function, **columns),
+            name=self._named,
+            of=_USERS,
+            error=UsageError,
+            seconds=self.deadline,
         )
         values = list(result) if isinstance(result, Iterable) and not isinstance(result, str) else None
         if values is None or len(values) != len(runs):

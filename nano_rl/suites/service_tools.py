@@ -92,7 +92,7 @@ def call_service(context: ToolContext, method: str, path: str, body: str = "") -
 
 def _answer(context: ToolContext, method: str, path: str, body: str) -> tuple[int, Any]:
     url = urlsplit(path)
-    text = read_text(context.jail, DESCRIPTION)
+    text = read_text(context.jail, DESCRIPTION).text
     if (method, url.path) == ("GET", f"/{DESCRIPTION}"):
         return 200, json.loads(text)
     try:

@@ -25,7 +25,7 @@ from nano_coder.models.opening import local_policy, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.serve.conversations import Conversations, ServedModel, UnknownSession
+from nano_coder.serve.conversations import ClientSession, Conversations, ServedModel, UnknownSession
 from nano_coder.serve.request import ClientMessage, ModelRequest
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
@@ -119,7 +119,7 @@ class Restarted:
         """Go on with the conversation; the run that holds the answer."""
         self.messages += (ClientMessage(role=Role.USER, text=text),)
         request = ModelRequest(messages=self.messages, sampling=Sampling(max_tokens=6))
-        answer = self.server.answer(request, session, client="agent/1")
+        answer = self.server.answer(request, ClientSession(session), client="agent/1")
         self.messages += (answer.message,)
         return self.store.get(answer.run)
 

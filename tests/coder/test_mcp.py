@@ -154,7 +154,7 @@ def test_a_server_that_always_ends_is_given_up(context: ToolContext) -> None:
 
 def test_what_drives_a_terminal_is_written_out(context: ToolContext) -> None:
     offered(probe())
-    assert TOOLS.find("mcp__probe__hostile_text")(context, {}).text == "\\u001b[2Jcleared \\u202e"
+    assert TOOLS.find("mcp__probe__hostile_text")(context, {}).text == "cleared \\u202e"
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_bound_never_refuses_what_fits(tiny: Served) -> None:
     for text in ("x", WORDS * 5_000, "ä€\U0001f600 " * 4_000, " " * 40_000, "def f(x): return x\n" * 3_000):
         count = len(encoder.text(text))
         assert not encoder.surely_more([text], count)
-        assert encoder.surely_more([text], count // 2) or count // 2 <= len(text)
+        assert encoder.surely_more([text], count // 2) or len(text) <= count // 2 + len(text) // 32
         assert encoder.text(text) == list(encoder._plain.encode(text, add_special_tokens=False).ids)
 
 

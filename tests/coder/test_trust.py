@@ -49,6 +49,7 @@ BEYOND = {
     "mcp": "{servers = {theirs = {command = 'theirs'}}}",
     "search": "{engine = 'http://elsewhere/{query}'}",
     "instructions": "['THEIRS.md']",
+    "catalogue": "{theirs = {hub = 'their/model', file = 'x.gguf', bytes = 1, sha256 = '" + "0" * 64 + "'}}",
     "python": "'./python'",
     "temperature": "1.5",
     "git": "true",

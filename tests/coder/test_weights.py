@@ -178,7 +178,9 @@ def test_an_adapter_without_a_base_is_refused(adapter: Path) -> None:
 
 def test_an_unknown_name_lists_what_is_known(home: Path) -> None:
     (home / "checkpoints" / "my-policy").mkdir(parents=True)
-    with pytest.raises(UsageError, match=f"unknown model 'smolm'; known: {BASE}, .*my-policy") as raised:
+    with pytest.raises(
+        UsageError, match=f"'smolm'; a server's is openai:smolm.* known: {BASE}, .*my-policy"
+    ) as raised:
         load_policy("smolm")
     assert raised.value.exit_code == 2
 

@@ -205,7 +205,10 @@ class LocalPolicy:
         most = most or self.context_limit
         if self.template.encoder.surely_more(texts, most):
             size = sum(map(len, texts))
-            raise ContextFull(f"{size} characters are more than {most} tokens, which {self.id} reads at most")
+            raise ContextFull(
+                f"{size} characters are more than the {most} tokens that {self.id} reads; shorten the task or"
+                " end the run"
+            )
 
     def count(self, text: str) -> int:
         """Number of tokens in a plain text."""
