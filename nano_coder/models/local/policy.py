@@ -144,7 +144,7 @@ class LocalPolicy:
         if room < 1:
             raise ContextFull(
                 f"the row has {len(row)} tokens with the new messages, of the {self.context_limit} that"
-                f" {self.id} reads; shorten the task or end the run"
+                f" {self.id} reads ({self.engine.limited_by}); shorten the task or end the run"
             )
         return sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
 
