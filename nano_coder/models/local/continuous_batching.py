@@ -306,7 +306,7 @@ class ContinuousDecoder:
     def _plan(
         self, rows: Sequence[tuple[DecodingRow, RetainedRow | None]], *, alone: bool = False
     ) -> _Joining:
-        """The prefix of each row: that of its retained KV, else its whole prompt, else the longest cached one.
+        """The prefix of each row: that of its retained KV, its whole prompt, or the longest cached one.
 
         A prompt of several rows becomes a prefix, and so does one without a cached prefix. Any other row uses
         the longest cached prefix, and prefills the rest in its own slot. `alone`: nothing is copied.

@@ -76,7 +76,7 @@ def kv_bound(device: torch.device, gib: float | None = None) -> int:
 
 
 def kv_token_bytes(model: nn.Module) -> int:
-    """Bytes of the keys and values of one token, of layers that keep both; 1 for a model that does not say."""
+    """Bytes of the keys and values of one token, if all layers keep both; 1 if the model does not say."""
     whole: Any = model
     config = getattr(whole, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -140,8 +140,8 @@ class Engine:
         max_batch: int = MAX_BATCH,
         kv_bytes: int | None = None,
     ) -> None:
-        """`decode` turns ids into text, for stop strings. `kv_bytes` bounds all KV; None: `kv_bound`. Rows may
-        have as many tokens as it holds, where that is less than `context_limit`.
+        """`decode` turns ids into text, for stop strings. `kv_bytes` bounds all KV; None: `kv_bound`. A row
+        has as many tokens as it holds, where that is less than `context_limit`.
 
         Raises ConfigError if it holds no row."""
         keep_freed_memory()
