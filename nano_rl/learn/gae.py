@@ -19,10 +19,10 @@ from nano_shared.types import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """The rows of one rollout, in any order, with the reward of each token."""
+    """The rows of one rollout with the reward of each token."""
 
     rows: tuple[TrainSample, ...]
-    """with `turn_ids_T`"""
+    """in the order of their `turn_ids_T`, or as given where they have none"""
     rewards: tuple[tuple[float, ...], ...]
     """[rows][L] the turn's reward on the last sampled token of each turn, 0 elsewhere"""
 
@@ -56,7 +56,12 @@ def reward_chain(trajectory: Trajectory, turn_rewards: Sequence[float]) -> Chain
 
 def _places(rows: Sequence[TrainSample]) -> list[tuple[int, int]]:
     sampled = ((r, t) for r, row in enumerate(rows) for t, m in enumerate(row.mask) if m)
-    return sorted(sampled, key=lambda place: (rows[place[0]].turn_ids_T[place[1]], place[1]))
+
+    def when(place: tuple[int, int]) -> tuple[int, int, int]:
+        r, t = place
+        return rows[r].turn_ids_T[t] if rows[r].turn_ids_T else 0, r, t
+
+    return sorted(sampled, key=when)
 
 
 def gae(

@@ -63,6 +63,8 @@ def _probe(parameter: Tensor) -> Tensor:
 
 MAX_BATCH = 64
 """rows decoded together; beyond it, on a CPU, a step's time grows with its rows"""
+_ROW_TOKENS = 1024
+"""of the rows whose number is bounded by the KV cache of a GPU; longer ones wait for memory"""
 _KV_BYTES, _KV_SHARE = 4 << 30, 0.2
 
 
@@ -75,10 +77,18 @@ def kv_bound(device: torch.device, gib: float | None = None) -> int:
     return max(_KV_BYTES, int(_KV_SHARE * torch.cuda.get_device_properties(device).total_memory))
 
 
+def rows_together(device: torch.device, kv_bytes: int, token_bytes: int) -> int:
+    """Rows that are decoded together at most: 64 on a CPU; on a GPU as many as the KV cache holds, at least
+    64."""
+    if device.type == "cpu":
+        return MAX_BATCH
+    return max(MAX_BATCH, kv_bytes // (_ROW_TOKENS * token_bytes))
+
+
 def kv_token_bytes(model: nn.Module) -> int:
     """Bytes of the keys and values of one token, if all layers keep both; 1 if the model does not say."""
     whole: Any = model
-    config = getattr(whole, "config", None)
+    config: Any = getattr(whole, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     heads = getattr(config, "num_attention_heads", None)
     if not heads or not getattr(config, "num_hidden_layers", None):
@@ -137,11 +147,12 @@ class Engine:
         pad_id: int,
         context_limit: int,
         decode: DecodeIds | None = None,
-        max_batch: int = MAX_BATCH,
+        max_batch: int | None = None,
         kv_bytes: int | None = None,
     ) -> None:
         """`decode` turns ids into text, for stop strings. `kv_bytes` bounds all KV; None: `kv_bound`. A row
-        has as many tokens as it holds, where that is less than `context_limit`.
+        has as many tokens as it holds, where that is less than `context_limit`. `max_batch` bounds the rows
+        that are decoded together; None: `rows_together`.
 
         Raises ConfigError if it holds no row."""
         keep_freed_memory()
@@ -153,7 +164,7 @@ class Engine:
         self.limited_by = "kv_gib" if self.context_limit < context_limit else "its context"
         """what limits the tokens of a row"""
         self._ends = StopConditions(eos_ids, self.context_limit, decode, self.limited_by)
-        self._max_batch = max_batch
+        self.max_batch = max_batch or rows_together(self.device, self._kv_bytes, kv_token_bytes(model))
         self._decoder: ContinuousDecoder | PaddedDecoder | None = None
         self._probes: Stamp = ()
         self._counters: Stamp = ()
@@ -298,7 +309,7 @@ class Engine:
             self._decoder = choose_decoder(
                 self.model,
                 context_limit=self.context_limit,
-                max_batch=self._max_batch,
+                max_batch=self.max_batch,
                 max_bytes=self._kv_bytes,
             )
         self._watched = _watched(self.model)
