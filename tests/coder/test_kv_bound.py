@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine, kv_token_bytes
 from nano_coder.models.local.kv_cache import ROUND
+from nano_coder.models.local.padded_batching import PaddedDecoder
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.weights import load_policy
 from nano_shared.types import Sampling
@@ -57,7 +57,7 @@ def ask(ids: tuple[int, ...], owner: int, length: int) -> GenerationRequest:
 def finished(engine: Engine, rows: list[DecodingRow], most: list[int]) -> None:
     while any(row.finish is None for row in rows):
         engine.step()
-        assert isinstance(engine.decoder, ContinuousDecoder)
+        assert engine.decoder is not None
         most.append(len(engine.decoder.decoding))
 
 
@@ -112,3 +112,38 @@ def test_live_bytes_stay_within_the_bound(model: Any, held: int) -> None:
     assert little < 0.1
     assert max(all_at_once) == 16
     assert max(most) < 16 or held > 2
+
+
+def held_by(decoder: PaddedDecoder) -> int:
+    """Bytes of the storages of all caches."""
+    caches = [slot.cache for slot in decoder._slots] + [batch.cache for batch in decoder._batches or ()]
+    caches += [kept.cache for kept in decoder._retained.values()]
+    layers = [layer for cache in caches if cache is not None for layer in cache.layers]
+    storages = [t.untyped_storage() for layer in layers for t in (layer.keys, layer.values)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.mark.parametrize("held", [2, 5])
+def test_the_caches_of_transformers_stay_within_the_bound(
+    model: Any, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the model's own forward pass decodes: what it holds after each step."""
+    torch.set_num_threads(1)
+    plenty = run(model, None)[0]
+    bound = held * (LONGEST + ROUND) * kv_token_bytes(model)
+    decoder = PaddedDecoder(model, max_batch=16, max_bytes=bound)
+    monkeypatch.setattr("nano_coder.models.local.engine.choose_decoder", lambda *_, **__: decoder)
+    step, most = decoder.step, [0]
+
+    def watched() -> list[DecodingRow]:
+        finished = step()
+        most.append(held_by(decoder))
+        return finished
+
+    monkeypatch.setattr(decoder, "step", watched)
+    engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=LONGEST, kv_bytes=bound)
+    rows: list[int] = []
+    ids = workload(engine, rows)
+    assert 0.3 * bound < max(most) <= 1.05 * bound
+    assert max(rows) > 1
+    assert ids == plenty
