@@ -7,6 +7,7 @@ cache belongs to one version of the weights: whoever changes the weights calls `
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
@@ -188,15 +189,18 @@ class PrefixCache:
         """Bytes of what cannot be removed: what is in `keep`, and the prefixes of rows being decoded."""
         rows = [row for row in self._retained.values() if row in keep]
         prefixes = {one for one in keep if isinstance(one, Prefix)} | {row.prefix for row in rows}
-        decoded = {prefix for prefix in self._prefixes.values() if prefix.users > self._users(prefix)}
+        retained = Counter(row.prefix for row in self._retained.values())
+        decoded = {prefix for prefix in self._prefixes.values() if prefix.users > retained[prefix]}
         return self._size(prefixes | decoded, rows)
 
     def evict(self, others: int, keep: Collection[Prefix | RetainedRow] = ()) -> bool:
         """Remove prefixes and rows until the rest, those in `keep` and `others` bytes keep the budget. False,
         and nothing is removed, where that cannot be."""
+        kept = {one for one in keep if isinstance(one, Prefix)}
+        if self._size(self._live(kept), self._retained.values()) + others <= self._max_bytes:
+            return True
         if self.least(keep) + others > self._max_bytes:
             return False
-        kept = {one for one in keep if isinstance(one, Prefix)}
         owners = [owner for owner, row in self._retained.items() if row not in keep]
         while self._size(self._live(kept), self._retained.values()) + others > self._max_bytes:
             unused = next((p for p in self._prefixes.values() if not p.users and p not in kept), None)
@@ -206,10 +210,6 @@ class PrefixCache:
                 self.release(owners.pop(0))
             self.evictions += 1
         return True
-
-    def _users(self, prefix: Prefix) -> int:
-        """Number of retained rows that begin with it."""
-        return sum(row.prefix is prefix for row in self._retained.values())
 
     def _live(self, more: Collection[Prefix] = ()) -> set[Prefix]:
         return {*self._prefixes.values(), *(row.prefix for row in self._retained.values()), *more}
