@@ -174,8 +174,8 @@ class AgentConfig(BaseModel):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """where a local model runs and trains: auto (a GPU where there is one), cpu, cuda or cuda:N"""
     kv_gib: float | None = Field(None, gt=0)
-    """GiB for keys and values of the rows that a local model decodes together, and as many for those of rows
-    that wait; None is 2, or a tenth of a GPU's memory if that is more"""
+    """GiB that a local model's keys and values take at most: rows that are decoded, shared prompts, and rows
+    between turns; None is 4, or a fifth of a GPU's memory if that is more"""
     log: str | None = None
     """path of the log, or postgresql://...?blobs=FOLDER|s3://BUCKET/PREFIX; None is NANO_HOME/log.db"""
     profile: str | None = None

@@ -61,7 +61,7 @@ def open_policy(
     own_temperature: bool = False,
     device: str = "auto",
     kv_gib: float | None = None,
-    scheduler: SchedulerKind = "lockstep",
+    scheduler: SchedulerKind | None = None,
 ) -> OpenedPolicy:
     """The policy of that name; None: the promoted checkpoint, else the shipped policy.
 
@@ -89,7 +89,7 @@ def open_configured(
     model: str | None = None,
     dtype: str | None = None,
     own_temperature: bool = False,
-    scheduler: SchedulerKind = "lockstep",
+    scheduler: SchedulerKind | None = None,
 ) -> OpenedPolicy:
     """The policy that a configuration names, or another `model` or `dtype` with its other settings. Raises as
     `open_policy`."""
@@ -250,7 +250,7 @@ def local_policy(
     profile: InterfaceProfile,
     *,
     version: int = 0,
-    scheduler: SchedulerKind = "lockstep",
+    scheduler: SchedulerKind | None = None,
 ) -> LocalPolicy:
     """A policy over weights in this process. It shares the module: weights that are trained are also sampled
     from."""

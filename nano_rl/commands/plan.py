@@ -133,20 +133,22 @@ def plan_of(
 
     import torch
 
-    from nano_coder.models.local.engine import MAX_BATCH, kv_bound
+    from nano_coder.models.local.engine import kv_bound, kv_token_bytes, rows_together
     from nano_coder.models.weights import build_empty, place
     from nano_rl.learn.model.plan import Workload, available_bytes, plan_memory, settings_that_fit
 
     placed = place(agent.device)
     if ranks > 1 and config.quantise:
         raise UsageError("ranks take no `quantise`: leave it out, or plan for one process")
-    rows = min(MAX_BATCH, config.prompts_per_step * max(1, config.group_size))
-    work = Workload(rows=rows, row_tokens=row_tokens, kv_bytes=kv_bound(placed, agent.kv_gib))
 
     def skeleton(dtype: torch.dtype) -> torch.nn.Module:
         empty: torch.nn.Module = build_empty(architecture, dtype)
         return empty
 
+    kv_bytes = kv_bound(placed, agent.kv_gib)
+    most = rows_together(placed, kv_bytes, kv_token_bytes(skeleton(torch.bfloat16)))
+    rows = min(most, config.prompts_per_step * max(1, config.group_size))
+    work = Workload(rows=rows, row_tokens=row_tokens, kv_bytes=kv_bytes)
     plan = partial(
         plan_memory, skeleton, work=work, device=placed, ranks=ranks,
         offload=config.offload and placed.type != "cpu",

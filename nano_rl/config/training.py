@@ -65,9 +65,9 @@ class TrainConfig(UpdateConfig):
     reflect: int = Field(0, ge=0)
     """second attempts of each fresh rollout that failed, which read its diff and its check's output and are a
     group; 0 for none, else 2 or more"""
-    scheduler: Scheduler = "lockstep"
+    scheduler: Scheduler | None = None
     """of rollouts: lockstep decodes in rounds that a seed reproduces bit for bit; free decodes each request
-    when it comes"""
+    when it comes; None is free on a GPU, else lockstep"""
     engine: tuple[str, ...] = ()
     """URLs of servers that make the rollouts, http://HOST:8000/v1, separated by commas: vLLM or nano-coder
     serve, of the model that is trained; a LoRA adapter is loaded there after each update"""

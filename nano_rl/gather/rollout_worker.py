@@ -50,7 +50,7 @@ class WorkerConfig(Value):
     """tools of that profile that are in files, as `path.py:name`"""
     environments: tuple[str, ...] = ()
     """as `--env` takes them"""
-    scheduler: Literal["lockstep", "free"]
+    scheduler: Literal["lockstep", "free"] | None
     log: str
     """address of the log with its password, as `LogStore.open` takes it"""
     blobs: str

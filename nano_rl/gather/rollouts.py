@@ -32,7 +32,7 @@ class RollOut(Protocol):
 
 
 CONCURRENCY = 64
-"""number of agents at a time, one thread each; with a local policy also the decoding batch size"""
+"""number of agents at a time, one thread each, of policies that decode elsewhere"""
 _AGENTS_PER_CPU = 8
 """of agents of others, each a process of its own of up to hundreds of megabytes"""
 _NOTHING_JUDGED = "nothing_judged"
@@ -47,7 +47,7 @@ def collect(
     *,
     group_size: int | Sequence[int] = 1,
     seed: int = 0,
-    concurrency: int = CONCURRENCY,
+    concurrency: int | None = None,
     on_run: OnRun | None = None,
     reward: Reward | None = None,
     reflect: int = 0,
@@ -61,13 +61,14 @@ def collect(
     output of its check. They are forks of its last step, so that they form a group, and are returned after
     it. Raises UsageError for `reflect` of an agent of others.
 
-    `concurrency` agents run at a time. Agents that wait for tools do not delay the decoding of others, and
-    grading runs in parallel to both. Under a policy's lockstep scheduler the batches depend on the seed
-    alone, and the same seed gives the same trajectories.
+    `concurrency` agents run at a time; None: as many as a local policy decodes together. Agents that wait for
+    tools do not delay the decoding of others, and grading runs in parallel to both. Under a policy's lockstep
+    scheduler the batches depend on the seed alone, and the same seed gives the same trajectories.
     """
     jobs = members(tasks, group_size)
     if not jobs:
         return []
+    concurrency = concurrency or getattr(runtime.policy, "rows_together", CONCURRENCY)
     at_once = min(concurrency, len(jobs), runtime.environments.sessions or concurrency)
     if runtime.agent is not None:
         if reflect:

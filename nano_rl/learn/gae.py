@@ -1,9 +1,10 @@
 """Generalised advantage estimation (GAE) over the sampled tokens of a rollout.
 
 Schulman et al. 2016 (arXiv 1506.02438). A rollout is one chain of decisions over all of its turns and token
-rows: the last sampled token of a turn is followed by the first sampled token of the next turn, and context
-tokens between them are not states. The value after the last token is 0, also for a rollout that hit a limit,
-since the limit is part of the task.
+rows, in the order in which they were sampled: the turns of a sub-agent follow the turn that delegated to it
+and precede its parent's next. The last sampled token of a turn is followed by the first sampled token of the
+next turn, and context tokens between them are not states. The value after the last token is 0, also for a
+rollout that hit a limit, since the limit is part of the task.
 """
 
 from __future__ import annotations
@@ -18,15 +19,23 @@ from nano_shared.types import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """The rows of one rollout in order, with the reward of each token."""
+    """The rows of one rollout with the reward of each token."""
 
     rows: tuple[TrainSample, ...]
+    """in the order of their `turn_ids_T`, or as given where they have none"""
     rewards: tuple[tuple[float, ...], ...]
     """[rows][L] the turn's reward on the last sampled token of each turn, 0 elsewhere"""
 
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Row and position of each sampled token, as they were sampled: a turn lies in one row."""
+        return _places(self.rows)
+
 
 def reward_chain(trajectory: Trajectory, turn_rewards: Sequence[float]) -> Chain:
-    """Put the reward of each turn ([T]) on the last token sampled in that turn.
+    """Put the reward of each turn ([T]) on the last token sampled in that turn, or before it if it has none.
+
+    Turns before the first token that is trained, such as those of a fork's parent, give no reward.
 
     Raises ValueError as `to_samples`, and where the numbers of turns and rewards differ.
     """
@@ -35,15 +44,24 @@ def reward_chain(trajectory: Trajectory, turn_rewards: Sequence[float]) -> Chain
             f"run {trajectory.id!r} has {len(trajectory.turns)} turns and {len(turn_rewards)} turn rewards"
         )
     rows = to_samples(trajectory, 0.0)
-    return Chain(rows=tuple(rows), rewards=tuple(_placed(row, turn_rewards) for row in rows))
+    rewards = [[0.0] * len(row.ids) for row in rows]
+    last_of_turn = {rows[r].turn_ids_T[t]: (r, t) for r, t in _places(rows)}
+    place = None
+    for turn, reward in enumerate(turn_rewards):
+        place = last_of_turn.get(turn, place)
+        if place is not None:
+            rewards[place[0]][place[1]] += reward
+    return Chain(rows=tuple(rows), rewards=tuple(map(tuple, rewards)))
 
 
-def _placed(row: TrainSample, turn_rewards: Sequence[float]) -> tuple[float, ...]:
-    rewards = [0.0] * len(row.ids)
-    last = {turn: t for t, turn in enumerate(row.turn_ids_T) if row.mask[t]}
-    for turn, position in last.items():
-        rewards[position] = turn_rewards[turn]
-    return tuple(rewards)
+def _places(rows: Sequence[TrainSample]) -> list[tuple[int, int]]:
+    sampled = ((r, t) for r, row in enumerate(rows) for t, m in enumerate(row.mask) if m)
+
+    def when(place: tuple[int, int]) -> tuple[int, int, int]:
+        r, t = place
+        return rows[r].turn_ids_T[t] if rows[r].turn_ids_T else 0, r, t
+
+    return sorted(sampled, key=when)
 
 
 def gae(
@@ -70,7 +88,7 @@ def chain_gae(
 
     `values` is [rows][L]: the value of the state before each token; only sampled tokens are read.
     """
-    places = [(r, t) for r, row in enumerate(chain.rows) for t, m in enumerate(row.mask) if m]
+    places = chain.places
     advantages_N, returns_N = gae(
         [chain.rewards[r][t] for r, t in places],
         [values[r][t] for r, t in places],

@@ -137,7 +137,7 @@ def row_states(causal: Any, ids_BT: Tensor, attention_BT: Tensor) -> tuple[Tenso
     if shares_prefixes(causal):
         tree = build_tree(ids_BT, attention_BT.long().sum(1).tolist())
         return tree_hidden(causal, tree), tree.node_BT
-    with _checkpointed(causal, partial(dropout_off, causal)):
+    with _checkpointed(causal, dropout_off):
         hidden_BTH: Tensor = backbone(causal)(
             input_ids=ids_BT, attention_mask=attention_BT, use_cache=False
         ).last_hidden_state
@@ -159,23 +159,24 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _as_in_forward(causal: Any) -> Iterator[None]:
-    """What surrounds the forward pass along a tree, for layers that the backward pass computes again."""
-    with _tree_attention(causal), low_memory_forwards(causal), dropout_off(causal):
+def _as_in_forward(causal: Any, layer: nn.Module) -> Iterator[None]:
+    """What surrounds the forward pass along a tree, for a layer that the backward pass computes again."""
+    with _tree_attention(causal), low_memory_forwards(layer), dropout_off(layer):
         yield
 
 
 @contextmanager
-def _checkpointed(causal: nn.Module, again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+def _checkpointed(
+    causal: nn.Module, again: Callable[[nn.Module], AbstractContextManager[None]]
+) -> Iterator[None]:
     """Keep the input of each layer that `checkpoint_layers` has marked, in place of what is inside.
 
-    The layer is computed again in the backward pass, in the context that `again` gives.
+    The layer is computed again in the backward pass, in the context that `again` gives for it.
     """
     layers = [layer for layer in causal.modules() if getattr(layer, "gradient_checkpointing", False) is True]
-    run = partial(
-        checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: (nullcontext(), again())
-    )
     for layer in layers if torch.is_grad_enabled() else ():
+        contexts = partial(lambda layer: (nullcontext(), again(layer)), layer)
+        run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
         layer.training, layer._gradient_checkpointing_func = True, run  # type: ignore[assignment]
     try:
         yield

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_coder.models.local.continuous_batching import ContinuousDecoder, TokenCounts
-from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.kv_cache import Arena, KVShape
+from nano_coder.models.local.engine import Engine, kv_token_bytes
+from nano_coder.models.local.kv_cache import ROUND, Arena, KVShape
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.weights import load_policy
 from nano_shared.types import Sampling
@@ -92,8 +92,13 @@ def test_only_the_observation_is_read_between_turns(model: Any) -> None:
         assert_exact(engine, rows)
 
 
+def rows_of(model: Any, count: int) -> int:
+    """Bytes of the KV of so many rows of 256 tokens."""
+    return count * (256 + ROUND) * kv_token_bytes(model)
+
+
 def test_rows_over_the_budget_are_read_again_and_stay_exact(model: Any) -> None:
-    rich, poor = engine_of(model), engine_of(model, kv_bytes=1)
+    rich, poor = engine_of(model), engine_of(model, kv_bytes=130 * kv_token_bytes(model))
 
     def episode(engine: Engine) -> list[list[int]]:
         rows = engine.admit(group(tokens(1, 40), 4))
@@ -192,8 +197,9 @@ def test_weights_that_change_under_a_row_are_refused(tiny_folder: Path) -> None:
 @given(data=st.data())
 def test_any_course_of_a_batch_is_exact(model: Any, data: st.DataObject) -> None:
     """Groups of any sizes on prompts with any common beginnings, few slots, little memory, several turns."""
-    budget = data.draw(st.sampled_from([1, 60_000, 1 << 30]), label="bytes")
-    engine = engine_of(model, max_batch=data.draw(st.integers(1, 6), label="slots"), kv_bytes=budget)
+    budget = data.draw(st.sampled_from([1, 2, 4, 1000]), label="rows of memory")
+    slots = data.draw(st.integers(1, 6), label="slots")
+    engine = engine_of(model, max_batch=slots, kv_bytes=rows_of(model, budget))
     system = tokens(0, data.draw(st.integers(1, 50), label="common"))
     requests: list[GenerationRequest] = []
     for number in range(data.draw(st.integers(1, 4), label="groups")):

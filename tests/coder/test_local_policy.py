@@ -13,13 +13,13 @@ import pytest
 
 from nano_coder.agent.chat_template import CHATML, ChatTemplate
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
-from nano_coder.models.local.engine import Engine
+from nano_coder.models.local.engine import Engine, kv_token_bytes
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.local.scheduler import SchedulerKind
 from nano_coder.models.opening import open_policy
 from nano_coder.models.weights import LoadedModel, load_policy
-from nano_shared.errors import ContextFull, PolicyError, UsageError
+from nano_shared.errors import ConfigError, ContextFull, PolicyError, UsageError
 from nano_shared.policy import Conversation, Policy
 from nano_shared.types import Completion, Finish, Message, Role, Sampling
 
@@ -289,21 +289,30 @@ def test_requests_carry_the_seed_of_their_call(policy: LocalPolicy, loaded: Load
     assert completion.tokens.sampled_ids == expected.ids
 
 
-def test_a_setting_bounds_the_kv_cache(tiny_folder: Path) -> None:
-    """What does not fit waits, and gets the same tokens."""
+def test_a_setting_bounds_the_kv_cache(tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What does not fit waits, and gets the same tokens; a row that cannot fit is refused, by name."""
 
-    def answers(kv_gib: float | None) -> tuple[list[Any], int]:
-        opened = open_policy(str(tiny_folder), profile="compact-1", kv_gib=kv_gib).policy
-        assert isinstance(opened, LocalPolicy)
+    def opened(tokens: int) -> LocalPolicy:
+        size = tokens * kv_token_bytes(load_policy(str(tiny_folder)).model) / 2**30
+        policy = open_policy(str(tiny_folder), profile="compact-1", kv_gib=size).policy
+        assert isinstance(policy, LocalPolicy)
+        return policy
+
+    def answers(policy: LocalPolicy) -> tuple[list[Any], int]:
         requests = [GenerationRequest((3, 4, 5 + n), Sampling(max_tokens=8), n) for n in range(4)]
-        rows = opened.engine.admit(requests)
-        opened.engine.step()
-        decoder = opened.engine.decoder
+        rows = policy.engine.admit(requests)
+        policy.engine.step()
+        decoder = policy.engine.decoder
         assert isinstance(decoder, ContinuousDecoder)
         at_once = len(decoder.decoding)
-        while opened.engine.busy:
-            opened.engine.step()
+        while policy.engine.busy:
+            policy.engine.step()
         return [row.ids for row in rows], at_once
 
-    (many, four), (few, one) = answers(None), answers(1e-6)
+    (many, four), (few, one) = answers(opened(1_000_000)), answers(opened(100))
     assert (many, four, one) == (few, 4, 1)
+    assert "holds rows of 36 tokens of this model" in capsys.readouterr().err
+    with pytest.raises(ContextFull, match="kv_gib"):
+        opened(100).complete(asking("x" * 200), Sampling(max_tokens=8))
+    with pytest.raises(ConfigError, match=r"kv_gib = .* give at least"):
+        opened(10)

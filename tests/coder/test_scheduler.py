@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nano_coder.agent.chat_template import ChatTemplate
-from nano_coder.models.local.engine import Engine
+from nano_coder.models.local.engine import Engine, kv_token_bytes
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.local.scheduler import Lockstep, Scheduler
@@ -77,7 +77,7 @@ def test_lockstep_decodes_the_same_steps_whatever_the_clock_does(loaded: LoadedM
     """Ten agents of other lengths, three or ten at a time, little memory: steps, tokens, log-probs."""
 
     def rollout(pause: float) -> tuple[Any, Any]:
-        engine = Watched(loaded, max_batch=4, kv_bytes=30_000)
+        engine = Watched(loaded, max_batch=4, kv_bytes=400 * kv_token_bytes(loaded.model))
         lockstep = Lockstep(engine, "tiny")
         agents = [lambda i=i: episode(lockstep, i, turns=1 + i % 3, pause=pause) for i in range(10)]
         return run(lockstep, agents, at_once), engine.steps

@@ -18,7 +18,9 @@ from families import sample
 
 from nano_coder.models.local import attention
 from nano_coder.models.local.engine import Engine
+from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.local.sampler import GenerationRequest
+from nano_coder.models.local.scheduler import Lockstep
 from nano_rl.config.training import DpoConfig
 from nano_rl.learn import prefix_tree
 from nano_rl.learn.config import CriticConfig, OptimizerConfig
@@ -60,6 +62,15 @@ def sampler(model: Any) -> list[float]:
         *(p for s in (*first, *second) for p in s.logprobs),
         *engine.score([tuple(range(3, 20))])[0],
     ]
+
+
+def defaults(model: Any) -> None:
+    """On a device the scheduler is free, and the rows are as many as memory holds, the agents with them."""
+    engine = Engine(model, eos_ids=frozenset(), pad_id=2, context_limit=200)
+    template: Any = None
+    policy = LocalPolicy(engine, template, id="tiny")
+    assert (type(policy._scheduler) is Lockstep) == (engine.device.type == "cpu")
+    assert (policy.rows_together == 64) == (engine.device.type == "cpu")
 
 
 def likelihood(model: Any, batch: Batch) -> Any:
@@ -129,6 +140,8 @@ def main(names: list[str]) -> None:
     # as small as to make long rows of these short ones
     attention._BLOCK_SCORES = prefix_tree._BLOCK_SCORES = 64
     for name in names or FAMILIES:
+        for place in ("cpu", device):
+            defaults(prepared(name, 0, place))
         for lora in (0, 2):
             for part in PARTS:
                 if lora and part in (critic, reward_model):

@@ -54,15 +54,27 @@ def two_turns(context: int, *, row: int = 0) -> Trajectory:
 
 
 def sampled(chain: Chain, rows: Sequence[Sequence[float]]) -> list[float]:
-    return [
-        x for row, own in zip(chain.rows, rows, strict=True) for x, m in zip(own, row.mask, strict=True) if m
+    """The numbers of the sampled tokens, turn after turn: the order in time, found by looking for each
+    turn."""
+    each = [
+        (turn, x)
+        for row, own in zip(chain.rows, rows, strict=True)
+        for turn, x, m in zip(row.turn_ids_T, own, row.mask, strict=True)
+        if m
     ]
+    return [x for index in range(max(turn for turn, _ in each) + 1) for turn, x in each if turn == index]
 
 
 def laid(chain: Chain, values: Sequence[float], *, elsewhere: float) -> list[list[float]]:
-    """Values on sampled tokens in order, and a number on all others that must not matter."""
+    """Values on sampled tokens in the order in time, and a number on all others that must not matter."""
+    rows = [[elsewhere] * len(row.ids) for row in chain.rows]
     left = iter(values)
-    return [[next(left) if m else elsewhere for m in row.mask] for row in chain.rows]
+    for index in range(max(max(row.turn_ids_T) for row in chain.rows) + 1):
+        for row, sample in zip(rows, chain.rows, strict=True):
+            for t, (of_turn, m) in enumerate(zip(sample.turn_ids_T, sample.mask, strict=True)):
+                if m and of_turn == index:
+                    row[t] = next(left)
+    return rows
 
 
 @pytest.mark.parametrize(("context", "row"), [(1, 0), (5, 0), (17, 0), (4, 1)])
@@ -96,6 +108,70 @@ def test_a_turn_is_rewarded_on_its_last_sampled_token() -> None:
     assert chain.rewards == ((0, 0, 0, 0.25, 0, 0, 0, 0, 0, 0.75),)
     with pytest.raises(ValueError, match="2 turns and 1 turn rewards"):
         reward_chain(two_turns(3), [1.0])
+
+
+def rollout(*turns: tuple[int, int | None], inherited: int = 0, sizes: Sequence[int] = ()) -> Trajectory:
+    """A rollout of turns, each given by its token row and the turn that delegated it."""
+    made = [
+        turn(2, size, index=index, row=row).model_copy(update={"delegated_by": by})
+        for index, ((row, by), size) in enumerate(
+            zip(turns, sizes or [1 + i % 3 for i in range(len(turns))], strict=True)
+        )
+    ]
+    fork = {"parent": "run-9", "parent_step": inherited} if inherited else {}
+    return trajectory(*made, reward=1.0).model_copy(update=fork)
+
+
+NESTINGS = {
+    "one sub-agent": [(0, None), (1, 0), (1, 0), (0, None)],
+    "two sub-agents": [(0, None), (1, 0), (0, None), (2, 2), (2, 2), (0, None)],
+    "a sub-agent at the end": [(0, None), (0, None), (1, 1)],
+    "a sub-agent whose row was summarised": [(0, None), (1, 0), (2, 0), (0, None)],
+    "a summary after a sub-agent": [(0, None), (1, 0), (0, None), (2, None), (3, 3), (2, None)],
+}
+
+
+@pytest.mark.parametrize("nesting", NESTINGS, ids=str)
+@pytest.mark.parametrize("inherited", [0, 1, 2])
+def test_the_chain_of_sub_agents_is_the_order_in_time(nesting: str, inherited: int) -> None:
+    """A reward at the end reaches each token through those that were sampled after it, whatever their row."""
+    run = rollout(*NESTINGS[nesting], inherited=inherited)
+    sizes = [1 + i % 3 for i in range(len(run.turns))]
+    rewards = [0.5 * (i + 1) for i in range(len(run.turns))]
+    by_hand = [
+        rewards[i] if last else 0.0
+        for i in range(inherited, len(sizes))
+        for last in [False] * (sizes[i] - 1) + [True]
+    ]
+    values = [math.sin(k) for k in range(len(by_hand))]
+    chain = reward_chain(run, rewards)
+    expected = by_definition(by_hand, values, 0.9, 0.8)
+    advantages, returns = chain_gae(chain, laid(chain, values, elsewhere=99.0), discount=0.9, lam=0.8)
+    assert sampled(chain, chain.rewards) == by_hand
+    assert sampled(chain, advantages) == pytest.approx(expected)
+    assert sampled(chain, returns) == pytest.approx([a + v for a, v in zip(expected, values, strict=True)])
+
+
+def test_every_token_of_a_sub_agent_gets_the_return_of_the_rollout() -> None:
+    chain = reward_chain(rollout(*NESTINGS["one sub-agent"]), [0, 0, 0, 1.0])
+    _, returns = chain_gae(chain, [[0.0] * len(row.ids) for row in chain.rows], discount=1, lam=1)
+    assert set(sampled(chain, returns)) == {1.0}
+
+
+@given(st.permutations(range(4)))
+def test_the_order_of_the_rows_changes_nothing(order: list[int]) -> None:
+    chain = reward_chain(rollout(*NESTINGS["a summary after a sub-agent"]), [0.1, 0.2, 0.3, 0.4, 0.5, 1.0])
+    values = laid(chain, [math.cos(k) for k in range(12)], elsewhere=7.0)
+    shuffled = Chain(rows=tuple(chain.rows[i] for i in order), rewards=tuple(chain.rewards[i] for i in order))
+    plain = chain_gae(chain, values, discount=0.9, lam=0.7)
+    moved = chain_gae(shuffled, [values[i] for i in order], discount=0.9, lam=0.7)
+    assert moved == tuple([numbers_of[i] for i in order] for numbers_of in plain)
+
+
+def test_the_reward_of_a_turn_without_tokens_stands_on_the_token_before_it() -> None:
+    """A turn that ended before its first token does not take the rollout's reward with it."""
+    chain = reward_chain(rollout((0, None), (1, 0), (0, None), sizes=[2, 2, 0]), [0.0, 0.25, 1.0])
+    assert sampled(chain, chain.rewards) == [0, 0, 0, 1.25]
 
 
 @given(st.lists(st.lists(st.tuples(numbers, st.booleans()), max_size=6), min_size=1, max_size=4))

@@ -51,6 +51,34 @@ def test_checkpointed_layers_have_the_same_gradients(family: str, lora_rank: int
     assert little < 0.7 * much
 
 
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_layer_that_is_computed_again_walks_its_own_modules(
+    lora_rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A micro-batch reads each module a few times, however many layers there are."""
+
+    def walks(layers: int) -> float:
+        model = prepare(
+            build("llama", num_hidden_layers=layers), lora_rank=lora_rank, seed=0, gradient_checkpointing=True
+        )
+        gradients(model)  # what is tested once
+        visited, walk = 0, torch.nn.Module.named_modules
+
+        def counted(self: Any, *args: Any, **options: Any) -> Any:
+            nonlocal visited
+            for found in walk(self, *args, **options):
+                visited += not args  # of the outermost call
+                yield found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.Module, "named_modules", counted)
+            gradients(model)
+        return visited / len(list(model.modules()))
+
+    few, many = walks(2), walks(8)
+    assert 0 < many < 1.2 * few
+
+
 def test_checkpointing_is_off_where_nothing_is_learned() -> None:
     model = prepare(build("llama"), lora_rank=0, seed=0, gradient_checkpointing=True)
     batch = fixed_batch()

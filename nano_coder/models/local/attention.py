@@ -150,7 +150,7 @@ class SharedPrefixes:
         self._distinct: list[Prefix] = list(dict.fromkeys(prefixes_N))
         self._kv: Tensor
         self._mask: Tensor | None
-        if before is not None and before._covers(self._distinct):
+        if before is not None and before.covers(self._distinct):
             self._distinct, self._kv, self._mask = before._distinct, before._kv, before._mask
         else:
             self._gather_kv(keys)
@@ -181,7 +181,17 @@ class SharedPrefixes:
         """Take the groups of another of the same sizes, in the same memory."""
         self._grouped.copy_(other._grouped)
 
-    def _covers(self, prefixes: list[Prefix]) -> bool:
+    @property
+    def distinct(self) -> list[Prefix]:
+        return self._distinct
+
+    @property
+    def copied(self) -> int:
+        """Bytes of the copies of its prefixes."""
+        return self._kv.nbytes if len(self._distinct) > 1 else 0
+
+    def covers(self, prefixes: Collection[Prefix]) -> bool:
+        """Whether its block of KV serves these distinct prefixes."""
         return set(prefixes) <= set(self._distinct) and len(self._distinct) < 2 * len(prefixes)
 
     def _gather_kv(self, keys: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,46 @@ class BatchSlot:
     @property
     def capacity(self) -> int:
         """Most positions that its slot of the arena may need."""
-        return len(self.row.request.ids) + self.row.limit - len(self.prefix.ids)
+        return self.num_tokens - len(self.prefix.ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Most tokens that the row may have."""
+        return len(self.row.request.ids) + self.row.limit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _NewPrefix:
+    """A prefix to be prefilled, all but the tokens that another one has."""
+
+    prefix: Prefix
+    near: Prefix | None = None
+    start: int = 0
+    """leading tokens whose KV is copied from `near`"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Joining:
+    """Rows that may join together, and the prefixes that they need."""
+
+    rows: Sequence[tuple[DecodingRow, RetainedRow | None]]
+    slots: list[BatchSlot]
+    """without their KV, in the order of `rows`"""
+    common: Prefix | None
+    """prefilled first: a beginning of several of the new ones"""
+    new: dict[tuple[int, ...], _NewPrefix]
+
+    @property
+    def added(self) -> list[Prefix]:
+        """Prefixes that are not yet in the cache."""
+        return [*([self.common] if self.common else []), *(one.prefix for one in self.new.values())]
+
+    @property
+    def read(self) -> set[Prefix | RetainedRow]:
+        """What has to stay in the cache until they have joined."""
+        kept = [row for _, row in self.rows if row is not None]
+        near = [one.near for one in self.new.values() if one.near is not None]
+        return {*(slot.prefix for slot in self.slots), *self.added, *kept, *near}
 
 
 class ContinuousDecoder:
@@ -87,7 +127,10 @@ class ContinuousDecoder:
     """
 
     def __init__(self, forward: LlamaForward, *, max_batch: int, max_bytes: int) -> None:
-        """`max_bytes` bounds the KV of the rows being decoded and, separately, that of the prefix cache."""
+        """`max_bytes` bounds all KV: the rows being decoded and what is copied as their blocks grow, prefixes
+        with the block that a step reads them from, and retained rows. Rows wait, and what is retained goes.
+        The keys and values of one layer that a prefill reads are not in it. A single row that does not fit
+        is the caller's to refuse (`Engine`)."""
         self._forward = forward
         self._shape = KVShape(
             layers=len(forward.layers), keys=forward.keys, dim=forward.dim,
@@ -101,6 +144,8 @@ class ContinuousDecoder:
         self._prefixes: SharedPrefixes | None = None
         """those of the batch after its last change"""
         self._changed = True
+        self._waits: tuple[int, int] | None = None
+        """numbers of slots and queued rows when there was no room for the next row"""
         self._speculator = NGramSpeculator()
         self._graph = DecodeGraph(forward) if can_record(forward) else None
         self.cache = PrefixCache(self._shape, max_bytes)
@@ -114,8 +159,17 @@ class ContinuousDecoder:
     @property
     def kv_usage(self) -> float:
         """Share of the KV budget in use, of rows being decoded and of retained ones."""
-        decoding = sum(slot.num_cached for slot in self._slots) * self._shape.token_bytes
-        return min(1.0, (decoding + self.cache.bytes) / (2 * self._max_bytes))
+        decoding = sum(slot.length for slot in self._slots) * self._shape.token_bytes
+        return min(1.0, (decoding + self.cache.bytes) / self._max_bytes)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all KV now: the arena, the block of prefixes, and the cache."""
+        return self._block_bytes + self.cache.bytes
+
+    @property
+    def _block_bytes(self) -> int:
+        return self._arena.kv.nbytes + (self._prefixes.copied if self._prefixes else 0)
 
     @property
     def busy(self) -> bool:
@@ -151,7 +205,7 @@ class ContinuousDecoder:
         self._queue.clear()
         self._slots.clear()
         self._arena = Arena(self._shape)
-        self._prefixes, self._changed = None, True
+        self._prefixes, self._changed, self._waits = None, True, None
         if self._graph is not None:
             self._graph = DecodeGraph(self._forward)
         self._speculator = NGramSpeculator()
@@ -168,16 +222,18 @@ class ContinuousDecoder:
 
     def _join(self) -> list[BatchSlot]:
         """Move queued rows into free slots, and prefill their tokens that are not yet in the KV cache."""
-        rows = self._select_rows()
-        if not rows:
+        joining = self._select_rows()
+        if joining is None:
             return []
+        rows, slots, first = joining.rows, joining.slots, len(self._slots)
         self.counts.prompt += sum(len(row.request.ids) for row, _ in rows)
-        new = self._new_prefixes(Counter(row.request.ids for row, kept in rows if kept is None))
-        first = len(self._slots)
-        unread = {prefix.ids: prefix for prefix, _ in new}
-        slots = [self._assign_slot(row, kept, unread.get(row.request.ids)) for row, kept in rows]
+        for slot in slots:
+            slot.prefix.users += 1
+            if slot.row.request.owner is not None:
+                self.cache.release(slot.row.request.owner)
         self._slots += slots
-        self._arena.reserve(len(self._slots), max(slot.capacity for slot in self._slots), first)
+        self._reserve(first)
+        new = self._allocate(joining)
         rest = []
         for index, (slot, (_, kept)) in enumerate(zip(slots, rows, strict=True), start=first):
             if kept is not None:
@@ -195,81 +251,158 @@ class ContinuousDecoder:
             slot.length += len(segment.ids)
             self._speculator.observe(segment.ids)
         self._changed = True
-        self.cache.evict()
         return slots
 
-    def _select_rows(self) -> list[tuple[DecodingRow, RetainedRow | None]]:
-        """The rows that join now, in the order of the queue, each with its retained KV if there is any."""
+    def _select_rows(self) -> _Joining | None:
+        """The rows that join now, the first of the queue, each with its retained KV if there is any; there is
+        room for them when it returns."""
         free = self._max_batch - len(self._slots)
-        if not self._queue or (self._slots and free * _JOIN_SHARE < self._max_batch):
-            return []
-        alike = Counter(row.request.ids for row in self._queue)
-        capacity = max((slot.capacity for slot in self._slots), default=0)
-        rows: list[tuple[DecodingRow, RetainedRow | None]] = []
-        queue = deque(sorted(self._queue, key=lambda row: row.request.choice))
-        while queue and len(rows) < free:
-            row = queue[0]
-            left = _LEFT if row.request.choice else 1.0
-            if len(self._slots) + len(rows) >= self._max_batch * left:
-                break
-            ids = row.request.ids
-            kept = self.cache.retained(row.request.owner, ids)
-            prefix_length = len(kept.prefix.ids) if kept is not None else len(ids) * (alike[ids] > 1)
-            capacity = max(capacity, len(ids) + row.limit - prefix_length)
-            num_slots = len(self._slots) + len(rows) + 1
-            if num_slots > 1 and num_slots * capacity * self._shape.token_bytes > self._max_bytes * left:
-                break
-            rows.append((queue.popleft(), kept))
-        self._queue = queue
-        return rows
+        waits = len(self._slots), len(self._queue)
+        if not self._queue or waits == self._waits or (self._slots and free * _JOIN_SHARE < self._max_batch):
+            return None
+        self._queue = deque(sorted(self._queue, key=lambda row: row.request.choice))
+        most = int(self._max_batch * _LEFT) - len(self._slots)  # rows after the first of a client's request
+        queued = [
+            row
+            for place, row in enumerate(islice(self._queue, free))
+            if place < most or not row.request.choice
+        ]
+        if not queued:
+            return None
+        rows = [(row, self.cache.retained(row.request.owner, row.request.ids)) for row in queued]
+        joining = self._largest(rows)
+        if joining is None and not self._slots:
+            self._arena, self._prefixes = Arena(self._shape), None
+            self._forget_graph()
+            # alone, it joins without what another prompt or its own last turn left
+            joining = self._largest(rows) or self._plan([(queued[0], None)], alone=True)
+        if joining is None:
+            self._waits = waits
+            return None
+        if not self.cache.evict(*self._demand(joining)):
+            raise MemoryError(f"a row of {joining.slots[0].num_tokens} tokens does not fit in kv_gib")
+        for _ in joining.rows:
+            self._queue.popleft()
+        return joining
 
-    def _new_prefixes(self, fresh: Counter[tuple[int, ...]]) -> list[tuple[Prefix, PrefillSegment]]:
-        """New prefixes for these prompts, each with the segment that has to be prefilled.
+    def _largest(self, rows: Sequence[tuple[DecodingRow, RetainedRow | None]]) -> _Joining | None:
+        """As many of these rows, from the first, as there is room for."""
+        found, high, size = None, len(rows) + 1, len(rows)
+        while size:
+            joining = self._plan(rows[:size])
+            if self._has_room(joining):
+                found, low = joining, size
+            else:
+                high, low = size, len(found.rows) if found is not None else 0
+            size = (low + high) // 2 if high - low > 1 else 0
+        return found
+
+    def _has_room(self, joining: _Joining) -> bool:
+        """Whether they may join. Several rows take half of the memory at most, so that what is retained is
+        not lost to them at once."""
+        slots = [*self._slots, *joining.slots]
+        tokens = len(slots) * max(slot.capacity for slot in slots)
+        left = _LEFT if any(slot.row.request.choice for slot in joining.slots) else 1.0
+        if len(slots) > 1 and 2 * tokens * self._shape.token_bytes > self._max_bytes * left:
+            return False
+        others, keep = self._demand(joining)
+        return self.cache.least(keep) + others <= self._max_bytes
+
+    def _demand(self, joining: _Joining) -> tuple[int, set[Prefix | RetainedRow]]:
+        """Bytes beside the cache while and after they join, and what the cache has to hold meanwhile."""
+        slots, arena = [*self._slots, *joining.slots], self._arena
+        shape = arena.grown(len(slots), max(slot.capacity for slot in slots))
+        after, now = math.prod(shape) * self._shape.token_bytes, arena.kv.nbytes
+        others = after + (now if after > now and self._slots else 0)
+        prefixes = {slot.prefix for slot in slots}
+        keep = {*joining.read, *prefixes}
+        if self._prefixes is not None and self._prefixes.covers(prefixes):
+            return others + self._prefixes.copied, {*keep, *self._prefixes.distinct}
+        if len(prefixes) > 1:
+            longest = max(len(prefix.ids) for prefix in prefixes)
+            others += len(prefixes) * longest * self._shape.token_bytes
+        return others, keep
+
+    def _plan(
+        self, rows: Sequence[tuple[DecodingRow, RetainedRow | None]], *, alone: bool = False
+    ) -> _Joining:
+        """The prefix of each row: that of its retained KV, its whole prompt, or the longest cached one.
 
         A prompt of several rows becomes a prefix, and so does one without a cached prefix. Any other row uses
-        the longest cached prefix, and prefills the rest in its own slot.
+        the longest cached prefix, and prefills the rest in its own slot. `alone`: nothing is copied.
         """
-        self._prefill_common_prefix([ids for ids in fresh if self.cache.get(ids) is None])
-        new = []
+        fresh = Counter(row.request.ids for row, kept in rows if kept is None)
+        common = self._common_prefix([ids for ids in fresh if self.cache.get(ids) is None])
+        more = [common] if common is not None else []
+        new = {}
         for ids, count in fresh.items():
-            base = self.cache.longest_prefix(ids)
-            near, common = self.cache.closest_prefix(ids)
+            base = self.cache.longest_prefix(ids, more)
+            near, shared = self.cache.closest_prefix(ids, more)
             if base is not None:
                 if base.ids == ids and base.logits_V is not None:
                     continue
-                if count == 1 and common == len(base.ids) < len(ids):
+                if count == 1 and shared == len(base.ids) < len(ids):
                     continue
+            prefix = Prefix(ids, self._shape.zeros(self._shape.keys, 0))
             # the last token is always prefilled, for the logits after it
-            start = min(common, len(ids) - 1) if common >= _SHARED_PREFIX else 0
-            prefix = Prefix(ids, self._shape.zeros(self._shape.keys, len(ids)))
-            if near is not None:
-                prefix.kv[:, :, :, :start] = near.kv[:, :, :, :start]
-            new.append((prefix, PrefillSegment(ids[start:], prefix.kv, start)))
-        return new
+            copied = shared >= _SHARED_PREFIX and not alone
+            new[ids] = _NewPrefix(prefix, near, min(shared, len(ids) - 1)) if copied else _NewPrefix(prefix)
+        slots = []
+        for row, kept in rows:
+            ids = row.request.ids
+            if kept is not None:
+                slots.append(BatchSlot(row, kept.prefix, kept.kv.shape[3]))
+                continue
+            found = new[ids].prefix if ids in new else self.cache.longest_prefix(ids, more)
+            assert found is not None, "every row that joins has a prefix"
+            slots.append(BatchSlot(row, found, 0))
+        return _Joining(rows, slots, common, new)
 
-    def _prefill_common_prefix(self, prompts: list[tuple[int, ...]]) -> None:
-        """Prefill the common beginning of several new prompts once, and cache it."""
+    def _common_prefix(self, prompts: list[tuple[int, ...]]) -> Prefix | None:
+        """The common beginning of several new prompts, if it is to be prefilled once and cached."""
         if len(prompts) < 2:
-            return
+            return None
         common = min(len(ids) - 1 for ids in prompts)
         for ids in prompts[1:]:
             common = min(common, common_prefix(prompts[0], ids))
         if common < _SHARED_PREFIX or self.cache.closest_prefix(prompts[0])[1] >= common:
-            return
-        shared = Prefix(prompts[0][:common], self._shape.zeros(self._shape.keys, common))
-        self._prefill([PrefillSegment(shared.ids, shared.kv, 0)])
-        self.cache.add(shared)
+            return None
+        return Prefix(prompts[0][:common], self._shape.zeros(self._shape.keys, 0))
 
-    def _assign_slot(self, row: DecodingRow, kept: RetainedRow | None, prompt: Prefix | None) -> BatchSlot:
-        """A slot with the row's retained KV, else the new prefix of its prompt, else the longest cached
-        prefix."""
-        owner, ids = row.request.owner, row.request.ids
-        if owner is not None:
-            self.cache.release(owner)
-        prefix = kept.prefix if kept is not None else prompt or self.cache.longest_prefix(ids)
-        assert prefix is not None, "every row that joins has a prefix"
-        prefix.users += 1
-        return BatchSlot(row, prefix, kept.kv.shape[3] if kept is not None else 0)
+    def _allocate(self, joining: _Joining) -> list[tuple[Prefix, PrefillSegment]]:
+        """Memory for the new prefixes; each with the segment that has to be prefilled."""
+        for prefix in joining.added:
+            prefix.kv = self._shape.zeros(self._shape.keys, len(prefix.ids))
+        if joining.common is not None:
+            self._prefill([PrefillSegment(joining.common.ids, joining.common.kv, 0)])
+            self.cache.add(joining.common)
+        for one in joining.new.values():
+            if one.near is not None:
+                one.prefix.kv[:, :, :, : one.start] = one.near.kv[:, :, :, : one.start]
+        return [
+            (one.prefix, PrefillSegment(one.prefix.ids[one.start :], one.prefix.kv, one.start))
+            for one in joining.new.values()
+        ]
+
+    def _reserve(self, first: int) -> None:
+        """Room in the arena for all slots, of which the first have contents; blocks that are no longer used
+        go first."""
+        self._drop_block()
+        capacity = max(slot.capacity for slot in self._slots)
+        if self._arena.grown(len(self._slots), capacity) != tuple(self._arena.kv.shape[2:5:2]):
+            self._forget_graph()
+        self._arena.reserve(len(self._slots), capacity, first)
+
+    def _drop_block(self) -> None:
+        """Let go of a block of prefixes that does not serve the rows of the batch."""
+        wanted = {slot.prefix for slot in self._slots}
+        if self._prefixes is not None and not self._prefixes.covers(wanted):
+            self._prefixes = None
+            self._forget_graph()
+
+    def _forget_graph(self) -> None:
+        if self._graph is not None:
+            self._graph.forget()
 
     def _prefill(self, segments: Sequence[PrefillSegment]) -> list[Tensor]:
         """Store the KV of all segments. Returns, for each, the [V] logits after its last token."""
@@ -306,6 +439,7 @@ class ContinuousDecoder:
         forward, slots = self._forward, self._slots
         counts = [1 + len(draft_ids) for draft_ids in draft_tokens]
         if self._changed:
+            self._drop_block()
             self._prefixes = SharedPrefixes(
                 [slot.prefix for slot in slots], forward.heads, forward.keys, self._prefixes
             )
@@ -402,9 +536,15 @@ class ContinuousDecoder:
         index = self._slots.index(slot)
         row, owner = slot.row, slot.row.request.owner
         if row.finish is not None and owner is not None:
-            ids = (*row.request.ids, *row.ids)[: slot.num_cached]
-            self.cache.retain(owner, RetainedRow(ids, slot.prefix, self._arena.copy(index, slot.length)))
+            self.cache.release(owner)
+            held = {one.prefix for one in self._slots} | set(
+                self._prefixes.distinct if self._prefixes else ()
+            )
+            if self.cache.evict(self._block_bytes + slot.length * self._shape.token_bytes, held):
+                ids = (*row.request.ids, *row.ids)[: slot.num_cached]
+                self.cache.retain(owner, RetainedRow(ids, slot.prefix, self._arena.copy(index, slot.length)))
         slot.prefix.users -= 1
+        self._waits = None
         last = self._slots.pop()
         if last is not slot:
             self._arena.move(len(self._slots), index, last.length)

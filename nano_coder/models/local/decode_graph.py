@@ -40,6 +40,10 @@ class DecodeGraph:
         self._before: tuple[int, ...] | None = None
         """what the last step would have recorded"""
 
+    def forget(self) -> None:
+        """Let go of the recorded step and the blocks of KV that it reads."""
+        self._recorded = None
+
     def step(
         self,
         arena: Arena,

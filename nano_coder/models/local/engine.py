@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.decoder import choose_decoder
+from nano_coder.models.local.kv_cache import ROUND
 from nano_coder.models.local.padded_batching import PaddedDecoder, evaluating
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest, Sampled, StopConditions
+from nano_shared.errors import ConfigError
 from nano_shared.malloc import keep_freed_memory
 from nano_shared.policy import DecodeIds
 
@@ -60,16 +63,58 @@ def _probe(parameter: Tensor) -> Tensor:
 
 MAX_BATCH = 64
 """rows decoded together; beyond it, on a CPU, a step's time grows with its rows"""
-_KV_BYTES, _KV_SHARE = 2 << 30, 0.1
+_ROW_TOKENS = 1024
+"""of the rows whose number is bounded by the KV cache of a GPU; longer ones wait for memory"""
+_KV_BYTES, _KV_SHARE = 4 << 30, 0.2
 
 
 def kv_bound(device: torch.device, gib: float | None = None) -> int:
-    """Bytes of a KV cache of so many GiB; None: 2 GiB, or a tenth of a GPU's memory if that is more."""
+    """Bytes of a KV cache of so many GiB; None: 4 GiB, or a fifth of a GPU's memory if that is more."""
     if gib is not None:
         return round(gib * 2**30)
     if device.type != "cuda":
         return _KV_BYTES
     return max(_KV_BYTES, int(_KV_SHARE * torch.cuda.get_device_properties(device).total_memory))
+
+
+def rows_together(device: torch.device, kv_bytes: int, token_bytes: int) -> int:
+    """Rows that are decoded together at most: 64 on a CPU; on a GPU as many as the KV cache holds, at least
+    64."""
+    if device.type == "cpu":
+        return MAX_BATCH
+    return max(MAX_BATCH, kv_bytes // (_ROW_TOKENS * token_bytes))
+
+
+def kv_token_bytes(model: nn.Module) -> int:
+    """Bytes of the keys and values of one token, if all layers keep both; 1 if the model does not say."""
+    whole: Any = model
+    config: Any = getattr(whole, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads or not getattr(config, "num_hidden_layers", None):
+        return 1
+    keys = getattr(config, "num_key_value_heads", None) or heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    dtype: torch.dtype = whole.get_input_embeddings().weight.dtype
+    return int(2 * config.num_hidden_layers * keys * dim * dtype.itemsize)
+
+
+def _rows_held(model: nn.Module, kv_bytes: int, context_limit: int) -> int:
+    """Tokens of the longest row that `kv_bytes` hold, at most `context_limit`; says so if they are fewer.
+    Raises ConfigError if they hold no row."""
+    held = kv_bytes // kv_token_bytes(model) - ROUND
+    if held >= context_limit:
+        return context_limit
+    said = f"kv_gib = {kv_bytes / 2**30:.4g} holds rows of {max(held, 0):,} tokens of this model"
+    if held < 2:
+        least = (ROUND + 2) * kv_token_bytes(model) / 2**30
+        raise ConfigError(f"{said}, so that none can be decoded; give at least {least:.2g}, better much more")
+    print(
+        f"nano: {said}, fewer than its context of {context_limit:,}; longer ones are refused: raise kv_gib",
+        file=sys.stderr,
+        flush=True,
+    )
+    return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +147,24 @@ class Engine:
         pad_id: int,
         context_limit: int,
         decode: DecodeIds | None = None,
-        max_batch: int = MAX_BATCH,
+        max_batch: int | None = None,
         kv_bytes: int | None = None,
     ) -> None:
-        """`decode` turns ids into text, for stop strings. `kv_bytes` bounds the KV of the rows being decoded
-        and, separately, that of retained rows and prefixes; None: `kv_bound`."""
+        """`decode` turns ids into text, for stop strings. `kv_bytes` bounds all KV; None: `kv_bound`. A row
+        has as many tokens as it holds, where that is less than `context_limit`. `max_batch` bounds the rows
+        that are decoded together; None: `rows_together`.
+
+        Raises ConfigError if it holds no row."""
         keep_freed_memory()
         self.model = model
         self.eos_ids = eos_ids
         self.pad_id = pad_id
-        self.context_limit = context_limit
-        self._ends = StopConditions(eos_ids, context_limit, decode)
-        self._max_batch = max_batch
         self._kv_bytes = kv_bound(self.device) if kv_bytes is None else kv_bytes
+        self.context_limit = _rows_held(model, self._kv_bytes, context_limit)
+        self.limited_by = "kv_gib" if self.context_limit < context_limit else "its context"
+        """what limits the tokens of a row"""
+        self._ends = StopConditions(eos_ids, self.context_limit, decode, self.limited_by)
+        self.max_batch = max_batch or rows_together(self.device, self._kv_bytes, kv_token_bytes(model))
         self._decoder: ContinuousDecoder | PaddedDecoder | None = None
         self._probes: Stamp = ()
         self._counters: Stamp = ()
@@ -275,7 +325,7 @@ class Engine:
             self._decoder = choose_decoder(
                 self.model,
                 context_limit=self.context_limit,
-                max_batch=self._max_batch,
+                max_batch=self.max_batch,
                 max_bytes=self._kv_bytes,
             )
         self._watched = _watched(self.model)

@@ -7,14 +7,15 @@ cache belongs to one version of the weights: whoever changes the weights calls `
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import torch
 from torch import Tensor
 
-_ROUND = 64
+ROUND = 64
 """positions by which the arena grows"""
 
 
@@ -59,7 +60,7 @@ class Prefix:
     ids: tuple[int, ...]
     """[P]"""
     kv: Tensor
-    """[L, 2, K, P, D]"""
+    """[L, 2, K, P, D]; empty until it is prefilled"""
     logits_V: Tensor | None = None
     """[V] for the token after the prefix; None where no row needs them"""
     users: int = 0
@@ -85,16 +86,21 @@ class Arena:
         self.kv = shape.zeros(0, shape.keys, 0)
         """[L, 2, slots, K, capacity, D]"""
 
+    def grown(self, slots: int, capacity: int) -> tuple[int, int]:
+        """Slots and positions of the block with room for `slots` slots of `capacity` positions."""
+        return max(slots, self.kv.shape[2]), max(-(-capacity // ROUND) * ROUND, self.kv.shape[4])
+
     def reserve(self, slots: int, capacity: int, used: int) -> None:
-        """Grow to at least `slots` slots of `capacity` positions; the first `used` slots keep their
-        contents."""
-        capacity = -(-capacity // _ROUND) * _ROUND
-        have_slots, have = self.kv.shape[2], self.kv.shape[4]
-        if slots <= have_slots and capacity <= have:
+        """Grow to at least `slots` slots of `capacity` positions; the first `used` slots keep their contents.
+        Old and new block live beside each other while they are copied."""
+        old, have = self.kv[:, :, :used], self.kv.shape[4]
+        slots, capacity = self.grown(slots, capacity)
+        if (slots, capacity) == (self.kv.shape[2], have):
             return
-        old = self.kv
-        self.kv = self.shape.lazy_zeros(max(slots, have_slots), self.shape.keys, max(capacity, have))
-        self.kv[:, :, :used, :, :have] = old[:, :, :used]
+        if not used:
+            old = self.kv = self.kv[:, :, :0].clone()
+        self.kv = self.shape.lazy_zeros(slots, self.shape.keys, capacity)
+        self.kv[:, :, :used, :, :have] = old
 
     def slot(self, index: int) -> Tensor:
         """[L, 2, K, capacity, D] of one slot, as a view."""
@@ -125,7 +131,8 @@ class Arena:
 
 
 class PrefixCache:
-    """Prefixes by their tokens, and retained rows by their owner, within a budget in bytes.
+    """Prefixes by their tokens, and retained rows by their owner, within a budget in bytes that the blocks of
+    the rows being decoded share.
 
     Eviction takes prefixes without users first, then the rows retained longest. What was evicted costs
     another prefill when it is needed again, and changes no result.
@@ -142,16 +149,17 @@ class PrefixCache:
         """The prefix of exactly these tokens."""
         return self._prefixes.get(ids)
 
-    def longest_prefix(self, ids: tuple[int, ...]) -> Prefix | None:
-        """The longest cached prefix of these tokens."""
-        fitting = [t for t in self._prefixes.values() if t.ids == ids[: len(t.ids)]]
+    def longest_prefix(self, ids: tuple[int, ...], more: Sequence[Prefix] = ()) -> Prefix | None:
+        """The longest prefix of these tokens that is cached, or among `more`."""
+        fitting = [t for t in (*self._prefixes.values(), *more) if t.ids == ids[: len(t.ids)]]
         return max(fitting, key=lambda t: len(t.ids), default=None)
 
-    def closest_prefix(self, ids: tuple[int, ...]) -> tuple[Prefix | None, int]:
-        """The cached prefix with the most leading tokens in common with `ids`, and how many those are."""
+    def closest_prefix(self, ids: tuple[int, ...], more: Sequence[Prefix] = ()) -> tuple[Prefix | None, int]:
+        """The prefix, cached or among `more`, with the most leading tokens in common with `ids`, and how many
+        those are."""
         best: Prefix | None = None
         longest = 0
-        for prefix in self._prefixes.values():
+        for prefix in (*self._prefixes.values(), *more):
             if prefix.ids[:longest] == ids[:longest] and (common := common_prefix(prefix.ids, ids)) > longest:
                 best, longest = prefix, common
         return best, longest
@@ -164,7 +172,6 @@ class PrefixCache:
         self.release(owner)
         self._retained[owner] = row
         row.prefix.users += 1
-        self.evict()
 
     def retained(self, owner: int | None, ids: tuple[int, ...]) -> RetainedRow | None:
         """The row retained for this owner, if `ids` extends it."""
@@ -178,21 +185,38 @@ class PrefixCache:
         if row is not None:
             row.prefix.users -= 1
 
-    def evict(self) -> None:
-        """Remove prefixes and rows until the budget is kept."""
-        excess = self.bytes - self._max_bytes
-        for prefix in [t for t in self._prefixes.values() if t.users == 0]:
-            if excess <= 0:
-                return
-            del self._prefixes[prefix.ids]
-            excess -= len(prefix.ids) * self._token_bytes
+    def least(self, keep: Collection[Prefix | RetainedRow]) -> int:
+        """Bytes of what cannot be removed: what is in `keep`, and the prefixes of rows being decoded."""
+        rows = [row for row in self._retained.values() if row in keep]
+        prefixes = {one for one in keep if isinstance(one, Prefix)} | {row.prefix for row in rows}
+        retained = Counter(row.prefix for row in self._retained.values())
+        decoded = {prefix for prefix in self._prefixes.values() if prefix.users > retained[prefix]}
+        return self._size(prefixes | decoded, rows)
+
+    def evict(self, others: int, keep: Collection[Prefix | RetainedRow] = ()) -> bool:
+        """Remove prefixes and rows until the rest, those in `keep` and `others` bytes keep the budget. False,
+        and nothing is removed, where that cannot be."""
+        kept = {one for one in keep if isinstance(one, Prefix)}
+        if self._size(self._live(kept), self._retained.values()) + others <= self._max_bytes:
+            return True
+        if self.least(keep) + others > self._max_bytes:
+            return False
+        owners = [owner for owner, row in self._retained.items() if row not in keep]
+        while self._size(self._live(kept), self._retained.values()) + others > self._max_bytes:
+            unused = next((p for p in self._prefixes.values() if not p.users and p not in kept), None)
+            if unused is not None:
+                del self._prefixes[unused.ids]
+            else:
+                self.release(owners.pop(0))
             self.evictions += 1
-        for owner in list(self._retained):
-            if excess <= 0:
-                return
-            excess -= self._retained[owner].kv.shape[3] * self._token_bytes
-            self.release(owner)
-            self.evictions += 1
+        return True
+
+    def _live(self, more: Collection[Prefix] = ()) -> set[Prefix]:
+        return {*self._prefixes.values(), *(row.prefix for row in self._retained.values()), *more}
+
+    def _size(self, prefixes: Collection[Prefix], rows: Collection[RetainedRow]) -> int:
+        tokens = sum(len(prefix.ids) for prefix in prefixes) + sum(row.kv.shape[3] for row in rows)
+        return tokens * self._token_bytes
 
     def clear(self) -> None:
         self._prefixes.clear()
@@ -201,8 +225,7 @@ class PrefixCache:
     @property
     def bytes(self) -> int:
         """Size of all prefixes and retained rows."""
-        prefixes = sum(len(prefix.ids) for prefix in self._prefixes.values())
-        return (prefixes + sum(row.kv.shape[3] for row in self._retained.values())) * self._token_bytes
+        return self._size(self._live(), self._retained.values())
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

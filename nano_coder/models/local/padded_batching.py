@@ -34,11 +34,6 @@ class _Slot:
     """of this row alone; of a row in a `_Batch` it is out of date"""
     logits_V: Tensor
 
-    @property
-    def num_tokens(self) -> int:
-        """Most tokens that its cache may hold."""
-        return len(self.row.request.ids) + self.row.limit
-
 
 @dataclass(slots=True, eq=False)
 class _Batch:
@@ -61,7 +56,8 @@ class PaddedDecoder:
     """Decodes queued rows, `max_batch` at a time."""
 
     def __init__(self, model: nn.Module, *, max_batch: int, max_bytes: int) -> None:
-        """`max_bytes` bounds the caches of the rows being decoded and, separately, those retained."""
+        """`max_bytes` bounds the caches of the rows being decoded and those retained together. Several rows
+        take half of it at most. One layer's keys and values may stand in it twice, as they grow."""
         self._model: Any = model
         self._max_batch = max_batch
         self._max_bytes = max_bytes
@@ -116,15 +112,26 @@ class PaddedDecoder:
         """Size of the retained caches."""
         return sum(_size(kept.cache) for kept in self._retained.values())
 
+    def _row_bytes(self, rows: Sequence[DecodingRow]) -> float:
+        """Most bytes of the caches of these rows in one batch."""
+        longest = max((len(row.request.ids) + row.limit for row in rows), default=0)
+        return len(rows) * longest * self._token_bytes
+
+    def _evict(self, others: float) -> None:
+        """Forget the rows retained longest until the rest and `others` bytes keep the budget."""
+        while self._retained and self.cache_bytes + others > self._max_bytes:
+            del self._retained[next(iter(self._retained))]
+
     def _join(self) -> list[_Slot]:
         """Move queued rows into the batch and prefill what their caches lack. Rows of one prompt share the
         prefill."""
         joined: list[_Slot] = []
         while self._queue and len(self._slots) < self._max_batch:
             row = self._queue[0]
-            tokens = sum(slot.num_tokens for slot in self._slots) + len(row.request.ids) + row.limit
-            if self._slots and tokens * self._token_bytes > self._max_bytes:
+            needed = self._row_bytes([*self.decoding, row])
+            if self._slots and 2 * needed > self._max_bytes:
                 break
+            self._evict(needed)
             self._split()
             slot = self._prefill(self._queue.popleft(), joined)
             self._slots.append(slot)
@@ -137,7 +144,7 @@ class PaddedDecoder:
         if kept is None or len(kept.ids) >= len(ids) or ids[: len(kept.ids)] != kept.ids:
             for other in joined:
                 if other.row.request.ids == ids:
-                    return _Slot(row, copy.deepcopy(other.cache), other.logits_V)
+                    return _Slot(row, _own(other.cache), other.logits_V)
             kept = _Retained((), None)
         start, device = len(kept.ids), self._device
         try:
@@ -202,17 +209,17 @@ class PaddedDecoder:
         if not slots:
             return
         self._split()
+        decoding = self._row_bytes(self.decoding)
         self._slots = [slot for slot in self._slots if slot not in slots]
         for slot in slots:
             row, owner = slot.row, slot.row.request.owner
             if row.finish is not None and owner is not None:
                 ids = (*row.request.ids, *row.ids)[:-1]
                 self._retained.pop(owner, None)
-                self._retained[owner] = _Retained(ids, copy.deepcopy(slot.cache))
-        while len(self._retained) > 1 and self.cache_bytes > self._max_bytes:
-            del self._retained[next(iter(self._retained))]
-        if self.cache_bytes > self._max_bytes:
-            self._retained.clear()
+                needed = decoding + _size(slot.cache)
+                self._evict(needed)
+                if needed <= self._max_bytes:
+                    self._retained[owner] = _Retained(ids, _own(slot.cache))
 
     def _split(self) -> None:
         """Give each row its own cache back."""
@@ -229,7 +236,8 @@ class PaddedDecoder:
 
 
 def _batches(slots: list[_Slot]) -> list[_Batch]:
-    """All rows in one batch where their caches can be joined, else a batch for each."""
+    """All rows in one batch where their caches can be joined, which gives up their own, else a batch for
+    each."""
     kinds = {type(layer).__name__ for slot in slots for layer in slot.cache.layers}
     if len(slots) == 1 or not kinds <= set(_JOINED):
         return [_Batch([slot], slot.cache, [0]) for slot in slots]
@@ -238,7 +246,11 @@ def _batches(slots: list[_Slot]) -> list[_Batch]:
     padding = [max(lengths) - length for length in lengths]
     joined = copy.copy(slots[0].cache)
     joined.layers = []
-    for layers in zip(*(slot.cache.layers for slot in slots), strict=True):
+    own = [slot.cache.layers for slot in slots]
+    for slot in slots:
+        slot.cache = None
+    for _ in range(len(own[0])):
+        layers = [one.pop(0) for one in own]
         layer = copy.copy(layers[0])
         joined.layers.append(layer)
         if getattr(layer, "keys", None) is not None:
@@ -266,6 +278,20 @@ def _row_of(cache: Any, place: int, padding: int) -> Any:
             own = {key: None if s is None else s[place : place + 1] for key, s in states.items()}
             setattr(layer, name, own)
     return row
+
+
+def _own(cache: Any) -> Any:
+    """A copy of the cache of one row, without the rest of the batch that it may be a part of."""
+    mine = copy.copy(cache)
+    mine.layers = []
+    for layer in cache.layers:
+        mine.layers.append(one := copy.copy(layer))
+        for name in ("keys", "values"):
+            if getattr(layer, name, None) is not None:
+                setattr(one, name, getattr(layer, name).clone())
+        for name, states in _states(layer):
+            setattr(one, name, {key: None if s is None else s.clone() for key, s in states.items()})
+    return mine
 
 
 def _states(layer: Any) -> list[tuple[str, dict[int, Tensor | None]]]:

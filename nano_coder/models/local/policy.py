@@ -39,18 +39,25 @@ class LocalPolicy:
         *,
         id: str,
         version: int = 0,
-        scheduler: SchedulerKind = "lockstep",
+        scheduler: SchedulerKind | None = None,
     ) -> None:
+        """`scheduler` None: free on a GPU, whose results no seed reproduces bit for bit, else lockstep."""
         self.engine = engine
         self.template = template
         self.id = id
         self.version = version
         self._scoring = threading.Lock()
-        self._scheduler = Lockstep(engine, id) if scheduler == "lockstep" else Scheduler(engine, id)
+        kind = scheduler or ("lockstep" if engine.device.type == "cpu" else "free")
+        self._scheduler = Lockstep(engine, id) if kind == "lockstep" else Scheduler(engine, id)
 
     @property
     def context_limit(self) -> int:
         return self.engine.context_limit
+
+    @property
+    def rows_together(self) -> int:
+        """Rows that are decoded together at most."""
+        return self.engine.max_batch
 
     @property
     def vocab_size(self) -> int:
@@ -151,7 +158,7 @@ class LocalPolicy:
         if room < 1:
             raise ContextFull(
                 f"the row has {len(row)} tokens with the new messages, of the {self.context_limit} that"
-                f" {self.id} reads; shorten the task or end the run"
+                f" {self.id} reads ({self.engine.limited_by}); shorten the task or end the run"
             )
         return sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, room)})
 

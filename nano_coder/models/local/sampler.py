@@ -205,6 +205,8 @@ class StopConditions:
     context_limit: int
     decode: DecodeIds | None = None
     """needed by rows with stop strings"""
+    limited_by: str = "its context"
+    """what sets `context_limit`"""
 
     def limit(self, request: GenerationRequest) -> int:
         """Number of tokens that the request may sample. Raises ContextFull if there is room for none."""
@@ -212,6 +214,7 @@ class StopConditions:
         if not 0 < room < self.context_limit:
             raise ContextFull(
                 f"a row of {len(request.ids)} tokens leaves no room in a context of {self.context_limit}"
+                f" ({self.limited_by})"
             )
         return min(request.sampling.max_tokens, room)
 

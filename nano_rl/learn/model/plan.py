@@ -115,7 +115,7 @@ def plan_memory(
         "process": _PROCESS,
     }
     sampler = {
-        "KV cache": 2 * min(work.kv_bytes, work.rows * work.row_tokens * kv_token_bytes(causal, dtype)),
+        "KV cache": min(work.kv_bytes, 2 * work.rows * work.row_tokens * kv_token_bytes(causal, dtype)),
         "sampler's copy": _sampler_copy(causal, dtype, device, config),
     }
     parts = {**sampled, **learner, **sampler}
