@@ -180,7 +180,9 @@ class _Mounts:
         """Add a `bin` in which scripts and links say where a moved installation is."""
         beside = f"{target}/.bin"  # on the same level, for libraries that a program finds beside it
         self.binds[beside] = os.path.realpath(source)
-        for entry in itertools.islice(os.scandir(source), _MOST_ENTRIES):
+        with os.scandir(source) as entries:
+            listed = list(itertools.islice(entries, _MOST_ENTRIES))
+        for entry in listed:
             at = f"{target}/bin/{entry.name}"
             if entry.is_symlink():
                 link = os.path.normpath(source / os.readlink(entry.path))

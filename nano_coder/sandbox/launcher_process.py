@@ -26,6 +26,14 @@ _START = "import sys; sys.path.insert(0, sys.argv[1]); from launcher.zygote impo
 _PATIENCE_S = 30.0
 
 
+def readable(source: int | socket.socket, seconds: float = 0.0) -> bool:
+    """Whether there is something to read within so many seconds; also for descriptors above 1,023, which a
+    process with many connections has and `select` does not take."""
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
 class Launcher:
     """One launcher process, which creates jails: separate from the agent, with an empty environment."""
 
@@ -298,14 +306,12 @@ class JailProcess:
             raise SandboxError("a jail answered nonsense (it said what it was not asked for)")
 
     def _readable(self, seconds: float) -> bool:
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        return readable(self._control, seconds)
 
     @property
     def alive(self) -> bool:
         # the pidfd of a dead process is readable
-        return not self._closed and not select.select([self._init], [], [], 0)[0]
+        return not self._closed and not readable(self._init)
 
     def _ended_error(self) -> SandboxError:
         return SandboxError(f"the jail ended ({self._last_words()}); open another, or is memory short?")

@@ -13,7 +13,7 @@ import contextlib
 import ipaddress
 import logging
 import re
-import select
+import selectors
 import socket
 import threading
 from collections.abc import Callable
@@ -299,10 +299,13 @@ def _refuse(client: socket.socket, status: str) -> None:
 def _relay(ways: dict[socket.socket, socket.socket]) -> None:
     """Copy each socket's bytes to the other until both have ended or neither sends."""
     while ways:
-        ready, _, _ = select.select(list(ways), [], [], _PATIENCE_S)
+        with selectors.DefaultSelector() as selector:
+            for way in ways:
+                selector.register(way, selectors.EVENT_READ)
+            ready = [key.fileobj for key, _ in selector.select(_PATIENCE_S)]
         if not ready:
             return
-        for source in ready:
+        for source in (way for way in list(ways) if way in ready):
             data = source.recv(_CHUNK)
             if data:
                 ways[source].sendall(data)

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import secrets
-import select
 import socket
 import threading
 import time
@@ -26,6 +25,7 @@ from nano_coder.sandbox.kept_processes import serving
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.launcher.root import LAUNCHER_INSIDE
+from nano_coder.sandbox.launcher_process import readable
 from nano_coder.sandbox.namespaces import NsJail
 from nano_coder.sandbox.protocol import ExecResult
 from nano_coder.sandbox.request import check_run, seal
@@ -152,7 +152,7 @@ class Session:
         """The answer to the request; None if the program has ended."""
         data = bytearray()
         while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big") <= 4 + LONGEST_ANSWER:
-            if not select.select([self._channel], [], [], _PATIENCE_S)[0]:
+            if not readable(self._channel, _PATIENCE_S):
                 raise self._broken()
             try:
                 # recv and not recvmsg: the kernel then drops descriptors that come with the data
@@ -198,7 +198,7 @@ class Session:
             raise SandboxError(f"{self.lost} ({error})") from error
 
     def _speaks(self) -> bool:
-        return bool(select.select([self._channel], [], [], 0)[0])
+        return readable(self._channel)
 
     def _hung_up(self) -> bool:
         """Whether the other side has closed the socket without sending anything unexpected."""

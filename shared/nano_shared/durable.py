@@ -147,11 +147,14 @@ def read_regular(path: Path, most: int) -> bytes:
     """
     # non-blocking: opening a pipe without a writer would block
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
+    try:  # `open` refuses the descriptor of a folder, and leaves it open
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             raise NotReadable(f"it is a {_kind(mode)}, not a file")
-        content = file.read(most + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(most + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > most:
         raise NotReadable(f"it has more than {most} bytes")
     return content

@@ -583,7 +583,7 @@ def test_a_directory_that_cannot_be_read_is_named(cli: Cli, endpoint: Endpoint, 
 
 def test_a_failure_of_the_system_is_one_sentence(cli: Cli, project: Path, home: Path) -> None:
     (home / "checkpoints/latest").mkdir(parents=True)
-    refused(cli("run", "x", "-C", str(project)), 2, "checkpoints/latest", "directory")
+    refused(cli("run", "x", "-C", str(project)), 2, "checkpoints/latest", "is a folder")
 
 
 # ------------------------------------------------------------------- what a model wrote is only shown
