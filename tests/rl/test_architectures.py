@@ -188,7 +188,7 @@ def test_a_full_step_has_the_gradient_of_plain_transformers_and_is_saved(family:
     loaded = type(model).from_pretrained(tmp_path, attn_implementation=attention).eval()
     ids = torch.arange(3, 30)[None]
     with torch.no_grad():
-        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -219,7 +219,8 @@ def test_a_lora_step_moves_every_linear_layer_and_is_saved(family: str, tmp_path
     loaded: Any = PeftModel.from_pretrained(build(family), str(tmp_path)).eval()
     ids = torch.arange(3, 30)[None]
     with torch.no_grad():
-        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
+        # PEFT adds the products in another order
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-5)
 
 
 def test_the_targets_are_found_in_the_model() -> None:
