@@ -141,9 +141,10 @@ def _looked_first(model: str | None, pairs: Path | None, from_logs: bool, log: s
     if from_logs == (pairs is not None):
         raise UsageError("give either --pairs FILE, or --from-logs")
     look_first(files=(pairs,))
+    parent = model_to_train(model)
     if from_logs:
         open_log(log).close()
-    return model_to_train(model)
+    return parent
 
 
 def _show(report: RewardModelReport) -> None:

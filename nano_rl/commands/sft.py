@@ -52,9 +52,9 @@ def command(
     if not (tasks or from_logs or messages):
         raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")
     look_first(files=(tasks, messages))
+    parent = model_to_train(model)  # before torch is imported, which takes seconds
     if from_logs:
         open_log(log).close()
-    parent = model_to_train(model)  # before torch is imported, which takes seconds
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
     from nano_rl.imitation.demonstrations import train_sft

@@ -166,6 +166,7 @@ from nano_shared import user_code
 from nano_shared.extensions import call_extension
 
 user_code.GRACE = 0.2
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
 def hangs():
     time.sleep(60)

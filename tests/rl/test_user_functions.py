@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from dataclasses import replace
@@ -40,6 +41,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(user_code, "_sources", {})
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    importlib.invalidate_caches()
     for module in ("mine", "env", "suite"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     return tmp_path
