@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 _MAX_FORMAT_ERRORS = 3
 _MAX_REPEATS = 4
+_LONGEST_ROUND = 4
+"""turns of a round that is a loop when it is repeated, such as a wrong call, and prose about its error"""
 _SHOWN = 5
 """paths that a note names"""
 _MAX_REPETITIONS = 2
@@ -395,7 +397,7 @@ class Agent:
             return StopReason.FORMAT_ERRORS
         if sum(turn.completion.finish is Finish.REPETITION for turn in own) >= _MAX_REPETITIONS:
             return StopReason.REPETITION
-        if _trailing(own, lambda t: _action_key(t) == _action_key(own[-1])) >= _MAX_REPEATS:
+        if _goes_round([_action_key(turn) for turn in own[-_MAX_REPEATS * _LONGEST_ROUND :]]):
             return StopReason.LOOP
         if self.most_turns is not None and len(own) >= self.most_turns:
             return StopReason.MAX_TURNS
@@ -489,6 +491,15 @@ def _trailing(turns: Sequence[Turn], holds: Callable[[Turn], bool]) -> int:
             break
         number += 1
     return number
+
+
+def _goes_round(keys: Sequence[object]) -> bool:
+    """Whether the last turns are one round of up to _LONGEST_ROUND turns, _MAX_REPEATS times over."""
+    return any(
+        len(keys) >= _MAX_REPEATS * period
+        and all(keys[-i] == keys[-i - period] for i in range(1, (_MAX_REPEATS - 1) * period + 1))
+        for period in range(1, _LONGEST_ROUND + 1)
+    )
 
 
 def _action_key(turn: Turn) -> tuple[object, ...]:

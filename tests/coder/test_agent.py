@@ -64,6 +64,8 @@ def test_the_conversation_is_the_concatenation_of_the_turns_tokens(tmp_path: Pat
         (["@search pattern=x", "@search pattern=y"], {"max_seconds": 1e-6}, StopReason.MAX_SECONDS),
         (["hm", "well", "so"], {}, StopReason.FORMAT_ERRORS),
         (["@calculate\n1"] * 4, {}, StopReason.LOOP),
+        (["@calculate\n1", "hm"] * 4, {}, StopReason.LOOP),
+        (["@calculate\n1", "@calculate\n2", "@search pattern=x"] * 4, {}, StopReason.LOOP),
         (["@calculate\n1"], {}, StopReason.POLICY_ERROR),
     ],
 )
