@@ -202,7 +202,6 @@ def _train(
     """Open what is needed, cheapest refusals first; train, watched; write the checkpoint."""
     from nano_rl.commands.plan import refuse_unfit
     from nano_rl.commands.session import training_folder, training_runtime
-    from nano_rl.learn.objectives.loss import probe_objective
     from nano_rl.report.sinks import open_sinks
     from nano_rl.rewards import open_reward
     from nano_rl.tasks.make import read_tasks
@@ -214,6 +213,8 @@ def _train(
     environments, tasks = fresh_tasks(asked, config.seed, folder)
     if composed and tasks:
         composed.probe(tasks)
+    from nano_rl.learn.objectives.loss import probe_objective  # torch
+
     probe_objective(config.objective)
     sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     ranks = _ranks()
