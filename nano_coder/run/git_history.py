@@ -67,8 +67,12 @@ for name, text in json.load(sys.stdin).items():
 os.makedirs(".git/refs", exist_ok=True)
 def git(*argv):
     return subprocess.run(["git", *argv], stdout=subprocess.DEVNULL).returncode
-
-
+def listed(*argv, given=b""):
+    return subprocess.run(["git", *argv], input=given, capture_output=True).stdout
+def leave_alone(paths):
+    if paths:
+        names = b"".join(path + b"\\0" for path in paths)
+        listed("update-index", "-z", "--skip-worktree", "--stdin", given=names)
 try:
     if not os.path.exists(".git/index"):
         code = git("read-tree", "--empty" if sys.argv[1:] else "HEAD")
@@ -76,12 +80,6 @@ try:
         code = git("read-tree", "--empty")
 except OSError as problem:
     sys.exit(f"git does not start: {problem.strerror}")
-def leave_alone(paths):
-    if paths:
-        names = b"".join(path + b"\\0" for path in paths)
-        listed("update-index", "-z", "--skip-worktree", "--stdin", given=names)
-def listed(*argv, given=b""):
-    return subprocess.run(["git", *argv], input=given, capture_output=True).stdout
 if code == 0:
     # no filter of the user's runs here: its paths would look changed, and a checkout would write pointers
     names = listed("ls-files", "-z")
