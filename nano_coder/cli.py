@@ -35,7 +35,7 @@ COMMANDS = {
     "config": ("nano_coder.commands.config", "Show the configuration and where each value came from."),
 }
 
-cli = lazy_app("nano-coder", COMMANDS, help="A coding agent that logs every token it samples.", program=True)
+cli = lazy_app("nano-coder", COMMANDS, help="A coding agent that logs every token it samples.")
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ COMMANDS = {
     "export": ("nano_rl.commands.export", "Preference pairs, or rows of tokens, for other trainers."),
     "grade": ("nano_rl.commands.grade", "Grade a folder, or logged runs without running them again."),
     "report": ("nano_rl.commands.report", "How a training went, and how much it hacked."),
-    "conformance": ("nano_rl.commands.conformance", "Hold our losses, or yours, against a published suite."),
+    "conformance": ("+conformance", "Hold our losses, or yours, against a published suite."),
     "checkpoints": ("nano_rl.commands.checkpoints", "List checkpoints, show one, promote one."),
 }
 
@@ -40,15 +40,15 @@ TASKS = {
     "list": ("nano_rl.commands.tasks:list_tasks", "What is in a task file, or which suites there are."),
 }
 
-cli = lazy_app("nano-rl", COMMANDS, help="Train the policy from its own executions.", program=True)
+cli = lazy_app("nano-rl", COMMANDS, help="Train the policy from its own executions.")
 
 tasks = lazy_app(
-    "tasks",
+    "nano-rl.tasks",
     TASKS,
     help="Make, check, list, import, export and serve tasks, or take them from logs and packages.",
 )
 preferences = lazy_app(
-    "preferences",
+    "nano-rl.preferences",
     {"build": ("nano_rl.commands.preferences_build", "Preference pairs out of the log, into a file.")},
     help="Make preference pairs.",
 )

@@ -1,7 +1,6 @@
 """Documentation that can rot is tested: the files it names exist, its commands and queries run."""
 
 import functools
-import importlib
 import json
 import re
 import shlex
@@ -15,17 +14,23 @@ import typer.main
 
 from nano_coder import cli as coder
 from nano_rl import cli as rl
-from nano_shared.command_line import as_command
 from nano_shared.store import LogStore
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for path in [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "plugins").glob("*/README.md")),
+    ]
 }
-FOLDERS = "nano_coder|nano_rl|shared|tests|benchmarks|integration|examples|docs"
-MODULES = {"nano_coder": ROOT, "nano_rl": ROOT, "nano_shared": ROOT / "shared"}
+FOLDERS = "nano_coder|nano_rl|shared|tests|benchmarks|integration|examples|docs|plugins"
+MODULES = {"nano_coder": ROOT, "nano_rl": ROOT, "nano_shared": ROOT / "shared"} | {
+    package.name: package.parent for package in (ROOT / "plugins").glob("*/nano_*")
+}
 DEVIATION = 0.05
 """by how much the library may have grown or shrunk since its lines were last counted"""
 
@@ -72,12 +77,13 @@ def test_the_readme_shows_every_command_of_nano_rl(name: str) -> None:
 def options() -> tuple[frozenset[str], dict[str, str]]:
     """The options of all commands, and those that moved: earlier name -> what it is now."""
     known, moved = set[str](), dict[str, str]()
-    tables = (table for cli in (coder, rl) for name, table in vars(cli).items() if name.isupper())
-    for name, (target, _) in (item for table in tables for item in table.items()):
-        module, _, function = target.partition(":")
-        found = getattr(importlib.import_module(module), function or "command")
-        if not isinstance(found, typer.Typer):
-            command = as_command(name, found)
+    groups: list[Any] = [typer.main.get_command(cli) for cli in (coder.cli, rl.cli)]
+    while groups:
+        group = groups.pop()
+        for command in map(group.load, group.targets):
+            if hasattr(command, "load"):
+                groups.append(command)
+                continue
             known |= {option for param in command.params for option in param.opts}
             moved |= command.moved
     return frozenset(known), {name: now for name, now in moved.items() if name not in known}
@@ -114,7 +120,7 @@ def test_every_path_that_a_page_names_exists(page: str) -> None:
 def test_every_module_name_of_a_page_exists(page: str) -> None:
     """`nano_rl.learn.update.Updater`: a module, and names that its text holds."""
     gone = []
-    for name in re.findall(r"(?<![\w/.-])(?:nano_coder|nano_rl|nano_shared)(?:\.\w+)+", PAGES[page]):
+    for name in re.findall(rf"(?<![\w/.-])(?:{'|'.join(MODULES)})(?:\.\w+)+", PAGES[page]):
         path, parts = MODULES[name.split(".")[0]], name.split(".")
         while parts and (path / parts[0]).is_dir():
             path /= parts.pop(0)

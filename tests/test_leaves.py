@@ -19,7 +19,6 @@ LEAVES = (
     "nano_rl/suites",
     "nano_rl/formats",
     "nano_rl/report",
-    "nano_rl/conformance",
     "nano_rl/scale",
     "nano_rl/environments",
 )

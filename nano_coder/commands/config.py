@@ -19,7 +19,7 @@ from nano_shared.printable import printable, without_password
 from nano_shared.settings_options import Settings
 
 command = lazy_app(
-    "config",
+    "nano-coder.config",
     {"show": (f"{__name__}:show", "Every setting, its value and its source.")},
     help="Show the configuration.",
 )

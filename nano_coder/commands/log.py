@@ -21,7 +21,7 @@ from nano_shared.redact.redactor import Redactor
 from nano_shared.redact.store import redact_run
 
 command = lazy_app(
-    "log",
+    "nano-coder.log",
     {
         "list": (f"{__name__}:list_runs", "The newest runs, a line each."),
         "show": (f"{__name__}:show", "One run whole: the task, each step, the diff, the verdict."),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nano_coder.mcp.connection import McpConnection
 
 command = lazy_app(
-    "mcp",
+    "nano-coder.mcp",
     {
         "list": (f"{__name__}:list_servers", "The configured servers."),
         "add": (f"{__name__}:add", "Write a server into your configuration."),

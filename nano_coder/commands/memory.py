@@ -21,7 +21,7 @@ from nano_shared.printable import one_line, printable
 from nano_shared.redact.redactor import Redactor
 
 command = lazy_app(
-    "memory",
+    "nano-coder.memory",
     {
         "list": (f"{__name__}:list_notes", "The notes about a project."),
         "edit": (f"{__name__}:edit", "Give a note another text."),

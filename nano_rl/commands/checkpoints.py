@@ -28,7 +28,7 @@ from nano_shared.printable import printable
 from nano_shared.settings_options import Settings
 
 command = lazy_app(
-    "checkpoints",
+    "nano-rl.checkpoints",
     {
         "list": (f"{__name__}:list_checkpoints", "Every checkpoint, with its parent and its newest score."),
         "show": (f"{__name__}:show", "Where a checkpoint comes from, its files verified."),

@@ -15,7 +15,7 @@ from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 
 command = lazy_app(
-    "cluster",
+    "nano-rl.cluster",
     {"status": (f"{__name__}:status", "Workers of running trainings: alive, lost, queued, version, idle.")},
     help="The Ray workers of running trainings.",
 )

@@ -124,20 +124,62 @@ class Command(TyperCommand):
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are imported when they are called, so that `--help` answers at once."""
+    """A group whose commands are imported when they are called, so that `--help` answers at once.
+
+    A command of an installed package is its entry point `PROGRAM.COMMAND` in the group `nano.commands`.
+    """
 
     targets: ClassVar[dict[str, str]] = {}
-    """command -> module, or module:function where the function is not named `command`"""
+    """command -> module, or module:function where the function is not named `command`; `+PLUGIN` for one that
+    a plug-in of ours brings"""
+    path: ClassVar[str] = ""
+    """as nano-rl.tasks, what the names of further commands in `nano.commands` begin with"""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, stub, rest = super().resolve_command(ctx, args)
         return name, self.load(stub.name) if stub and stub.name else None, rest
 
     def load(self, name: str) -> Any:
-        """The command itself, instead of the stub that the help and completions list."""
-        module, _, function = self.targets[name].partition(":")
-        found = getattr(importlib.import_module(module), function or "command")
+        """The command itself, instead of the stub that the help and completions list.
+
+        Raises UsageError for one whose plug-in is not installed, and ConfigError as `find_extension`.
+        """
+        target = self.targets.get(name, "+")
+        if target.startswith("+"):
+            found = self._of_plugin(name, target[1:])
+        else:
+            module, _, function = target.partition(":")
+            found = getattr(importlib.import_module(module), function or "command")
         return get_command(found) if isinstance(found, typer.Typer) else as_command(name, found)
+
+    def _of_plugin(self, name: str, plugin: str) -> Any:
+        from nano_shared.extensions import extension_names, find_extension
+
+        entry = f"{self.path}.{name}"
+        if plugin and entry not in extension_names("nano.commands"):
+            raise UsageError(
+                f"`{entry.replace('.', ' ')}` comes with the plug-in {plugin}, which is not installed here;"
+                f" pip install 'nano-rl-coder[{plugin}]'"
+            )
+        return find_extension("nano.commands", entry)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name) or self._further().get(cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*super().list_commands(ctx), *self._further()]
+
+    def _further(self) -> dict[str, TyperCommand]:
+        """Stubs of the commands that other packages bring."""
+        from nano_shared.extensions import Extensions
+
+        known = Extensions[Any]("nano.commands")
+        names = [name.removeprefix(f"{self.path}.") for name in known if name.startswith(f"{self.path}.")]
+        return {
+            name: TyperCommand(name, help=f"From {known.source(f'{self.path}.{name}')}.")
+            for name in names
+            if "." not in name and name not in self.targets
+        }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -154,20 +196,24 @@ class LazyGroup(TyperGroup):
             raise typer.Abort from None
 
 
-def lazy_app(
-    name: str, commands: Mapping[str, tuple[str, str]], *, help: str, program: bool = False
-) -> typer.Typer:
-    """An app of commands, name -> (module or module:function, help): a program's, or a group's within one."""
+def lazy_app(path: str, commands: Mapping[str, tuple[str, str]], *, help: str) -> typer.Typer:
+    """An app of commands, name -> (target as in `LazyGroup`, help): a program's, or a group's within one.
+
+    `path` is the program's name, or `PROGRAM.GROUP`.
+    """
+    _, _, group = path.partition(".")
+    own_path, program = path, not group
 
     class Group(LazyGroup):
         targets: ClassVar[dict[str, str]] = {command: target for command, (target, _) in commands.items()}
+        path: ClassVar[str] = own_path
 
         def __init__(self, **attributes: Any) -> None:
             stubs = {command: TyperCommand(command, help=text) for command, (_, text) in commands.items()}
             super().__init__(**{**attributes, "commands": stubs})
 
     app = typer.Typer(
-        name=name, cls=Group, help=help, context_settings=HELP_NAMES, add_completion=program,
+        name=group or path, cls=Group, help=help, context_settings=HELP_NAMES, add_completion=program,
         epilog=_EPILOG if program else None,
     )  # fmt: skip
     app.callback()(_program if program else _group)

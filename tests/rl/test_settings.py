@@ -75,7 +75,7 @@ def command(settings: Settings[Example], need: str = typer.Option(...)) -> None:
     settings.config()
 
 
-app = lazy_app("program", {"try": (f"{__name__}:command", "Try.")}, help="A program.", program=True)
+app = lazy_app("program", {"try": (f"{__name__}:command", "Try.")}, help="A program.")
 
 
 def run(*arguments: str) -> Example | str:

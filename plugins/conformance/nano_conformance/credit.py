@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 
-from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.by_hand import advantages_by_hand
-from nano_rl.conformance.case import Compared, ConformanceCheck, Run
+from nano_conformance.adapter import Subject
+from nano_conformance.by_hand import advantages_by_hand
+from nano_conformance.case import Compared, ConformanceCheck, Run
 
 Rewards = Sequence[float | None]
 COMPARISONS = [("mean", s) for s in ("none", "sample", "population")]

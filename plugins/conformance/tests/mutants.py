@@ -19,15 +19,15 @@ from functools import cache
 from pathlib import Path
 
 import nano_rl
-from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.case import CheckResult, ConformanceCheck, Status, run_check
-from nano_rl.conformance.suite import checks
+from nano_conformance.adapter import Subject
+from nano_conformance.case import CheckResult, ConformanceCheck, Status, run_check
+from nano_conformance.suite import checks
 from nano_rl.learn import config
 from nano_shared import extensions
 
 ROOT = Path(str(nano_rl.__file__)).parent
 DRAWS = (0, 1, 2)
-ADAPTER = "nano_rl.conformance.adapter"
+ADAPTER = "nano_conformance.adapter"
 AGAIN = (
     "nano_rl.learn.objectives.",
     "nano_rl.learn.advantage",

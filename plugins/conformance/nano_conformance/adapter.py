@@ -21,7 +21,7 @@ With r = new / old, w = old / behaviour, and rows, means and sums over trained t
     kl          under kl_in = reward, beta * kl(old, reference) of a token and all after it in its row is
                 taken from A, and nothing is added
 
-`nano_rl/conformance/by_hand.py` says the same in plain loops.
+`nano_conformance/by_hand.py` says the same in plain loops.
 """
 
 from __future__ import annotations

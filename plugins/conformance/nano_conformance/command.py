@@ -16,8 +16,8 @@ from nano_shared.extensions import user_module
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from nano_rl.conformance.adapter import Subject
-    from nano_rl.conformance.case import CheckResult as Result
+    from nano_conformance.adapter import Subject
+    from nano_conformance.case import CheckResult as Result
 
 
 def command(
@@ -26,7 +26,7 @@ def command(
         Option(
             metavar="FILE|MODULE:FUNCTION",
             help="A loss of yours instead of ours, `loss` where no FUNCTION is named, with `advantages` and"
-            " others beside it (nano_rl/conformance/adapter.py).",
+            " others beside it (nano_conformance/adapter.py).",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -37,8 +37,8 @@ def command(
     with 1 where a criterion fails. What a loss answers with NotImplementedError is not offered, and counts
     neither way.
     """
-    from nano_rl.conformance.adapter import OURS
-    from nano_rl.conformance.suite import run_suite
+    from nano_conformance.adapter import OURS
+    from nano_conformance.suite import run_suite
 
     subject = _load(against) if against else OURS
     results = list(run_suite(subject))
@@ -50,13 +50,13 @@ def command(
     if against and all(result.status == "not offered" for _, result in results):
         raise UsageError(
             f"{against} answers everything with NotImplementedError, so nothing was checked; let it compute"
-            " the losses that it has (nano_rl/conformance/adapter.py)"
+            " the losses that it has (nano_conformance/adapter.py)"
         )
     return 1 if failed else 0
 
 
 def _load(against: str) -> Subject:
-    from nano_rl.conformance.adapter import CREDIT, Subject
+    from nano_conformance.adapter import CREDIT, Subject
 
     name, function = against, "loss"
     if not against.endswith(".py"):
@@ -88,7 +88,7 @@ def _plain(kind: str, result: Result) -> dict[str, Any]:
 
 
 def _show(subject: str, results: list[tuple[str, Result]]) -> None:
-    from nano_rl.conformance.suite import NOT_COVERED
+    from nano_conformance.suite import NOT_COVERED
     from nano_shared.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else 150)

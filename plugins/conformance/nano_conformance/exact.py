@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nano_rl.conformance.adapter import SETTINGS, Subject
-from nano_rl.conformance.by_hand import advantages_by_hand
-from nano_rl.conformance.case import ConformanceCheck, LossCase
+from nano_conformance.adapter import SETTINGS, Subject
+from nano_conformance.by_hand import advantages_by_hand
+from nano_conformance.case import ConformanceCheck, LossCase
 from nano_rl.learn.config import ObjectiveConfig
 
 END = 0

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nano_rl.conformance.adapter import SETTINGS, LossFunction, Subject
+from nano_conformance.adapter import SETTINGS, LossFunction, Subject
 from nano_rl.learn.config import ObjectiveConfig
 
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.case import TENSORS, Compared, ConformanceCheck, LossCase, Run, make_case
-from nano_rl.conformance.exact import Language, beside, expected_ascent
-from nano_rl.conformance.grid import drawn_step
+from nano_conformance.adapter import Subject
+from nano_conformance.case import TENSORS, Compared, ConformanceCheck, LossCase, Run, make_case
+from nano_conformance.exact import Language, beside, expected_ascent
+from nano_conformance.grid import drawn_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,12 +18,12 @@ from flawed_losses import FLAWS, changes_what_it_is_given, flawed, mask_by_produ
 from mutants import MUTANTS, Mutant, killed, subject_of
 from typer.testing import CliRunner
 
+from nano_conformance.adapter import OURS, Subject
+from nano_conformance.by_hand import rows_of
+from nano_conformance.case import ConformanceCheck, Status, run_check
+from nano_conformance.grid import CAP, DRIFT, DUAL, FLOOR, HIGH, LOW, drawn_step
+from nano_conformance.suite import KINDS, checks, run_suite
 from nano_rl.cli import cli
-from nano_rl.conformance.adapter import OURS, Subject
-from nano_rl.conformance.by_hand import rows_of
-from nano_rl.conformance.case import ConformanceCheck, Status, run_check
-from nano_rl.conformance.grid import CAP, DRIFT, DUAL, FLOOR, HIGH, LOW, drawn_step
-from nano_rl.conformance.suite import KINDS, checks, run_suite
 from nano_shared.errors import UsageError
 
 STD = ("none", "sample", "population")
@@ -94,7 +94,7 @@ def test_ac_42_there_are_enough_mutants_and_ours_are_put_back() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     with subject_of(MUTANTS[0]) as changed:
         assert changed.loss is not OURS.loss
-    assert importlib.import_module("nano_rl.conformance.adapter").OURS is OURS
+    assert importlib.import_module("nano_conformance.adapter").OURS is OURS
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.case import Compared, ConformanceCheck, LossCase, make_case
+from nano_conformance.adapter import Subject
+from nano_conformance.case import Compared, ConformanceCheck, LossCase, make_case
 
 THREE = ([0.5, 1.0, 1.5], [1.0, -1.0, 2.0])
 """ratios and advantages"""

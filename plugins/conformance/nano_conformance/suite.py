@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.case import CheckResult, ConformanceCheck, run_check
-from nano_rl.conformance.closed_forms import closed_forms
-from nano_rl.conformance.credit import credit
-from nano_rl.conformance.exact import exact_gradients, exact_kl
-from nano_rl.conformance.grid import grid
-from nano_rl.conformance.invariances import invariances, stale_samplers
+from nano_conformance.adapter import Subject
+from nano_conformance.case import CheckResult, ConformanceCheck, run_check
+from nano_conformance.closed_forms import closed_forms
+from nano_conformance.credit import credit
+from nano_conformance.exact import exact_gradients, exact_kl
+from nano_conformance.grid import grid
+from nano_conformance.invariances import invariances, stale_samplers
 
 KINDS = {
     "closed forms": closed_forms,

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import torch
 
-from nano_rl.conformance.adapter import Subject
-from nano_rl.conformance.by_hand import loss_by_hand
-from nano_rl.conformance.case import Compared, ConformanceCheck, LossCase, Run, make_case
+from nano_conformance.adapter import Subject
+from nano_conformance.by_hand import loss_by_hand
+from nano_conformance.case import Compared, ConformanceCheck, LossCase, Run, make_case
 
 Since = Literal["first update", "later update", "stale sampler", "stale first"]
 """what differs between sampler and policy: nothing; the policy was updated in this step; also, the sampler

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nano_rl.conformance.case import LossCase
+from nano_conformance.case import LossCase
 
 Options = Mapping[str, Any]
 
