@@ -19,7 +19,7 @@ from nano_shared import postgres
 from nano_shared.durable import WAY_OUT, full_disk_explained, user_path
 from nano_shared.errors import LogError
 from nano_shared.printable import without_password
-from nano_shared.schema import HEAD, VERSION_TABLE
+from nano_shared.schema import FIRST, HEAD, VERSION_TABLE
 from nano_shared.scratch import nano_home
 from nano_shared.sql_views import create_views, drop_views
 
@@ -185,9 +185,8 @@ def open_database(url: str | Path | None, *, create: bool) -> Database:
     return database
 
 
-def migrate(connection: sa.Connection, target: str = HEAD) -> None:
-    """Apply the migrations up to `target` in the connection's transaction. Views exist at the newest revision
-    only."""
+def migrate(connection: sa.Connection) -> None:
+    """Apply all migrations in the connection's transaction, and make the views anew."""
     from alembic import command
     from alembic.config import Config
 
@@ -195,9 +194,10 @@ def migrate(connection: sa.Connection, target: str = HEAD) -> None:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.attributes["connection"] = connection
     drop_views(connection)
-    command.upgrade(config, target)
-    if target == HEAD:
-        create_views(connection)
+    if (_revision_of(connection) or FIRST) < FIRST:  # of before the first release: the first migration adds
+        connection.execute(sa.text(f"DELETE FROM {VERSION_TABLE}"))
+    command.upgrade(config, HEAD)
+    create_views(connection)
 
 
 @contextmanager

@@ -98,8 +98,8 @@ def _plain(text: str) -> bool:
     return True
 
 
-HEAD = "0011"
-"""newest migration; revisions are zero-padded numbers, so that they compare as text"""
+FIRST = HEAD = "0011"
+"""oldest and newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
 metadata = MetaData()

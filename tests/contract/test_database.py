@@ -179,31 +179,13 @@ def test_a_write_that_has_waited_its_time_is_not_begun_again(log, monkeypatch):
 
 # ------------------------------------------------------------------------------------ migrations
 
-OLDEST = """
-INSERT INTO log_tasks (id, key, prompt, body) VALUES
-  ('sha256:1', 'sum', 'add two numbers', '{"key": "sum", "prompt": "add two numbers"}');
-INSERT INTO log_runs (id, task_id, policy, profile, profile_hash, template_hash, tools_hash, runtime_version,
-  started, diff) VALUES ('run1', 'sha256:1', 'policy', 'profile', 'profile_hash', 'template_hash',
-  'tools_hash', 'runtime_version', 1.0, '');
-INSERT INTO log_turns (run_id, turn, policy_id, policy_version, finish, context_tokens, sampled_tokens,
-  token_row, context_ids, sampled_ids, logprobs, sampling, text, thought, parser, repairs, started, ended)
-  VALUES ('run1', 0, 'weights', 0, 'stop', 3, 2, 0, x'010000000200000003000000', x'0400000005000000',
-  x'9a9999999999b9bf555555555555d5bf', '{}', 'step 0', '', 'compact', '[]', 1.0, 3.5);
-INSERT INTO log_tool_calls (run_id, turn, position, call_name, arguments, tool, ok, text, exit_code,
-  timed_out, bytes_total, truncated, files_changed, denied_network, denied_secrets, denied_writes_outside,
-  started, ended) VALUES ('run1', 0, 0, 'shell', '{"command": "ls"}', 'shell', 1, 'a.py', 0, 0, 0, 0, '[]',
-  0, 0, 0, 2.0, 3.0);
-"""
+OLDEST = Path(__file__).parent / "data" / "oldest_log.sql"
+"""a log with one run as the first state of this repository wrote it, schema 0001"""
 
 
 def oldest_log(path: Path) -> None:
-    """A log as the first nano wrote it: migration 0001 and nothing later, filled by plain SQL."""
-    engine = sa.create_engine(f"sqlite:///{path}")
-    with engine.begin() as connection:
-        database.migrate(connection, "0001")
-    engine.dispose()
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(OLDEST)
+        connection.executescript(OLDEST.read_text())
 
 
 def test_the_oldest_log_is_migrated_and_read(tmp_path):
@@ -220,7 +202,12 @@ def test_head_is_the_newest_migration():
     assert ScriptDirectory(str(folder)).get_current_head() == schema.HEAD
 
 
-def test_schema_equals_migrations(log):
+@pytest.mark.parametrize("begun", ["new", "oldest"])
+def test_schema_equals_migrations(begun, tmp_path):
+    log = tmp_path / "log.db"
+    if begun == "oldest":
+        oldest_log(log)
+    LogStore.open(log).close()
     engine = sa.create_engine(f"sqlite:///{log}")
     with engine.connect() as connection:
         # an index of full text has tables of its own
