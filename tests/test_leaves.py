@@ -16,7 +16,6 @@ REPOSITORY = Path(__file__).parents[1]
 LEAVES = (
     "nano_coder/formats",
     "nano_coder/view",
-    "nano_rl/suites",
     "nano_rl/formats",
     "nano_rl/report",
     "nano_rl/scale",

@@ -126,7 +126,7 @@ def test_the_list_of_suites_names_what_is_broken_and_shows_the_rest(
 
 def test_a_package_cannot_take_the_name_of_ours_in_silence(install: Callable[..., Path]) -> None:
     install("thief", "nano.suites", "logic", "thief_m:SUITE")
-    refused(lambda: find_suite("logic"), "several 'logic'", "nano_rl.suites.logic:SUITE", "(package thief)")
+    refused(lambda: find_suite("logic"), "several 'logic'", "nano_suites.logic:SUITE", "(package thief)")
 
 
 def test_a_package_that_is_on_the_path_twice_is_one(install: Callable[..., Path]) -> None:
@@ -339,9 +339,10 @@ def test_the_code_of_the_document_is_that_of_the_examples(block: str) -> None:
 
 
 def test_the_document_and_the_example_know_every_group() -> None:
-    ours = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["entry-points"]
+    projects = [REPOSITORY / "pyproject.toml", *(REPOSITORY / "plugins").glob("*/pyproject.toml")]
+    ours = set().union(*(tomllib.loads(p.read_text())["project"].get("entry-points", {}) for p in projects))
     example = tomllib.loads((REPOSITORY / "examples/plugins/pyproject.toml").read_text())
-    theirs = set(ours) - {"nano.trainings"}  # by which nano_rl's pages reach the viewer
+    theirs = ours - {"nano.trainings"}  # by which nano_rl's pages reach the viewer
     assert set(re.findall(r"\| `(nano\.[a-z_]+)`", DOCUMENT.read_text())) == theirs
     assert set(example["project"]["entry-points"]) == theirs
 

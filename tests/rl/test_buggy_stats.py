@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nano_rl.suites.functions.admitted_program import belongs
 from nano_shared.types import Split
+from nano_suites.functions.admitted_program import belongs
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "buggy_stats"
 BUG, FIX = "max(kept) + min(kept)", "max(kept) - min(kept)"

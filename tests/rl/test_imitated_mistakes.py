@@ -15,11 +15,11 @@ from nano_rl.gather.rollouts import execute
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import RunEncoder, refused, succeeded
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.suites.functions.views import SUITE, VIEWS
 from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tiny_model import build_tiny
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.types import Sampling, Split, Task, ToolCall, Trajectory
+from nano_suites.functions.views import SUITE, VIEWS
 
 AGAIN = next(view for view in VIEWS if view.name == "repair_again")
 

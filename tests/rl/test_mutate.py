@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from nano_rl.suites.functions.admitted_program import MAX_HIDDEN, draw_admitted
-from nano_rl.suites.functions.program import compile_function, outcome
 from nano_rl.tasks.mutate import MISTAKES, mutant_of, mutants, splices_by_function
 from nano_shared.types import Split
+from nano_suites.functions.admitted_program import MAX_HIDDEN, draw_admitted
+from nano_suites.functions.program import compile_function, outcome
 
 
 def _lines(body: str, params: str = "a, b") -> set[str]:

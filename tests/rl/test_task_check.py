@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from nano_coder.run.execution import Runtime
 from nano_rl.cli import cli
-from nano_rl.suites.functions.views import SUITE, VIEWS
 from nano_rl.tasks import check as checks
 from nano_rl.tasks.admission import admitted_tasks, scratch_runtime, without_repeats
 from nano_rl.tasks.check import TaskFinding, check_task, unproven
@@ -21,6 +20,7 @@ from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, HiddenChecks, Suite, SuiteChecks
 from nano_shared.types import OracleAction, Provenance, Split, Task, Trajectory, Verdict
+from nano_suites.functions.views import SUITE, VIEWS
 
 SOURCE = "def least(a, b):\n    if a < b:\n        return a\n    return b\n"
 CASES = tuple(Case(args=[a, b], expected=min(a, b)) for a, b in ((1, 2), (2, 1), (5, 5), (-3, 4), (9, -9)))

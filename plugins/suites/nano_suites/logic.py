@@ -1,0 +1,378 @@
+"""The suite `logic`: puzzles, and questions about a small knowledge base, answered by submit."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise, permutations, product
+from typing import Any
+
+from nano_rl.tasks.suite import Made, TaskSuite
+from nano_shared.types import OracleAction
+from nano_suites.family import (
+    CITIES,
+    COLORS,
+    NAMES,
+    TEAMS,
+    WORDS,
+    Family,
+    act,
+    answered,
+    people,
+    view,
+)
+
+Posed = tuple[str, str | int, str | None]
+"""prompt, answer, an expression to calculate"""
+
+
+def puzzle(of: Callable[[random.Random], Posed], rng: random.Random) -> Made:
+    prompt, answer, expression = of(rng)
+    actions = [act("calculate", expression=expression)] if expression else []
+    return answered(prompt, {}, answer, *actions)
+
+
+def _order(rng: random.Random) -> tuple[list[str], list[str]]:
+    """People from oldest to youngest, and clues that leave no other order."""
+    names = rng.sample(NAMES, rng.randint(4, 5))
+    clues = [f"{one} is older than {other}." for one, other in pairwise(names)]
+    rng.shuffle(clues)
+    return names, clues
+
+
+def _nth_oldest(rng: random.Random) -> Posed:
+    names, clues = _order(rng)
+    place = rng.randrange(1, len(names) - 1)
+    ordinal = ("oldest", "second oldest", "third oldest", "fourth oldest")[place]
+    return f"{' '.join(clues)} Who is the {ordinal}?", names[place], None
+
+
+def _youngest(rng: random.Random) -> Posed:
+    names, clues = _order(rng)
+    return f"{' '.join(clues)} Who is the youngest?", names[-1], None
+
+
+def _between(rng: random.Random) -> Posed:
+    names, clues = _order(rng)
+    at = rng.randrange(1, len(names) - 1)
+    return f"{' '.join(clues)} Who is between {names[at + 1]} and {names[at - 1]} in age?", names[at], None
+
+
+def _houses(rng: random.Random) -> Posed:
+    """Who lives in which house: clues are added until one arrangement is left."""
+    names, colors = rng.sample(NAMES, 3), rng.sample(COLORS, 3)
+    truth = dict(zip(names, rng.sample(colors, 3), strict=True))
+    arrangements = [dict(zip(names, order, strict=True)) for order in permutations(colors)]
+    clues = []
+    for name, color in rng.sample(list(product(names, colors)), 9):
+        if len(arrangements) == 1:
+            break
+        fitting = [a for a in arrangements if (a[name] == color) == (truth[name] == color)]
+        if truth[name] != color and len(fitting) < len(arrangements):
+            clues.append(f"{name} does not live in the {color} house.")
+            arrangements = fitting
+    asked = rng.choice(names)
+    who = f"{', '.join(names[:-1])} and {names[-1]}"
+    start = f"{who} live in the {', '.join(sorted(colors))} houses, one in each."
+    return f"{start} {' '.join(clues)} What is the colour of the house of {asked}?", truth[asked], None
+
+
+def _liars(rng: random.Random) -> Posed:
+    """Each of three tells the truth or lies; drawn until one reading fits and somebody lies alone."""
+    while True:
+        names = rng.sample(NAMES, 3)
+        said = [
+            (rng.choice([other for other in names if other != name]), rng.random() < 0.5) for name in names
+        ]
+        fitting = []
+        for honest in product((True, False), repeat=3):
+            is_honest = dict(zip(names, honest, strict=True))
+            if all(
+                (is_honest[of] == claim) == is_honest[name]
+                for name, (of, claim) in zip(names, said, strict=True)
+            ):
+                fitting.append(is_honest)
+        fitting = [reading for reading in fitting if sum(reading.values()) == 2]
+        if len(fitting) == 1:
+            break
+    lines = [
+        f'{name} says: "{of} {"tells the truth" if claim else "lies"}."'
+        for name, (of, claim) in zip(names, said, strict=True)
+    ]
+    liar = next(name for name, honest in fitting[0].items() if not honest)
+    start = "Two of three always tell the truth, and one always lies."
+    return f"{start} {' '.join(lines)} Who lies?", liar, None
+
+
+def _truth(rng: random.Random) -> Posed:
+    values = {letter: rng.random() < 0.5 for letter in "ABC"}
+    parts = [rng.choice(("", "not ")) + letter for letter in rng.sample("ABC", 3)]
+    formula = f"({parts[0]} {rng.choice(('and', 'or'))} {parts[1]}) {rng.choice(('and', 'or'))} {parts[2]}"
+    answer = "true" if eval(formula, dict(values)) else "false"  # our own text, from the line above
+    given = ", ".join(f"{letter} is {str(value).lower()}" for letter, value in values.items())
+    return f"{given}. Is this true or false: {formula}? Submit true or false.", answer, None
+
+
+def _next(rng: random.Random) -> Posed:
+    start, step, change = rng.randint(1, 30), rng.randint(2, 12), rng.randint(1, 5)
+    numbers = [start]
+    for i in range(5):
+        numbers.append(numbers[-1] + step + i * change)
+    shown = ", ".join(map(str, numbers[:-1]))
+    return f"Which number comes next: {shown}?", numbers[-1], f"{numbers[-2]} + {step} + 4 * {change}"
+
+
+def _doubling(rng: random.Random) -> Posed:
+    start, factor, plus = rng.randint(1, 9), rng.randint(2, 3), rng.randint(0, 5)
+    numbers = [start]
+    for _ in range(5):
+        numbers.append(numbers[-1] * factor + plus)
+    return (
+        f"Which number comes next: {', '.join(map(str, numbers[:-1]))}?",
+        numbers[-1],
+        f"{numbers[-2]} * {factor} + {plus}",
+    )
+
+
+def _balance(rng: random.Random) -> Posed:
+    one, two, three = (rng.randint(2, 20) for _ in range(3))
+    a, b, c = rng.sample(NAMES, 3)
+    prompt = (
+        f"{a} has {one * 10}. {a} gives {two} to {b}, who had {three} and now gives half of everything, "
+        f"rounded down, to {c}, who had nothing. How much has {c}?"
+    )
+    return prompt, (two + three) // 2, f"({two} + {three}) // 2"
+
+
+def _meeting(rng: random.Random) -> Posed:
+    start, minutes = rng.randint(8, 15) * 60 + rng.choice((0, 15, 30)), rng.choice((35, 50, 75, 95, 140, 170))
+    end = start + minutes
+    clock = f"{start // 60:02d}:{start % 60:02d}"
+    begins = f"A meeting begins at {clock} and takes {minutes} minutes."
+    return (
+        f"{begins} When does it end? Submit HH:MM.",
+        f"{end // 60:02d}:{end % 60:02d}",
+        f"{start} + {minutes}",
+    )
+
+
+PUZZLES: dict[str, Callable[[random.Random], Posed]] = {
+    "nth_oldest": _nth_oldest, "youngest": _youngest, "between": _between, "houses": _houses, "liars": _liars,
+    "truth": _truth, "next": _next, "doubling": _doubling, "balance": _balance, "meeting": _meeting,
+}  # fmt: skip
+
+
+TOOLS = ("lookup", "calculate", "submit")
+Facts = dict[str, dict[str, Any]]
+WordProblem = tuple[str, str | int, list[OracleAction]]
+"""question, answer, actions that find it"""
+
+
+class World:
+    """A knowledge base of people, cities and goods that refer to each other."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.people = people(rng, 6)
+        self.cities = rng.sample(CITIES, 4)
+        self.goods = rng.sample(WORDS, 5)
+        ages, pays = rng.sample(range(21, 65), 6), rng.sample(range(1800, 5200, 10), 6)
+        self.facts: Facts = {}
+        for i, name in enumerate(self.people):
+            self.facts[name] = {
+                "age": ages[i],
+                "city": rng.choice(self.cities),
+                "team": rng.choice(TEAMS),
+                "pay": pays[i],
+                "manager": rng.choice([other for other in self.people if other != name]),
+                "favourite": rng.choice(self.goods),
+            }
+        sizes, years = rng.sample(range(20, 900), 4), rng.sample(range(900, 1800), 4)
+        for i, city in enumerate(self.cities):
+            self.facts[city] = {
+                "thousands of people": sizes[i],
+                "founded": years[i],
+                "mayor": rng.choice(self.people),
+            }
+        prices = rng.sample(range(2, 99), 5)
+        for i, thing in enumerate(self.goods):
+            self.facts[thing] = {
+                "price": prices[i],
+                "colour": rng.choice(COLORS),
+                "origin": rng.choice(self.cities),
+            }
+
+    @property
+    def files(self) -> dict[str, str]:
+        return {"facts.json": json.dumps(self.facts, indent=1) + "\n"}
+
+
+def _look(*subjects: str) -> list[OracleAction]:
+    return [act("lookup", subject=subject) for subject in subjects]
+
+
+def _ask(of: Callable[[random.Random, World], WordProblem], rng: random.Random) -> Made:
+    world = World(rng)
+    question, answer, actions = of(rng, world)
+    return answered(question, world.files, answer, *actions)
+
+
+# ------------------------------------------------------------------------------------ level 0: one fact
+
+ONE = {
+    "age": ("people", "How old is {}?", "age"), "city": ("people", "In which city does {} live?", "city"),
+    "team": ("people", "In which team is {}?", "team"), "pay": ("people", "What is the pay of {}?", "pay"),
+    "manager": ("people", "Who is the manager of {}?", "manager"),
+    "favourite": ("people", "What is the favourite thing of {}?", "favourite"),
+    "size": ("cities", "How many thousand people live in {}?", "thousands of people"),
+    "founded": ("cities", "When was {} founded?", "founded"), "mayor": ("cities", "Who is the mayor of {}?", "mayor"),
+    "price": ("goods", "What is the price of the {}?", "price"),
+    "colour": ("goods", "What is the colour of the {}?", "colour"),
+    "origin": ("goods", "Where does the {} come from?", "origin"),
+}  # fmt: skip
+
+
+def _one(name: str, rng: random.Random, world: World) -> WordProblem:
+    group, question, key = ONE[name]
+    subject = rng.choice(getattr(world, group))
+    return question.format(subject), world.facts[subject][key], _look(subject)
+
+
+# --------------------------------------------------------------- levels 1 and 3: facts of facts, in a chain
+
+HOPS = {
+    # of a person: phrase of the thing it leads to
+    "manager": "the manager of {}", "city": "the city of {}", "favourite": "the favourite thing of {}",
+    "mayor": "the mayor of {}", "origin": "the origin of {}",
+}  # fmt: skip
+KINDS = {"manager": "person", "city": "city", "favourite": "thing", "mayor": "person", "origin": "city"}
+OPEN = {"person": ("manager", "city", "favourite"), "city": ("mayor",), "thing": ("origin",)}
+ENDS = {
+    "person": ("age", "pay", "team"), "city": ("thousands of people", "founded"), "thing": ("price", "colour"),
+}  # fmt: skip
+PHRASES = {"thousands of people": "the number of thousands of people", "founded": "the year of foundation"}
+
+
+def _chains(length: int) -> list[tuple[str, ...]]:
+    """Every way of `length` hops from a person to a fact of the last."""
+    ways: list[tuple[tuple[str, ...], str]] = [((), "person")]
+    for _ in range(length):
+        ways = [((*way, hop), KINDS[hop]) for way, kind in ways for hop in OPEN[kind]]
+    return [(*way, end) for way, kind in ways for end in ENDS[kind]]
+
+
+def _chain(way: tuple[str, ...], rng: random.Random, world: World) -> WordProblem:
+    *hops, end = way
+    subject = rng.choice(world.people)
+    said, actions = subject, _look(subject)
+    for hop in hops:
+        said, subject = HOPS[hop].format(said), world.facts[subject][hop]
+        actions += _look(subject)
+    phrase = PHRASES.get(end, f"the {end}")
+    return f"What is {phrase} of {said}?", world.facts[subject][end], actions
+
+
+# ------------------------------------------------------------------------------- level 2: facts and sums
+
+
+def _sum(group: str, key: str, said: str, n: int) -> Callable[[random.Random, World], WordProblem]:
+    def ask(rng: random.Random, world: World) -> WordProblem:
+        chosen = rng.sample(getattr(world, group), n)
+        values = [world.facts[subject][key] for subject in chosen]
+        named = f"{', '.join(chosen[:-1])} and {chosen[-1]}"
+        action = act("calculate", expression=" + ".join(map(str, values)))
+        return f"{said.format(named)} together?", sum(values), [*_look(*chosen), action]
+
+    return ask
+
+
+def _extreme(
+    group: str, key: str, said: str, n: int, best: Callable[..., str]
+) -> Callable[[random.Random, World], WordProblem]:
+    def ask(rng: random.Random, world: World) -> WordProblem:
+        chosen = rng.sample(getattr(world, group), n)
+        answer = best(chosen, key=lambda subject: world.facts[subject][key])
+        named = f"{', '.join(chosen[:-1])} or {chosen[-1]}"
+        return f"{said}, {named}?", answer, _look(*chosen)
+
+    return ask
+
+
+def _difference(group: str, key: str, said: str) -> Callable[[random.Random, World], WordProblem]:
+    def ask(rng: random.Random, world: World) -> WordProblem:
+        chosen = rng.sample(getattr(world, group), 2)
+        more, less = sorted((world.facts[subject][key] for subject in chosen), reverse=True)
+        action = act("calculate", expression=f"{more} - {less}")
+        return said.format(*chosen), more - less, [*_look(*chosen), action]
+
+    return ask
+
+
+def _basket(rng: random.Random, world: World) -> WordProblem:
+    chosen = rng.sample(world.goods, 2)
+    amounts = [rng.randint(2, 12) for _ in chosen]
+    parts = [f"{n} * {world.facts[thing]['price']}" for n, thing in zip(amounts, chosen, strict=True)]
+    total = sum(n * world.facts[thing]["price"] for n, thing in zip(amounts, chosen, strict=True))
+    said = " and ".join(f"{n} times the {thing}" for n, thing in zip(amounts, chosen, strict=True))
+    return (
+        f"What do {said} cost together?",
+        total,
+        [*_look(*chosen), act("calculate", expression=" + ".join(parts))],
+    )
+
+
+def _change(rng: random.Random, world: World) -> WordProblem:
+    thing, n = rng.choice(world.goods), rng.randint(2, 9)
+    price = world.facts[thing]["price"]
+    paid = n * price + rng.randint(1, 300)
+    action = act("calculate", expression=f"{paid} - {n} * {price}")
+    return (
+        f"I buy the {thing} {n} times and pay with {paid}. What do I get back?",
+        paid - n * price,
+        [*_look(thing), action],
+    )
+
+
+def _afford(rng: random.Random, world: World) -> WordProblem:
+    who, thing = rng.choice(world.people), rng.choice(world.goods)
+    pay, price = world.facts[who]["pay"], world.facts[thing]["price"]
+    action = act("calculate", expression=f"{pay} // {price}")
+    question = f"How many times can {who} buy the {thing} from one pay? Submit a whole number."
+    return question, pay // price, [*_look(who, thing), action]
+
+
+SUMS: dict[str, Callable[[random.Random, World], WordProblem]] = {
+    "sum_ages": _sum("people", "age", "How old are {}", 3), "sum_pays": _sum("people", "pay", "How much are {} paid", 2),
+    "sum_prices": _sum("goods", "price", "What do {} cost", 3),
+    "sum_sizes": _sum("cities", "thousands of people", "How many thousand people live in {}", 2),
+    "oldest": _extreme("people", "age", "Who is the oldest", 3, max),
+    "youngest": _extreme("people", "age", "Who is the youngest", 3, min),
+    "dearest": _extreme("goods", "price", "What is the most expensive", 3, max),
+    "cheapest": _extreme("goods", "price", "What is the cheapest", 3, min),
+    "largest": _extreme("cities", "thousands of people", "Which city is the largest", 3, max),
+    "first_founded": _extreme("cities", "founded", "Which city was founded first", 3, min),
+    "age_gap": _difference("people", "age", "How many years lie between the ages of {} and {}?"),
+    "pay_gap": _difference("people", "pay", "By how much do the pays of {} and {} differ?"),
+    "year_gap": _difference("cities", "founded", "How many years lie between the foundations of {} and {}?"),
+    "basket": _basket, "change": _change, "afford": _afford,
+}  # fmt: skip
+
+SUITE = TaskSuite(
+    name="logic",
+    version="1",
+    about="facts looked up, sums calculated, puzzles solved",
+    views=(
+        view("logic", "fact", 0, TOOLS, (Family(name, partial(_ask, partial(_one, name))) for name in ONE)),
+        view("logic", "hop", 1, TOOLS, (
+            Family("-".join(way), partial(_ask, partial(_chain, way))) for way in _chains(1)
+        )),
+        view("logic", "sum", 2, TOOLS, (Family(name, partial(_ask, of)) for name, of in SUMS.items())),
+        view("logic", "chain", 3, TOOLS, (
+            Family("-".join(way), partial(_ask, partial(_chain, way))) for n in (2, 3) for way in _chains(n)
+        )),
+        view("logic", "puzzle", 3, ("calculate", "submit"), (
+            Family(name, partial(puzzle, of)) for name, of in PUZZLES.items()
+        )),
+    ),
+)  # fmt: skip

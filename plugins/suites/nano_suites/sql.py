@@ -1,0 +1,304 @@
+"""The suite `sql`: queries and changes of a SQLite database with the tool `sql`."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from functools import partial
+
+from nano_rl.tasks.suite import Made, TaskSuite
+from nano_shared.hidden_checks import StateCheck
+from nano_shared.types import OracleAction
+from nano_suites.family import Family, act, answered, left, view
+from nano_suites.tables import GeneratedTables, draw_database
+
+ASK_TOOLS = ("sql", "submit")
+READ_TOOLS = ("sql", "read_file", "submit")
+
+Where = Callable[[random.Random, GeneratedTables], tuple[str, str]]
+"""what rows are meant, in words and as a condition"""
+
+
+def _number(rng: random.Random, db: GeneratedTables) -> int:
+    """A bound that splits the rows."""
+    values = sorted(row[3] for row in db.rows)
+    return int(values[rng.randint(2, len(values) - 3)])
+
+
+def _above(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
+    n = _number(rng, db)
+    return f"with {db.measure} above {n}", f"{db.measure} > {n}"
+
+
+def _at_most(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
+    n = _number(rng, db)
+    return f"with {db.measure} of at most {n}", f"{db.measure} <= {n}"
+
+
+def _between(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
+    low, high = sorted((_number(rng, db), _number(rng, db)))
+    return f"with {db.measure} from {low} to {high}", f"{db.measure} BETWEEN {low} AND {high}"
+
+
+def _kind(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
+    kind = rng.choice(db.rows)[2]
+    return f"whose {db.kind} is {kind}", f"{db.kind} = '{kind}'"
+
+
+def _other(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
+    kind = rng.choice(db.rows)[2]
+    return f"whose {db.kind} is not {kind}", f"{db.kind} <> '{kind}'"
+
+
+def _letter(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
+    letter = rng.choice(db.rows)[1][0]
+    return f"whose {db.label} begins with {letter}", f"{db.label} LIKE '{letter}%'"
+
+
+def _kind_above(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
+    (said, kind), (more, above) = _kind(rng, db), _above(rng, db)
+    return f"{said} and {more}", f"{kind} AND {above}"
+
+
+def _kind_or_kind(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
+    one, other = rng.sample(sorted({row[2] for row in db.rows}), 2)
+    return f"whose {db.kind} is {one} or {other}", f"{db.kind} IN ('{one}', '{other}')"
+
+
+WHERE: dict[str, Where] = {
+    "above": _above, "at_most": _at_most, "between": _between, "kind": _kind, "other": _other,
+    "letter": _letter, "kind_above": _kind_above, "kind_or_kind": _kind_or_kind,
+}  # fmt: skip
+MEASURES = {
+    "count": ("How many {table} are there {where}?", "count(*)"),
+    "sum": ("What is the total {measure} of the {table} {where}?", "sum({measure})"),
+    "max": ("What is the largest {measure} among the {table} {where}?", "max({measure})"),
+    "min": ("What is the smallest {measure} among the {table} {where}?", "min({measure})"),
+    "kinds": ("How many different values of {kind} have the {table} {where}?", "count(DISTINCT {kind})"),
+}
+
+
+def _ask(db: GeneratedTables, question: str, query: str, *, schema: bool) -> Made | None:
+    """The task of a query with one value; None where it has none."""
+    rows = db.ask(query)
+    if len(rows) != 1 or rows[0][0] is None:
+        return None
+    shown = f"{db.file} has {db.schema}.\n" if schema else f"{db.file} is a SQLite database.\n"
+    action = act("sql", database=db.file, statement=query)
+    look = () if schema else (_look(db),)
+    return answered(shown + question, db.files, rows[0][0], *look, action)
+
+
+def _look(db: GeneratedTables) -> OracleAction:
+    return act("sql", database=db.file, statement="SELECT sql FROM sqlite_master")
+
+
+def _until(draw: Callable[[random.Random], Made | None], rng: random.Random) -> Made:
+    while True:
+        if (drawn := draw(rng)) is not None:
+            return drawn
+
+
+# ------------------------------------------------------------------- level 0: one value; level 1: filtered
+
+
+def _simple(question: str, query: str, rng: random.Random) -> Made | None:
+    db = draw_database(rng, rng.randint(6, 14))
+    row = rng.choice(db.rows)
+    return _ask(db, db.fill(question, row), db.fill(query, row), schema=True)
+
+
+SIMPLE = {
+    "count": ("How many rows has {table}?", "SELECT count(*) FROM {table}"),
+    "sum": ("What is the total {measure}?", "SELECT sum({measure}) FROM {table}"),
+    "max": ("What is the largest {measure}?", "SELECT max({measure}) FROM {table}"),
+    "min": ("What is the smallest {measure}?", "SELECT min({measure}) FROM {table}"),
+    "kinds": ("How many different {kind} values are there?", "SELECT count(DISTINCT {kind}) FROM {table}"),
+    "measure_of": (
+        "What is the {measure} of {name}?",
+        "SELECT {measure} FROM {table} WHERE {label} = '{name}'",
+    ),
+    "kind_of": ("What is the {kind} of {name}?", "SELECT {kind} FROM {table} WHERE {label} = '{name}'"),
+    "id_of": ("What is the id of {name}?", "SELECT id FROM {table} WHERE {label} = '{name}'"),
+    "label_of": ("Which {label} has the id {id}?", "SELECT {label} FROM {table} WHERE id = {id}"),
+    "first": (
+        "Which {label} comes first in alphabetical order?",
+        "SELECT {label} FROM {table} ORDER BY {label} LIMIT 1",
+    ),
+    "last": (
+        "Which {label} comes last in alphabetical order?",
+        "SELECT {label} FROM {table} ORDER BY {label} DESC LIMIT 1",
+    ),
+}
+
+
+def _filtered(measure: str, where: Where, rng: random.Random) -> Made | None:
+    db = draw_database(rng, rng.randint(12, 24))
+    (said, condition), (question, selected) = where(rng, db), MEASURES[measure]
+    query = f"SELECT {db.fill(selected)} FROM {db.table} WHERE {condition}"
+    return _ask(db, db.fill(question).replace("{where}", said), query, schema=True)
+
+
+# ---------------------------------------------------- level 2: groups and joins, and changes of some rows
+
+GROUPS = {
+    "largest_sum": ("Which {kind} has the largest total {measure}?", "sum({measure}) DESC"),
+    "smallest_sum": ("Which {kind} has the smallest total {measure}?", "sum({measure})"),
+    "most": ("Which {kind} has the most {table}?", "count(*) DESC"),
+    "fewest": ("Which {kind} has the fewest {table}?", "count(*)"),
+    "largest_max": ("Which {kind} has the largest single {measure}?", "max({measure}) DESC"),
+    "smallest_min": ("Which {kind} has the smallest single {measure}?", "min({measure})"),
+}
+
+
+def _grouped(name: str, rng: random.Random) -> Made | None:
+    db = draw_database(rng, rng.randint(14, 24))
+    question, order = GROUPS[name]
+    value = db.fill(order).removesuffix(" DESC")
+    ranked = f"FROM {db.table} GROUP BY {db.kind} ORDER BY {db.fill(order)}"
+    best = db.ask(f"SELECT {value} {ranked} LIMIT 2")
+    if len(best) < 2 or best[0] == best[1]:
+        return None
+    return _ask(db, db.fill(question), f"SELECT {db.kind} {ranked} LIMIT 1", schema=False)
+
+
+def _joined(measure: str, rng: random.Random) -> Made | None:
+    db = draw_database(rng, rng.randint(14, 24))
+    keeper = rng.choice(db.keepers)[1]
+    question, selected = MEASURES[measure]
+    query = (
+        f"SELECT {db.fill(selected)} FROM {db.table} JOIN {db.kind}s ON {db.kind}s.name = {db.table}.{db.kind} "
+        f"WHERE {db.kind}s.keeper = '{keeper}'"
+    )
+    said = f"whose {db.kind} is kept by {keeper}"
+    return _ask(db, db.fill(question).replace("{where}", said), query, schema=False)
+
+
+CHANGES = {
+    "raise": ("Raise {measure} by {n} for all {table} {where}.", "UPDATE {table} SET {measure} = {measure} + {n} WHERE {c}"),
+    "set": ("Set {measure} to {n} for all {table} {where}.", "UPDATE {table} SET {measure} = {n} WHERE {c}"),
+    "delete": ("Delete all {table} {where}.", "DELETE FROM {table} WHERE {c}"),
+    "double": ("Double {measure} for all {table} {where}.", "UPDATE {table} SET {measure} = {measure} * 2 WHERE {c}"),
+    "retire": ("Change {kind} to retired for all {table} {where}.", "UPDATE {table} SET {kind} = 'retired' WHERE {c}"),
+}  # fmt: skip
+
+
+def _changed(db: GeneratedTables, prompt: str, statement: str, made: str | None = None) -> Made | None:
+    """The task of a statement: every table as it leaves them, the one it makes too; None where it changes
+    nothing."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(db.dump)
+        before = connection.total_changes
+        connection.executescript(statement)
+        if connection.total_changes == before and made is None:
+            return None
+        checks = []
+        for table in (db.table, f"{db.kind}s", *([made] if made else [])):
+            query = f"SELECT * FROM {table} ORDER BY 1"
+            rows = [list(row) for row in connection.execute(query)]
+            checks.append(StateCheck(kind="sql", path=db.file, query=query, expected=rows))
+    action = act("sql", database=db.file, statement=statement)
+    return left(f"{db.file} is a SQLite database. {prompt}", db.files, checks, _look(db), action)
+
+
+def _change(change: str, where: Where, rng: random.Random) -> Made | None:
+    db = draw_database(rng, rng.randint(8, 16))
+    (said, condition), (prompt, statement) = where(rng, db), CHANGES[change]
+    n = rng.randint(2, 60)
+    fill = lambda text: db.fill(text).replace("{n}", str(n))  # noqa: E731
+    prompt, statement = fill(prompt).replace("{where}", said), fill(statement).replace("{c}", condition)
+    return _changed(db, prompt, statement)
+
+
+# ---------------------------------------------------------------- level 3: changes that need two thoughts
+
+HARD = {
+    "insert": (
+        "Add to {table}: id {new}, {label} {fresh}, {kind} {one}, {measure} {n}. "
+        "Then delete the row of {table} whose id is {id}.",
+        "INSERT INTO {table} VALUES ({new}, '{fresh}', '{one}', {n}); DELETE FROM {table} WHERE id = {id};",
+    ),
+    "summary": (
+        "Make a table summary with the columns {kind}, rows and total: for each {kind} of {table}, the number "
+        "of rows and the total {measure}.",
+        "CREATE TABLE summary AS SELECT {kind}, count(*) AS rows, sum({measure}) AS total FROM {table} "
+        "GROUP BY {kind};",
+    ),
+    "ranking": (
+        "Make a table ranking with the columns {label} and {measure}: the three {table} with the largest "
+        "{measure}.",
+        "CREATE TABLE ranking AS SELECT {label}, {measure} FROM {table} ORDER BY {measure} DESC LIMIT 3;",
+    ),
+    "keeper": (
+        "Give all {table} whose {kind} is kept by {keeper} a {measure} higher by {n}.",
+        "UPDATE {table} SET {measure} = {measure} + {n} WHERE {kind} IN "
+        "(SELECT name FROM {kind}s WHERE keeper = '{keeper}');",
+    ),
+    "orphans": (
+        "Delete from {kind}s every {kind} that none of the {table} has.",
+        "DELETE FROM {kind}s WHERE name NOT IN (SELECT {kind} FROM {table});",
+    ),
+    "rename": (
+        "Rename the {kind} {one} to {fresh}, in {kind}s and in {table}.",
+        "UPDATE {kind}s SET name = '{fresh}' WHERE name = '{one}'; "
+        "UPDATE {table} SET {kind} = '{fresh}' WHERE {kind} = '{one}';",
+    ),
+    "below_average": (
+        "Delete all {table} whose {measure} is below the average {measure} of all {table}.",
+        "DELETE FROM {table} WHERE {measure} < (SELECT avg({measure}) FROM {table});",
+    ),
+    "merge": (
+        "Move all {table} of the {kind} {one} to the {kind} {other}, then delete {one} from {kind}s.",
+        "UPDATE {table} SET {kind} = '{other}' WHERE {kind} = '{one}'; DELETE FROM {kind}s WHERE name = '{one}';",
+    ),
+    "archive": (
+        "Make a table archive with the columns of {table}, and move all {table} with {measure} above {n} there.",
+        "CREATE TABLE archive AS SELECT * FROM {table} WHERE {measure} > {n}; "
+        "DELETE FROM {table} WHERE {measure} > {n};",
+    ),
+    "largest": (
+        "Of each {kind}, keep in {table} only the row with the largest {measure}, and delete the others.",
+        "DELETE FROM {table} WHERE {measure} < (SELECT max(o.{measure}) FROM {table} AS o "
+        "WHERE o.{kind} = {table}.{kind});",
+    ),
+}
+MADE = {"summary": "summary", "ranking": "ranking", "archive": "archive"}
+
+
+def _hard(name: str, rng: random.Random) -> Made | None:
+    db = draw_database(rng, rng.randint(10, 18))
+    values = {"n": str(_number(rng, db)), "keeper": rng.choice(db.keepers)[1]}
+    values["one"], values["other"] = rng.sample(sorted({row[2] for row in db.rows}), 2)
+    values["fresh"], values["new"] = db.fresh, str(max(row[0] for row in db.rows) + rng.randint(1, 9))
+    row = rng.choice(db.rows)
+    prompt, statement = (db.fill(text, row) for text in HARD[name])
+    for key, value in values.items():
+        prompt, statement = prompt.replace(f"{{{key}}}", value), statement.replace(f"{{{key}}}", value)
+    return _changed(db, prompt, statement, MADE.get(name))
+
+
+def _families(named: Iterable[tuple[str, Callable[[random.Random], Made | None]]]) -> Iterable[Family]:
+    return (Family(name, partial(_until, draw)) for name, draw in named)
+
+
+SUITE = TaskSuite(
+    name="sql",
+    version="1",
+    about="questions to a SQLite database, and changes of it",
+    views=(
+        view("sql", "value", 0, ASK_TOOLS, _families((n, partial(_simple, *of)) for n, of in SIMPLE.items())),
+        view("sql", "filter", 1, ASK_TOOLS, _families(
+            (f"{m}+{w}", partial(_filtered, m, where)) for m in MEASURES for w, where in WHERE.items()
+        )),
+        view("sql", "group", 2, READ_TOOLS, _families((
+            *((name, partial(_grouped, name)) for name in GROUPS),
+            *((f"join+{name}", partial(_joined, name)) for name in MEASURES if name != "kinds"),
+        ))),
+        view("sql", "change", 2, READ_TOOLS, _families(
+            (f"{c}+{w}", partial(_change, c, where)) for c in CHANGES for w, where in WHERE.items()
+        )),
+        view("sql", "reshape", 3, READ_TOOLS, _families((name, partial(_hard, name)) for name in HARD)),
+    ),
+)  # fmt: skip
