@@ -28,7 +28,7 @@ from typing import Any
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
-from nano_coder.sandbox.podman import find_podman
+from nano_containers.podman import find_podman
 from nano_shared.types import Limits
 
 SOURCE = "print(1)"

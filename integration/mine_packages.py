@@ -54,7 +54,7 @@ def download(requirement: str, folder: Path) -> Path | None:
 
 
 def with_tests(archive: Path) -> bool:
-    from nano_rl.tasks.mine.packages import read_package
+    from nano_mining.packages import read_package
     from nano_shared.errors import UsageError
 
     try:

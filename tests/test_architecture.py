@@ -16,6 +16,7 @@ PACKAGES = {
     "nano_coder": ROOT / "nano_coder",
     "nano_rl": ROOT / "nano_rl",
 }
+PLUGINS = {folder.name: folder for folder in (ROOT / "plugins").glob("*/nano_*")}
 
 
 def imports(path: Path) -> set[str]:
@@ -29,7 +30,9 @@ def imports(path: Path) -> set[str]:
 
 
 def modules() -> list[tuple[str, Path]]:
-    return [(package, path) for package, folder in PACKAGES.items() for path in sorted(folder.rglob("*.py"))]
+    """Those of the core and of plug-ins."""
+    both = PACKAGES | PLUGINS
+    return [(package, path) for package, folder in both.items() for path in sorted(folder.rglob("*.py"))]
 
 
 def test_imports_point_one_way_leaves_are_leaves_and_folders_form_no_circle() -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any, Protocol
 
-from nano_coder.sandbox.bubblewrap import BwrapSandbox
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_coder.sandbox.root_plan import cannot_isolate
 from nano_shared.errors import ConfigError, SandboxError, UsageError
-from nano_shared.extensions import Extensions, call_extension, described, is_reference, takes
+from nano_shared.extensions import Extensions, brought_by, call_extension, described, is_reference, takes
 from nano_shared.printable import printable
 from nano_shared.scratch import scratch_folder
 from nano_shared.types import Limits
@@ -22,7 +22,7 @@ from nano_shared.types import Limits
 SANDBOXES: Extensions[Callable[..., Sandbox]] = Extensions(
     "nano.sandboxes", check=lambda value: takes(value, "python")
 )
-"""what opens each kind, with the interpreter or None"""
+"""what opens each kind, with the interpreter or None, and with the project if it takes one"""
 _proved: set[tuple[str, str]] = set()
 _lock = threading.Lock()
 
@@ -41,45 +41,44 @@ def open_sandbox(
     It never falls back to less isolation.
     """
     if kind not in SANDBOXES and not is_reference(kind):
-        raise UsageError(f"unknown sandbox {kind!r}; known: {', '.join(SANDBOXES)}, or path.py:function")
-    if python is not None and kind != "podman" and shutil.which(python) is None:
-        raise UsageError(f"no interpreter at {python!r}; name another with --python, or leave it out")
+        known = f"known: {', '.join(SANDBOXES)}, or path.py:function"
+        raise UsageError(f"unknown sandbox {kind!r}; {brought_by(SANDBOXES.group, kind) or known}")
     opener = SANDBOXES.find(kind)
-    if opener in (open_ns, open_bwrap):
-        sandbox: Sandbox = opener(python, project)
-    else:
-        sandbox = call_extension(opener, python, name=f"sandbox {kind}")
+    host = not getattr(opener, "runs_images", False)  # else the path is one in the image
+    if python is not None and host and shutil.which(python) is None:
+        raise UsageError(f"no interpreter at {python!r}; name another with --python, or leave it out")
+    arguments = (python, project) if takes(opener, "python", "project") is None else (python,)
+    sandbox: Sandbox = call_extension(opener, *arguments, name=f"sandbox {kind}")
     if lacks := [name for name in ("name", "layers", "python", "open") if not hasattr(sandbox, name)]:
         raise ConfigError(f"sandbox {kind} is {described(sandbox)} without {', '.join(lacks)}")
     return sandbox if image is None else in_image(sandbox, image)
 
 
 def open_ns(python: str | None, project: Path | None = None) -> Sandbox:
-    """Namespaces; bubblewrap where they do not isolate. Raises SandboxError where neither does."""
+    """Namespaces; bubblewrap, if installed, where they do not isolate. Raises SandboxError."""
     try:
-        return _proven(NsSandbox(python, project))
+        return proven(NsSandbox(python, project))
     except SandboxError as refusal:
+        if "bwrap" not in SANDBOXES:
+            raise
         try:
-            sandbox = open_bwrap(python, project)
+            sandbox = SANDBOXES.find("bwrap")(python, project)
         except SandboxError:
             raise refusal from None
         print(f"sandbox: bwrap instead of ns, since {refusal}", file=sys.stderr)
         return sandbox
 
 
-def open_bwrap(python: str | None, project: Path | None = None) -> Sandbox:
-    """Raises SandboxError where it does not isolate."""
-    return _proven(BwrapSandbox(python, project))
+class Provable(Sandbox, Protocol):
+    """A sandbox whose jails `prove` can try to leave."""
+
+    @property
+    def lacks(self) -> Sequence[str]:
+        """A sentence for each layer that this machine does not offer."""
 
 
-def open_podman(python: str | None) -> Sandbox:
-    """Raises SandboxError where podman cannot run containers. Each image is proved when it is named."""
-    from nano_coder.sandbox.podman import PodmanSandbox
-
-    return PodmanSandbox(python)
-
-
-def _proven(sandbox: NsSandbox | BwrapSandbox) -> Sandbox:
+def proven(sandbox: Provable) -> Sandbox:
+    """The sandbox, after `prove` once a process. Raises SandboxError as `prove`."""
     with _lock:
         if (sandbox.name, sandbox.python) not in _proved:
             prove(sandbox)
@@ -89,12 +88,10 @@ def _proven(sandbox: NsSandbox | BwrapSandbox) -> Sandbox:
     return sandbox
 
 
-def prove(sandbox: NsSandbox | BwrapSandbox) -> None:
+def prove(sandbox: Provable) -> None:
     """Try to escape from a jail, and run its interpreter. Raises SandboxError with the layer that failed."""
-    with (
-        scratch_folder("canary") as outside,
-        closing(sandbox.open(None, Limits())) as jail,
-    ):
+    jail: Any
+    with scratch_folder("canary") as outside, closing(sandbox.open(None, Limits())) as jail:
         canary = outside / "canary"
         canary.write_bytes(b"secret")
         for layer, held in jail.probe(canary).items():

@@ -27,6 +27,29 @@ from nano_shared.errors import ConfigError, NanoError
 from nano_shared.user_code import OURS, error_text, note_source, raised_at, result_of, user_code
 
 T = TypeVar("T")
+PLUGINS = {
+    "nano.sandboxes": dict.fromkeys(("bwrap", "podman"), "containers"),
+    "nano.suites": dict.fromkeys(
+        (
+            "functions",
+            "shell",
+            "sql",
+            "data",
+            "logic",
+            "workplace",
+            "search",
+            "perceive",
+            "long",
+            "plan",
+            "memory",
+            "services",
+            "reasoning-gym",
+        ),
+        "suites",
+    ),
+    "nano.profiles": dict.fromkeys(("compact-2", "hermes-2"), "suites"),
+}
+"""group -> an extension of ours that the core's wheel does not hold -> the plug-in that does"""
 Validator = Callable[[Any], str | None]
 """says what is wrong with an extension's value; None where it fits"""
 
@@ -156,6 +179,12 @@ def absolute_reference(name: str) -> str:
     return f"{real_path(file)}:{attribute}" if file.endswith(".py") else name
 
 
+def brought_by(group: str, name: str) -> str:
+    """Which plug-in of ours brings an extension that is not installed, for a sentence; empty if none does."""
+    plugin = PLUGINS.get(group, {}).get(name)
+    return f"it comes with the plug-in {plugin}: pip install 'nano-rl-coder[{plugin}]'" if plugin else ""
+
+
 def is_ours(module: str) -> bool:
     """Whether a module, or an entry point's value, is of this repository's own packages."""
     return module.partition(".")[0] in OURS
@@ -180,9 +209,8 @@ def _registered(group: str) -> dict[str, tuple[EntryPoint, ...]]:
 def _from_entry_point(group: str, name: str) -> tuple[object, str]:
     registered = _registered(group)
     if name not in registered:
-        raise ConfigError(
-            f"{group} has no {name!r}; there are {', '.join(registered) or 'none'}, or path.py:name"
-        )
+        known = f"there are {', '.join(registered) or 'none'}, or path.py:name"
+        raise ConfigError(f"{group} has no {name!r}; {brought_by(group, name) or known}")
     entry, *others = registered[name]
     if others:
         sources = " and ".join(_source(entry) for entry in registered[name])

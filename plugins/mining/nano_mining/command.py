@@ -21,7 +21,7 @@ from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 
 if TYPE_CHECKING:
-    from nano_rl.tasks.mine.mining import PackageYield
+    from nano_mining.mining import PackageYield
 
 
 def command(
@@ -47,11 +47,11 @@ def command(
     package with tests is named and skipped; the exit code is then 1. Ctrl-C writes what is there; the same
     command goes on after that, and after a kill.
     """
+    from nano_mining.candidates import KINDS
+    from nano_mining.mining import Miner, MiningJournal, StoppableSandbox
+    from nano_mining.packages import read_package
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import sandbox_opener
-    from nano_rl.tasks.mine.candidates import KINDS
-    from nano_rl.tasks.mine.mining import Miner, MiningJournal, StoppableSandbox
-    from nano_rl.tasks.mine.packages import read_package
 
     kinds = tuple(word for given in kind or [",".join(KINDS)] for word in given.split(","))
     if unknown := [word for word in kinds if word not in KINDS]:

@@ -18,22 +18,22 @@ from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.execution import run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.text_files import _replace_line
-from nano_rl.commands.tasks_mine import command
+from nano_mining import mining
+from nano_mining.candidates import KINDS
+from nano_mining.command import command
+from nano_mining.packages import read_package
+from nano_mining.targets import outline, targets_of, without_body, without_definition, without_tests
+from nano_mining.test_tasks import cut_out
+from nano_mining.traces import trace_file, traced_tests
+from nano_mining.trials import TrialJob, Version, try_versions
 from nano_rl.tasks.admission import log_folder, scratch_runtime
 from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tasks.check import check_task
 from nano_rl.tasks.make import read_tasks
-from nano_rl.tasks.mine import mining
-from nano_rl.tasks.mine.candidates import KINDS
-from nano_rl.tasks.mine.packages import read_package
-from nano_rl.tasks.mine.targets import outline, targets_of, without_body, without_definition, without_tests
-from nano_rl.tasks.mine.test_tasks import cut_out
-from nano_rl.tasks.mine.traces import trace_file, traced_tests
-from nano_rl.tasks.mine.trials import TrialJob, Version, try_versions
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits, Trust
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MODULE = '''"""Sums."""
 
 
@@ -150,7 +150,7 @@ def test_a_module_indented_by_tabs_has_the_targets_of_one_indented_by_blanks() -
 
 def test_every_breakage_is_undone_by_its_edit() -> None:
     count = 0
-    for path in sorted((ROOT / "nano_rl/tasks/mine").glob("*.py")):
+    for path in sorted((ROOT / "plugins/mining/nano_mining").glob("*.py")):
         text = path.read_text(encoding="utf-8")
         for target in targets_of(path.name, text):
             for change in (without_body, without_definition):

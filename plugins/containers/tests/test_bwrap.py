@@ -26,11 +26,11 @@ from pathlib import Path
 import pytest
 from executions import stopped_after_output
 
-from nano_coder.sandbox import bubblewrap
+from nano_containers import bubblewrap
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.bubblewrap import BwrapJail, BwrapSandbox
 from nano_coder.sandbox.launcher import seccomp
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+from nano_containers.bubblewrap import BwrapJail, BwrapSandbox
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nano_coder.sandbox.protocol import Jail, Sandbox
-from nano_rl.tasks.mine.candidates import GENERATOR, CandidateTrials, MinedTarget, mined_targets
-from nano_rl.tasks.mine.packages import MinedPackage
-from nano_rl.tasks.mine.targets import targets_of
-from nano_rl.tasks.mine.traces import trace_file, traced_tests
+from nano_mining.candidates import GENERATOR, CandidateTrials, MinedTarget, mined_targets
+from nano_mining.packages import MinedPackage
+from nano_mining.targets import targets_of
+from nano_mining.traces import trace_file, traced_tests
 from nano_rl.tasks.suite import split_of
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore

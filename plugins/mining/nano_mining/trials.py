@@ -13,10 +13,10 @@ from pathlib import Path
 
 from nano_coder.grading.command_run import workspace_jail
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.tasks.mine.packages import MinedPackage
-from nano_rl.tasks.mine.traces import LIMITS, pytest_arguments, search_path
+from nano_mining.packages import MinedPackage
+from nano_mining.traces import LIMITS, pytest_arguments, search_path
 
-_PROGRAM = (Path(__file__).parents[1] / "inside" / "trials.py").read_text(encoding="utf-8")
+_PROGRAM = (Path(__file__).parent / "inside" / "trials.py").read_text(encoding="utf-8")
 _FIRST, _TIMES, _MORE, _ALL = 60.0, 10.0, 4.0, 200.0
 """seconds of the right code; a version may take so many times as long and so many more; of all, a function"""
 _FAILED = (1, 2, 4)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nano_coder.grading.command_run import workspace_jail
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.tasks.mine.packages import MinedPackage
+from nano_mining.packages import MinedPackage
 from nano_shared.syntax import parse_expression
 from nano_shared.types import Limits
 
@@ -20,7 +20,7 @@ SECONDS = 240.0
 """wall time of one traced test file; tests that have ended by then count"""
 SLOWEST = 2.0
 """seconds of a traced test that is still used; one that takes five times as long is ended"""
-_PROGRAM = (Path(__file__).parents[1] / "inside" / "call_tracer.py").read_text(encoding="utf-8")
+_PROGRAM = (Path(__file__).parent / "inside" / "call_tracer.py").read_text(encoding="utf-8")
 _FOLDER, _FOUND = ".nano-calls", "/work/.nano-calls/found.jsonl"
 
 

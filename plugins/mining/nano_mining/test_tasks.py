@@ -13,7 +13,7 @@ from typing import Any
 
 from nano_coder.grading.submission import Delivery, grade_delivery
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.tasks.mine.targets import first_line
+from nano_mining.targets import first_line
 from nano_rl.tasks.mutate import mutants
 from nano_shared import snapshot
 from nano_shared.blobs import MemoryBlobs

@@ -16,8 +16,8 @@ from typing import Any
 
 from nano_coder.grading.submission import Delivery, grade_delivery
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.tasks.mine.packages import MinedPackage
-from nano_rl.tasks.mine.targets import (
+from nano_mining.packages import MinedPackage
+from nano_mining.targets import (
     LONGEST,
     Breakage,
     Target,
@@ -26,9 +26,9 @@ from nano_rl.tasks.mine.targets import (
     without_definition,
     without_tests,
 )
-from nano_rl.tasks.mine.test_tasks import admitted_test_task
-from nano_rl.tasks.mine.traces import TracedTest, pytest_command
-from nano_rl.tasks.mine.trials import TrialJob, Version, try_versions
+from nano_mining.test_tasks import admitted_test_task
+from nano_mining.traces import TracedTest, pytest_command
+from nano_mining.trials import TrialJob, Version, try_versions
 from nano_rl.tasks.mutate import Splice, mutant_of
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, OverlayBlobs

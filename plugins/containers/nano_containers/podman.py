@@ -22,7 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from nano_coder.sandbox.container import (
+from nano_coder.sandbox.folder_jail import FolderJail, ProgramResult, ProgramSpec
+from nano_coder.sandbox.launcher import files, root
+from nano_coder.sandbox.protocol import ExecResult, RunOptions
+from nano_coder.sandbox.request import check_limits, minimal_environment
+from nano_coder.sandbox.root_plan import PROCESSES, layers, rlimits
+from nano_containers.container import (
     PATIENCE_S,
     SEARCHED,
     ContainerRun,
@@ -30,11 +35,6 @@ from nano_coder.sandbox.container import (
     carried_python,
     podman_environment,
 )
-from nano_coder.sandbox.folder_jail import FolderJail, ProgramResult, ProgramSpec
-from nano_coder.sandbox.launcher import files, root
-from nano_coder.sandbox.protocol import ExecResult, RunOptions
-from nano_coder.sandbox.request import check_limits, minimal_environment
-from nano_coder.sandbox.root_plan import PROCESSES, layers, rlimits
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.scratch import scratch_folder
 from nano_shared.types import Limits
