@@ -20,14 +20,14 @@ import torch
 import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from nano_cluster.learner import ShardedLearner
+from nano_cluster.ranks import LEAVE, Ranks
 from nano_rl.learn.config import ObjectiveConfig, UpdateConfig
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.model.plan import Workload, plan_memory
 from nano_rl.learn.rows.batch import make_batches
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.update import PolicyLoss
-from nano_rl.scale.learner import ShardedLearner
-from nano_rl.scale.ranks import LEAVE, Ranks
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,

@@ -23,15 +23,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nano_cluster.ray_cluster import set_variables
+from nano_cluster.ray_rollouts import RayRollouts
+from nano_cluster.ray_setup import setup_of
+from nano_cluster.worker_status import ClusterStatus
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.config import AgentConfig
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.scale.ray_cluster import set_variables
-from nano_rl.scale.ray_rollouts import RayRollouts
-from nano_rl.scale.ray_setup import setup_of
-from nano_rl.scale.worker_status import ClusterStatus
 from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tasks.make import make_tasks
 from nano_shared.policy import Conversation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 
 from nano_shared.command_line import lazy_app, run_command
 
@@ -13,7 +12,7 @@ COMMANDS = {
     "sft": ("nano_rl.commands.sft", "Imitation: oracles, successes in the log, or conversations."),
     "admit": ("nano_rl.commands.admit", "What the log can teach, and why not more."),
     "train": ("nano_rl.commands.train", "Policy gradients, on fresh rollouts and on the log."),
-    "cluster": ("nano_rl.commands.cluster", "The Ray workers of running trainings."),
+    "cluster": ("+cluster", "The Ray workers of running trainings."),
     "preferences": ("nano_rl.cli:preferences", "Pairs of runs, one of which is preferred."),
     "reward-model": (
         "nano_rl.commands.preferences:reward_model",
@@ -56,9 +55,8 @@ preferences = lazy_app(
 
 def main() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun started several of us
-        from nano_rl.scale.learner import follow
-        from nano_rl.scale.ranks import run_rank
+        from nano_rl.gather.engines.workers import run_on_ranks
 
-        run_rank(partial(run_command, cli), follow)
+        run_command(cli, through=run_on_ranks)
     else:
         run_command(cli)

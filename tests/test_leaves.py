@@ -18,7 +18,6 @@ LEAVES = (
     "nano_coder/view",
     "nano_rl/formats",
     "nano_rl/report",
-    "nano_rl/scale",
     "nano_rl/environments",
 )
 CORE_TESTS = (

@@ -75,15 +75,16 @@ def _placed(
     how: dict[str, Any],
 ) -> list[Trajectory]:  # fmt: skip
     """`collect` by workers on a Ray cluster."""
-    from nano_rl.scale.ray_setup import open_rollout_workers
-
     if runtime.agent or not find_opener(config.model or ""):
         raise UsageError(
             "--ray runs nano's own agent on a hosted model: give --model openai:NAME --base-url URL, which"
             " may be that of vLLM or nano-coder serve, and leave --agent out"
         )
+    from nano_rl.gather.engines.workers import ROLLOUT_CLUSTERS
+
     tell = partial(print, file=sys.stderr)
-    with closing(open_rollout_workers(runtime, config, address, count, tell)) as workers:
+    ray = ROLLOUT_CLUSTERS.find("ray")
+    with closing(ray.open_rollout_workers(runtime, config, address, count, tell)) as workers:
         return workers.collect(work, runtime, **how)
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from nano_rl.gather.engines.workers import OpenWorkers
     from nano_rl.learn.model.learner import OpenLearner
     from nano_rl.report.live import Watcher
-    from nano_rl.scale.ranks import Ranks
     from nano_shared.store import LogStore
 
 FLAGS = {
@@ -269,25 +268,27 @@ def _train(
     _tell(target, folder, watch, config.steps, quiet=quiet)
 
 
-def _ranks() -> Ranks | None:
+def _ranks() -> Any:
     """The ranks that torchrun started, of which this process is the first; None without torchrun."""
-    ranks = sys.modules.get("nano_rl.scale.ranks")  # loaded by torchrun's processes alone
-    return ranks.leader() if ranks else None
+    from nano_rl.gather.engines.workers import started_ranks
+
+    started = started_ranks()
+    return started.leader() if started else None
 
 
-def _sharded(ranks: Ranks, model: str, config: TrainConfig, folder: Path) -> OpenLearner:
-    from nano_rl.scale.learner import open_sharded
+def _sharded(ranks: Any, model: str, config: TrainConfig, folder: Path) -> OpenLearner:
+    from nano_rl.gather.engines.workers import RANKED_TRAININGS
 
-    return partial(open_sharded, ranks, model, config, folder)
+    return partial(RANKED_TRAININGS.find("ranks").open_sharded, ranks, model, config, folder)
 
 
 def _placed(config: TrainConfig) -> OpenWorkers | None:
     """What opens the workers of --ray; None without."""
     if config.ray is None:
         return None
-    from nano_rl.scale.ray_setup import open_training_workers
+    from nano_rl.gather.engines.workers import ROLLOUT_CLUSTERS
 
-    return open_training_workers
+    return ROLLOUT_CLUSTERS.find("ray").open_training_workers
 
 
 def _record(

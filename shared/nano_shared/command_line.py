@@ -272,9 +272,22 @@ def _without_markup(text: str) -> str:
     return "\n\n".join(p.removeprefix("\b\n") if p[:1] == "\b" else " ".join(p.split()) for p in paragraphs)
 
 
-def run_command(app: typer.Typer, arguments: list[str] | None = None) -> None:
-    """Run a command line and exit: errors of ours become one line on stderr and their exit code."""
+def run_command(
+    app: typer.Typer,
+    arguments: list[str] | None = None,
+    *,
+    through: Callable[[Callable[[], None]], None] | None = None,
+) -> None:
+    """Run a command line and exit: errors of ours become one line on stderr and their exit code.
+
+    `through` calls what it is given, in those processes that are to run the command.
+    """
     guard_streams()
+    if through is not None:
+        try:
+            return through(lambda: run_command(app, arguments))
+        except NanoError as problem:
+            _fail(str(problem), problem.exit_code)
     command: Any = get_command(app)
     try:
         with interrupted_in_time():

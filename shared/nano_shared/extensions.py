@@ -47,6 +47,8 @@ PLUGINS = {
         ),
         "suites",
     ),
+    "nano.workers": {"ray": "cluster"},
+    "nano.learners": {"ranks": "cluster"},
     "nano.profiles": dict.fromkeys(("compact-2", "hermes-2"), "suites"),
 }
 """group -> an extension of ours that the core's wheel does not hold -> the plug-in that does"""

@@ -344,7 +344,8 @@ def test_the_document_and_the_example_know_every_group() -> None:
     example = tomllib.loads((REPOSITORY / "examples/plugins/pyproject.toml").read_text())
     theirs = ours - {"nano.trainings"}  # by which nano_rl's pages reach the viewer
     assert set(re.findall(r"\| `(nano\.[a-z_]+)`", DOCUMENT.read_text())) == theirs
-    assert set(example["project"]["entry-points"]) == theirs
+    # what runs on a cluster is no small example
+    assert set(example["project"]["entry-points"]) == theirs - {"nano.workers", "nano.learners"}
 
 
 def test_our_own_entry_points_can_be_loaded_each_first_of_all() -> None:

@@ -156,7 +156,10 @@ class BubblewrapRun(HeldProgram):
             inside = [settings.python, "-I", "-S", "-X", "utf8", "-c", start]
             argv = [settings.program, "--args", str(arguments), "--", *inside]
             if settings.staged:
-                code = _STAGE.format(path=str(Path(__file__).parent), call=(settings.owner, sources, argv))
+                launcher = str(Path(root.__file__).parents[1])
+                code = _STAGE.format(path=launcher, call=(settings.owner, sources, argv))
+                    path=str(Path(root.__file__).parents[1]), call=(settings.owner, sources, argv)
+                )
                 argv = own_python("-I", "-S", "-X", "utf8", "-c", code)
             self._process = _popen(
                 argv,

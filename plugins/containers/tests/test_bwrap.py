@@ -26,10 +26,10 @@ from pathlib import Path
 import pytest
 from executions import stopped_after_output
 
-from nano_containers import bubblewrap
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.launcher import seccomp
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+from nano_containers import bubblewrap
 from nano_containers.bubblewrap import BwrapJail, BwrapSandbox
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
@@ -532,7 +532,7 @@ def test_a_bubblewrap_that_bounds_no_tmpfs_is_refused(
 OLD_KERNEL = """
     import errno, os, struct, sys
     from nano_coder.sandbox.backend import open_sandbox
-    from nano_coder.sandbox import bubblewrap
+    from nano_containers import bubblewrap
     from nano_coder.sandbox.launcher import kernel
     from nano_shared.types import Limits
     step = lambda code, value, yes=0, no=0: struct.pack("=HBBI", code, yes, no, value)

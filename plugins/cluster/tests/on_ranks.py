@@ -19,13 +19,13 @@ import torch.distributed as dist
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from nano_cluster.learner import ShardedLearner
+from nano_cluster.ranks import LEAVE, Ranks
 from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.model.learner import Learner, LossPart, prepare
 from nano_rl.learn.rows.batch import make_batches
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.update import PolicyLoss
-from nano_rl.scale.learner import ShardedLearner
-from nano_rl.scale.ranks import LEAVE, Ranks
 
 torch.set_num_threads(1)
 VOCABULARY = 61

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from nano_rl.scale.ray_worker import RolloutExecutor, RolloutJob, WorkerBeat, WorkerSetup
-from nano_rl.scale.worker_status import LostWorker, WorkerStatus
+from nano_cluster.ray_worker import RolloutExecutor, RolloutJob, WorkerBeat, WorkerSetup
+from nano_cluster.worker_status import LostWorker, WorkerStatus
 
 RUNS_AT_ONCE = 4
 """jobs of one worker: agents wait for servers and tools most of the time"""

@@ -24,6 +24,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from nano_cluster.ranks import JOIN, Ranks, local_rank, lost_explained, run_rank
+from nano_cluster.ranks import leader as leader
+from nano_cluster.shards import check_shards, load_shards, save_shards
 from nano_coder.models.opening import open_weights
 from nano_rl.config.training import TrainConfig
 from nano_rl.learn.config import OptimizerConfig
@@ -34,8 +37,6 @@ from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.tree_forward import layers_of
 from nano_rl.learn.update import PolicyLoss
-from nano_rl.scale.ranks import JOIN, Ranks, local_rank, lost_explained
-from nano_rl.scale.shards import check_shards, load_shards, save_shards
 from nano_shared.errors import CheckpointError, ConfigError, GuardTripped
 from nano_shared.malloc import unmap_freed_memory
 from nano_shared.settings import parse_config
@@ -291,6 +292,11 @@ def open_sharded(
 
 SHARDS = "shards"
 """folder name in the folder of a training"""
+
+
+def run_ranks(command: Callable[[], None]) -> None:
+    """Run the command line on rank 0; the others follow what it trains."""
+    run_rank(command, follow)
 
 
 def follow(ranks: Ranks) -> None:

@@ -17,15 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nano_cluster.ray_actor import RUNS_AT_ONCE, QueuedJob, RolloutWorker, cause_of, ready
+from nano_cluster.ray_cluster import cluster_cpus, connect
+from nano_cluster.ray_worker import Redo, RolloutJob, WorkerBeat, WorkerFacts, WorkerFailure, WorkerSetup
+from nano_cluster.worker_status import ClusterStatus, LostWorker
 from nano_coder.run.execution import Runtime
 from nano_rl.gather.engines.adapter_probe import PublishedAdapter
 from nano_rl.gather.engines.engine_pool import EngineState
 from nano_rl.gather.rollouts import OnRun, episode_seed, members
 from nano_rl.rewards import Reward
-from nano_rl.scale.ray_actor import RUNS_AT_ONCE, QueuedJob, RolloutWorker, cause_of, ready
-from nano_rl.scale.ray_cluster import cluster_cpus, connect
-from nano_rl.scale.ray_worker import Redo, RolloutJob, WorkerBeat, WorkerFacts, WorkerFailure, WorkerSetup
-from nano_rl.scale.worker_status import ClusterStatus, LostWorker
 from nano_shared.errors import NanoError, RolloutsFailed
 from nano_shared.run_facts import facts_of
 from nano_shared.store import new_run_id

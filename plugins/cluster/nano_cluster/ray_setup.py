@@ -7,6 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nano_cluster.ray_rollouts import RayRollouts
+from nano_cluster.ray_worker import OpenWorkerPolicy, RemoteModel, WorkerSetup, machine, open_named
+from nano_cluster.worker_status import WORKERS
 from nano_coder import __version__
 from nano_coder.config import AgentConfig, load_config
 from nano_coder.models.opening import OpenedWeights
@@ -14,9 +17,6 @@ from nano_coder.run.execution import Runtime
 from nano_coder.tools.registry import TOOLS
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.engines.adapter_publisher import engine_key, probe_of
-from nano_rl.scale.ray_rollouts import RayRollouts
-from nano_rl.scale.ray_worker import OpenWorkerPolicy, RemoteModel, WorkerSetup, machine, open_named
-from nano_rl.scale.worker_status import WORKERS
 from nano_shared.hashing import new_run_id
 
 

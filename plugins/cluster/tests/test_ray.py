@@ -22,6 +22,12 @@ from looping import CONFIG, TASKS, Loop, alternating, runtime_at, tiny_model
 from pydantic import ValidationError
 from ray_policies import ByTurn, open_by_turn
 
+from nano_cluster import ray_worker
+from nano_cluster.ray_cluster import connect
+from nano_cluster.ray_rollouts import RayRollouts
+from nano_cluster.ray_setup import open_training_workers, setup_of
+from nano_cluster.ray_worker import Redo, RolloutExecutor, RolloutJob, WorkerFacts, WorkerFailure
+from nano_cluster.worker_status import WORKERS, ClusterStatus, read_status
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.config import AgentConfig
 from nano_coder.run.execution import Runtime, run_task
@@ -31,12 +37,6 @@ from nano_rl.gather.rollouts import episode_seed
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.used_runs import read_used
 from nano_rl.record import read_events
-from nano_rl.scale import ray_worker
-from nano_rl.scale.ray_cluster import connect
-from nano_rl.scale.ray_rollouts import RayRollouts
-from nano_rl.scale.ray_setup import open_training_workers, setup_of
-from nano_rl.scale.ray_worker import Redo, RolloutExecutor, RolloutJob, WorkerFacts, WorkerFailure
-from nano_rl.scale.worker_status import WORKERS, ClusterStatus, read_status
 from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tasks.make import make_tasks, write_tasks
 from nano_shared.errors import ConfigError, LogError, RolloutsFailed, UsageError
