@@ -30,13 +30,13 @@ from rich.console import Console
 from rich.table import Table
 
 from nano_coder.models.opening import open_weights
-from nano_rl.config.training import DpoConfig
+from nano_preferences.config import DpoConfig
+from nano_preferences.dpo import train_dpo
+from nano_preferences.log_pairs import log_pairs
+from nano_preferences.pairs import pair_rows
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.learn.config import CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
-from nano_rl.preferences.dpo import train_dpo
-from nano_rl.preferences.log_pairs import log_pairs
-from nano_rl.preferences.pairs import pair_rows
 
 STEPS, PROMPTS = 40, 8
 SCALE = Scale(

@@ -38,8 +38,14 @@ from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
+from nano_preferences.config import DpoConfig, RewardModelConfig
+from nano_preferences.dpo import train_dpo
+from nano_preferences.log_pairs import log_pairs
+from nano_preferences.pairs import PairRows, pair_rows, read_pairs, write_pairs
+from nano_preferences.reward_checkpoint import open_reward_model, save_reward_model
+from nano_preferences.reward_model import held_out, measure, train_reward_model
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.config.training import DpoConfig, RewardModelConfig, SftConfig, TrainConfig
+from nano_rl.config.training import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import reader_of, train_sft
@@ -47,11 +53,6 @@ from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, Optimizer
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.model.scalar_model import scalar_model
-from nano_rl.preferences.dpo import train_dpo
-from nano_rl.preferences.log_pairs import log_pairs
-from nano_rl.preferences.pairs import PairRows, pair_rows, read_pairs, write_pairs
-from nano_rl.preferences.reward_checkpoint import open_reward_model, save_reward_model
-from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
 from nano_rl.report.training import GOLD, over_optimised, proxy_of
 from nano_rl.rewards import open_reward, parse_reward
 from nano_rl.tiny_model import build_tiny

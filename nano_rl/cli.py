@@ -15,10 +15,10 @@ COMMANDS = {
     "cluster": ("+cluster", "The Ray workers of running trainings."),
     "preferences": ("nano_rl.cli:preferences", "Pairs of runs, one of which is preferred."),
     "reward-model": (
-        "nano_rl.commands.preferences:reward_model",
+        "+preferences",
         "A model of which run people would prefer.",
     ),
-    "dpo": ("nano_rl.commands.preferences:dpo", "From preference pairs straight to the policy."),
+    "dpo": ("+preferences", "From preference pairs straight to the policy."),
     "plan": ("nano_rl.commands.plan", "Memory and speed of a training, before anything is loaded."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
     "export": ("nano_rl.commands.export", "Preference pairs, or rows of tokens, for other trainers."),
@@ -48,7 +48,7 @@ tasks = lazy_app(
 )
 preferences = lazy_app(
     "nano-rl.preferences",
-    {"build": ("nano_rl.commands.preferences_build", "Preference pairs out of the log, into a file.")},
+    {"build": ("+preferences", "Preference pairs out of the log, into a file.")},
     help="Make preference pairs.",
 )
 

@@ -24,7 +24,7 @@ from nano_rl.gather.engines.workers import OpenWorkers
 from nano_rl.gather.impossible_rollouts import controls_due, hack_metrics, roll_controls
 from nano_rl.gather.overlapped_source import OverlappedGatherer
 from nano_rl.gather.rollouts import OnRun, failed, none_graded
-from nano_rl.gather.sources import Gatherer, Sources
+from nano_rl.gather.sources import Gatherer, Sources, pair_term
 from nano_rl.gather.success import HeldOut, success_metrics
 from nano_rl.imitation.demonstrations import imitation_term
 from nano_rl.learn.guards import check_update
@@ -40,7 +40,6 @@ from nano_rl.learn.offline import OnStep
 from nano_rl.learn.rows.group import Group, group_metrics, row_tokens
 from nano_rl.learn.update import Updater
 from nano_rl.logs.used_runs import USED, UsedRuns
-from nano_rl.preferences.dpo import preference_term
 from nano_rl.record import SHORTEST, EventKind, Phases, note
 from nano_rl.resume.progress import (
     Progress,
@@ -103,7 +102,8 @@ def train(
         if saved:
             sources = sources.only(saved["logged"], runtime.store.blobs)
         imitation = imitation_term(config, sources.every_task, runtime, opened, sources.rest)
-        preferences = preference_term(model, opened, sources.pairs, config)
+        paired = pair_term(config)
+        preferences = paired.preference_term(model, opened, sources.pairs, config) if paired else None
         terms = [term for term in (imitation, preferences) if term is not None]
         updater = replace(updater, terms=terms)
         gatherer = _gatherer(model, opened, runtime, sources, config, reward, folder, learner, open_workers)

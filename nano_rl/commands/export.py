@@ -118,9 +118,10 @@ def _tokens(
 def _preferences(
     store: LogStore, choice: ChosenRuns, refused: Counter[str], redact: bool
 ) -> Iterator[dict[str, Any]]:
-    from nano_rl.preferences.log_pairs import log_pairs
+    from nano_rl.gather.sources import PAIR_TERMS
     from nano_shared.redact.exports import redacted
 
+    log_pairs = PAIR_TERMS.find("preferences").log_pairs
     for run_ids in _tasks(store, choice):
         view: Any = TaskView(store, run_ids)
         found = log_pairs(view)

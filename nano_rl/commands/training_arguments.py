@@ -137,12 +137,11 @@ def open_sources(
     """Where groups come from. Raises UsageError where the logs can teach nothing."""
     from nano_coder.models.opening import local_policy
     from nano_rl.gather.curriculum import Curriculum
-    from nano_rl.gather.sources import Sources
+    from nano_rl.gather.sources import Sources, pair_term
     from nano_rl.imitation.rows import succeeded
     from nano_rl.logs.lineage import lineage
     from nano_rl.logs.logged_group import LoggedGroup, LoggedRuns
     from nano_rl.logs.reader import read_logs
-    from nano_rl.preferences.log_pairs import pair_of, pairs_beside
 
     if not asked.from_logs:
         return Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if asked.curriculum else None)
@@ -163,7 +162,8 @@ def open_sources(
     logs = LoggedRuns(stores=stores)
     for line in _cost(contents, len(mutants), config, runtime.store):
         say(line)
-    pairs = pairs_beside(stores, {run.id for run in contents.rest}, contents.usable, config)
+    paired, rest_ids = pair_term(config), {run.id for run in contents.rest}
+    pairs = paired.pairs_beside(stores, rest_ids, contents.usable, config) if paired else ()
     beside = (config.lambda_sft > 0 and any(map(succeeded, contents.rest))) or pairs
     if not (contents.groups or beside):
         contents.refuse_nothing(stores, fresh=config.group_size > 0)
@@ -174,7 +174,7 @@ def open_sources(
         learned_from=way.learned_from,
         rest=rest,
         pairs=pairs,
-        pair_of=pair_of,
+        pair_of=paired.pair_of if paired else None,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -22,8 +22,15 @@ from nano_rl.logs.logged_group import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import CheckpointError, GuardTripped
+from nano_shared.extensions import Extensions
 from nano_shared.hashing import content_hash
 from nano_shared.types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from nano_coder.models.opening import OpenedWeights
+    from nano_shared.store import LogStore
 
 
 class RunPair(Protocol):
@@ -31,6 +38,36 @@ class RunPair(Protocol):
 
     chosen_run: str | None
     rejected_run: str | None
+
+
+class PairTerm(Protocol):
+    """Pairs of logged runs, and the loss term on them: an extension of `nano.terms`, a module."""
+
+    def pairs_beside(
+        self, stores: Sequence[LogStore], rest: set[str], usable: set[str], config: TrainConfig
+    ) -> tuple[RunPair, ...]:
+        """Pairs of which one side cannot train a policy gradient; none if `logs.lambda_preference` is 0."""
+        ...
+
+    def pair_of(self, chosen: Trajectory, rejected: Trajectory, blobs: BlobStore) -> RunPair | None: ...
+
+    def log_pairs(self, store: LogStore) -> Any:
+        """`pairs`, each with `prompt`, `chosen` and `rejected` as messages, and `refused` by cause."""
+        ...
+
+    def preference_term(
+        self, model: nn.Module, opened: OpenedWeights, pairs: Sequence[RunPair], config: TrainConfig
+    ) -> Any:
+        """A term of the loss, as `Updater.terms` takes them; None without pairs."""
+        ...
+
+
+PAIR_TERMS: Extensions[PairTerm] = Extensions("nano.terms")
+
+
+def pair_term(config: TrainConfig) -> PairTerm | None:
+    """What `logs.lambda_preference` needs; None where it is 0. Raises ConfigError if it is not installed."""
+    return PAIR_TERMS.find("preferences") if config.logs.lambda_preference else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

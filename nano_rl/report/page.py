@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nano_rl.checkpoints.statistics import wilson
 from nano_rl.gather.impossible_rollouts import HackRow
@@ -20,9 +20,6 @@ from nano_rl.report.panel import duration, interval_of, seconds_of, sparkline
 from nano_rl.report.training import Rate, RateRow, Training, over_optimised, read_training
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
-
-if TYPE_CHECKING:
-    from nano_rl.preferences.reward_model import RewardModelReport
 
 Shown = dict[str, Any]
 _CUT = 20_000
@@ -269,7 +266,7 @@ def _differing(trainings: Sequence[Training]) -> list[tuple[str, list[str]]]:
 # ----------------------------------------------------------------------------------- calibration
 
 
-def calibration_page(report: RewardModelReport) -> Shown:
+def calibration_page(report: Any) -> Shown:
     """How often a reward model is right when it is so sure."""
     bins = report.bins
     bounds = [wilson(round(b.accuracy * b.pairs), b.pairs) for b in bins]

@@ -345,7 +345,7 @@ def test_the_document_and_the_example_know_every_group() -> None:
     theirs = ours - {"nano.trainings"}  # by which nano_rl's pages reach the viewer
     assert set(re.findall(r"\| `(nano\.[a-z_]+)`", DOCUMENT.read_text())) == theirs
     # what runs on a cluster is no small example
-    assert set(example["project"]["entry-points"]) == theirs - {"nano.workers", "nano.learners"}
+    assert set(example["project"]["entry-points"]) == theirs - {"nano.workers", "nano.learners", "nano.terms"}
 
 
 def test_our_own_entry_points_can_be_loaded_each_first_of_all() -> None:

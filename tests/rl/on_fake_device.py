@@ -21,7 +21,10 @@ from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.local.sampler import GenerationRequest
 from nano_coder.models.local.scheduler import Lockstep
-from nano_rl.config.training import DpoConfig
+from nano_preferences.config import DpoConfig
+from nano_preferences.dpo import PairObjective, pair_batches, reference_scores
+from nano_preferences.pairs import PairRows
+from nano_preferences.reward_model import bradley_terry, pair_margins
 from nano_rl.learn import prefix_tree
 from nano_rl.learn.config import CriticConfig, OptimizerConfig
 from nano_rl.learn.gae import Chain
@@ -30,9 +33,6 @@ from nano_rl.learn.model.learner import Learner, Reference, prepare
 from nano_rl.learn.model.logprob import can_share, loss_and_scores, token_logprobs
 from nano_rl.learn.model.scalar_model import scalar_model
 from nano_rl.learn.rows.batch import Batch, make_batches
-from nano_rl.preferences.dpo import PairObjective, pair_batches, reference_scores
-from nano_rl.preferences.pairs import PairRows
-from nano_rl.preferences.reward_model import bradley_terry, pair_margins
 from nano_shared.types import Sampling
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt-oss", "mixtral", "lfm2", "gpt2")

@@ -15,13 +15,13 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.opening import open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
+from nano_preferences.log_pairs import log_pairs
+from nano_preferences.reward_checkpoint import SavedRewardModel
+from nano_preferences.reward_model import row_scores
+from nano_preferences.rewards.preference import Preference
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import run_messages
 from nano_rl.learn.model.scalar_model import scalar_model
-from nano_rl.preferences.log_pairs import log_pairs
-from nano_rl.preferences.reward_checkpoint import SavedRewardModel
-from nano_rl.preferences.reward_model import row_scores
-from nano_rl.preferences.reward_part import Preference
 from nano_rl.tiny_model import build_tiny
 from nano_shared import snapshot
 from nano_shared.errors import LogError

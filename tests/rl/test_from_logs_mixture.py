@@ -12,6 +12,7 @@ import torch
 from looping import CONFIG, Loop, logged_groups, runtime_at, same, scored, tiny_model
 
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
+from nano_preferences.log_pairs import pair_of, pairs_beside
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig
@@ -20,7 +21,6 @@ from nano_rl.learn.rows.group import Group
 from nano_rl.logs.lineage import lineage
 from nano_rl.logs.reader import LogContents, read_logs
 from nano_rl.logs.used_runs import learned_from, learned_table
-from nano_rl.preferences.log_pairs import pair_of, pairs_beside
 from nano_shared.errors import GuardTripped
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trajectory

@@ -38,13 +38,14 @@ def trained(folder: Path) -> dict[str, str]:
     from looping import CONFIG, Loop, logged_groups, parity, tiny_model, weights
 
     from nano_coder.models.opening import open_weights
-    from nano_rl.config.training import DpoConfig, SftConfig
+    from nano_preferences.config import DpoConfig
+    from nano_preferences.dpo import train_dpo
+    from nano_preferences.pairs import PairRows
+    from nano_rl.config.training import SftConfig
     from nano_rl.gather.sources import Sources
     from nano_rl.imitation.demonstrations import train_sft
     from nano_rl.learn.config import CriticConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
     from nano_rl.learn.rows.sample import to_samples
-    from nano_rl.preferences.dpo import train_dpo
-    from nano_rl.preferences.pairs import PairRows
     from nano_shared.types import Limits, Task
 
     # of this file alone: generated tasks may come to read otherwise

@@ -158,8 +158,6 @@ class BubblewrapRun(HeldProgram):
             if settings.staged:
                 launcher = str(Path(root.__file__).parents[1])
                 code = _STAGE.format(path=launcher, call=(settings.owner, sources, argv))
-                    path=str(Path(root.__file__).parents[1]), call=(settings.owner, sources, argv)
-                )
                 argv = own_python("-I", "-S", "-X", "utf8", "-c", code)
             self._process = _popen(
                 argv,

@@ -11,7 +11,7 @@ from judge_server import Behaviour, honest, judging, right, words, works
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
 
 from nano_coder.run.execution import Runtime
-from nano_rl.rewards.judge import choice, ring
+from nano_preferences.rewards.judge import choice, ring
 from nano_shared.errors import ConfigError
 from nano_shared.types import Trajectory, Trust
 

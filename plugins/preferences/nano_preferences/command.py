@@ -15,8 +15,8 @@ from rich.table import Table
 from typer import Option
 
 from nano_coder.commands.options import open_log
+from nano_preferences.config import DpoConfig, RewardModelConfig
 from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
-from nano_rl.config.training import DpoConfig, RewardModelConfig
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import UsageError
@@ -24,8 +24,8 @@ from nano_shared.settings_options import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
-    from nano_rl.preferences.pairs import PairRows, PairTask
-    from nano_rl.preferences.reward_model import RewardModelReport
+    from nano_preferences.pairs import PairRows, PairTask
+    from nano_preferences.reward_model import RewardModelReport
 
 Pairs = Annotated[Path | None, Option(help="JSON lines file of preference pairs.")]
 FromLogs = Annotated[
@@ -49,11 +49,11 @@ def dpo(
 
     config = settings.config(adapter_rank(settings, model))
     parent = _looked_first(model, pairs, from_logs, log)
+    from nano_preferences.dpo import train_dpo
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
     from nano_rl.commands.session import training_folder, weights_to_train
     from nano_rl.learn.model.learner import prepare
-    from nano_rl.preferences.dpo import train_dpo
 
     target, folder = training_folder(name)
     opened = weights_to_train(parent, config.dtype, device, config.quantise)
@@ -97,11 +97,11 @@ def reward_model(
     config = settings.config()
     parent = _looked_first(model, pairs, from_logs, log)
     from nano_coder.view.page import answer_key, render_page
+    from nano_preferences.reward_checkpoint import CALIBRATION, save_reward_model
+    from nano_preferences.reward_model import held_out, measure, train_reward_model
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import training_folder, weights_to_train
     from nano_rl.learn.model.scalar_model import scalar_model
-    from nano_rl.preferences.reward_checkpoint import CALIBRATION, save_reward_model
-    from nano_rl.preferences.reward_model import held_out, measure, train_reward_model
     from nano_rl.report.page import calibration_page
 
     target, folder = training_folder(name)
@@ -168,9 +168,9 @@ def open_pairs(
 
     Raises UsageError for a bad row, a pair of another policy's tokens, and where there is no pair.
     """
+    from nano_preferences.log_pairs import log_pairs
+    from nano_preferences.pairs import pair_rows, read_pairs
     from nano_rl.imitation.demonstrations import reader_of
-    from nano_rl.preferences.log_pairs import log_pairs
-    from nano_rl.preferences.pairs import pair_rows, read_pairs
 
     if pairs_file is not None:
         pairs = read_pairs(pairs_file)

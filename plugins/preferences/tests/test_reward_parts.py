@@ -10,11 +10,11 @@ import pytest
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
 
 from nano_coder.run.execution import Runtime
-from nano_rl.preferences.reward_part import LOADERS
+from nano_preferences.rewards.conduct import turn_worth
+from nano_preferences.rewards.preference import LOADERS
+from nano_preferences.rewards.reasoning import count_claims
+from nano_preferences.rewards.size import changed_lines, falling
 from nano_rl.rewards import parse_reward
-from nano_rl.rewards.conduct import turn_worth
-from nano_rl.rewards.reasoning import count_claims
-from nano_rl.rewards.size import changed_lines, falling
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.types import Denials, Task, Trajectory
@@ -275,6 +275,6 @@ def test_preference_is_an_error_until_a_reward_model_is_given(
             opened(tests=1, preference=settings)
     turns = lambda runs, blobs: [-float(len(run.turns)) for run in runs]  # noqa: E731
     shorter = lambda name: turns if name == "short" else None  # noqa: E731
-    monkeypatch.setattr("nano_rl.preferences.reward_part.LOADERS", [*LOADERS, shorter])
+    monkeypatch.setattr("nano_preferences.rewards.preference.LOADERS", [*LOADERS, shorter])
     value = component(runtime, run_of(runtime, *SOLVE), "preference", checkpoint="short")
     assert value == pytest.approx(1 / (1 + math.exp(3)))

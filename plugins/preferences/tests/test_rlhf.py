@@ -12,11 +12,11 @@ from builders import verdict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nano_preferences.reward_model import Bin, RewardModelReport
 from nano_rl.cli import cli
 from nano_rl.gather.success import success_metrics
 from nano_rl.learn.metrics import METRICS, MetricsRow, MetricsWriter, read_metrics
 from nano_rl.learn.rows.group import form_groups
-from nano_rl.preferences.reward_model import Bin, RewardModelReport
 from nano_rl.report.page import calibration_page, training_page
 from nano_rl.report.training import GOLD, gold_and_proxy, over_optimised, proxy_of, read_training
 from nano_rl.rewards.tests import composed_grader

@@ -16,13 +16,13 @@ from domains import runtime
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
 from nano_coder.models.opening import open_weights, rank_of
+from nano_preferences.reward_checkpoint import open_reward_model
+from nano_preferences.rewards.preference import Preference
 from nano_rl.cli import cli
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import RunEncoder
 from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.rows.batch import make_batches
-from nano_rl.preferences.reward_checkpoint import open_reward_model
-from nano_rl.preferences.reward_part import Preference
 from nano_rl.rewards import parse_reward
 from nano_rl.tiny_model import build_tiny
 from nano_shared.checkpoint import checkpoints_dir, read_checkpoint

@@ -10,13 +10,9 @@ import pytest
 import torch
 from builders import tiny_llama, trajectory, turn
 
-from nano_rl.config.training import RewardModelConfig
-from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.metrics import read_metrics
-from nano_rl.learn.model.scalar_model import ScalarModel, scalar_model
-from nano_rl.learn.rows.sample import TrainSample, to_samples
-from nano_rl.preferences.pairs import PairRows
-from nano_rl.preferences.reward_model import (
+from nano_preferences.config import RewardModelConfig
+from nano_preferences.pairs import PairRows
+from nano_preferences.reward_model import (
     bradley_terry,
     held_out,
     measure,
@@ -24,6 +20,10 @@ from nano_rl.preferences.reward_model import (
     row_scores,
     train_reward_model,
 )
+from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.metrics import read_metrics
+from nano_rl.learn.model.scalar_model import ScalarModel, scalar_model
+from nano_rl.learn.rows.sample import TrainSample, to_samples
 from nano_shared.errors import UsageError
 
 LIKED = 7

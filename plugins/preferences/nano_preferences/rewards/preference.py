@@ -29,7 +29,7 @@ def _load_checkpoint(checkpoint: str) -> RewardModel | None:
         resolve_checkpoint(checkpoint)
     except CheckpointError:
         return None  # another loader may know the name
-    from nano_rl.preferences.reward_checkpoint import open_reward_model
+    from nano_preferences.reward_checkpoint import open_reward_model
 
     return open_reward_model(checkpoint)
 

@@ -9,8 +9,8 @@ from builders import verdict
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
-from nano_rl.preferences.log_pairs import log_pairs
-from nano_rl.preferences.pairs import PreferencePair, read_pairs, write_pairs
+from nano_preferences.log_pairs import log_pairs
+from nano_preferences.pairs import PreferencePair, read_pairs, write_pairs
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.store import LogStore

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from nano_rl.config.training import RewardModelConfig
+from nano_preferences.config import RewardModelConfig
+from nano_preferences.pairs import PairRows
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.scalar_model import ScalarModel, by_budget, padded
 from nano_rl.learn.offline import OnStep, train_rows, usual_guards
-from nano_rl.preferences.pairs import PairRows
 from nano_shared.errors import UsageError
 
 BINS = 5

@@ -17,9 +17,9 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.sandbox.backend import open_sandbox
+from nano_preferences.edit_pairs import _replaced, edit_pairs
+from nano_preferences.pairs import PreferencePair, read_pairs
 from nano_rl.cli import cli
-from nano_rl.preferences.edit_pairs import _replaced, edit_pairs
-from nano_rl.preferences.pairs import PreferencePair, read_pairs
 from nano_shared import snapshot
 from nano_shared.command_line import run_command
 from nano_shared.feedback import Feedback, FeedbackKind, workspace_edit

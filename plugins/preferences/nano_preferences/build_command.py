@@ -13,10 +13,10 @@ from typer import Option
 from nano_coder.commands.options import open_log
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
+from nano_preferences.command import no_pair, say
+from nano_preferences.log_pairs import ALONE, SOURCES, Groups, PairSource, RunScorer, log_pairs
 from nano_rl.commands.options import Log, Seed
-from nano_rl.commands.preferences import no_pair, say
 from nano_rl.commands.session import sandbox_opener
-from nano_rl.preferences.log_pairs import ALONE, SOURCES, Groups, PairSource, RunScorer, log_pairs
 from nano_rl.rewards.part import Part, checked
 from nano_rl.rewards.registry import open_part
 from nano_rl.tasks.make import refuse_unwritable
@@ -86,7 +86,7 @@ def command(
     log: Log = None,
 ) -> int:
     """Write the preference pairs that the log holds, with the exact tokens of the runs and who preferred."""
-    from nano_rl.preferences.pairs import write_pairs
+    from nano_preferences.pairs import write_pairs
 
     if out.exists():
         raise UsageError(f"{out} exists already; name another file with --out")

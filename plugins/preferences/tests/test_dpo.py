@@ -10,12 +10,8 @@ import pytest
 import torch
 from builders import tiny_llama
 
-from nano_rl.config.training import DpoConfig
-from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.metrics import read_metrics
-from nano_rl.learn.model.logprob import token_logprobs
-from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.preferences.dpo import (
+from nano_preferences.config import DpoConfig
+from nano_preferences.dpo import (
     CHOSEN,
     REJECTED,
     PairObjective,
@@ -25,7 +21,11 @@ from nano_rl.preferences.dpo import (
     side_scores,
     train_dpo,
 )
-from nano_rl.preferences.pairs import PairRows
+from nano_preferences.pairs import PairRows
+from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.metrics import read_metrics
+from nano_rl.learn.model.logprob import token_logprobs
+from nano_rl.learn.rows.sample import TrainSample
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings import parse_config
 

@@ -18,8 +18,7 @@ from typing import Literal
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from nano_coder.run.execution import Runtime
-from nano_rl.learn.config import Config
-from nano_rl.rewards.judge import (
+from nano_preferences.rewards.judge import (
     INJECTIONS,
     PROBE_TASK,
     PROBE_WRONG,
@@ -33,8 +32,9 @@ from nano_rl.rewards.judge import (
     words,
     work_of,
 )
+from nano_preferences.rewards.size import FileChange, changed_lines, changes
+from nano_rl.learn.config import Config
 from nano_rl.rewards.part import SILENT, Score
-from nano_rl.rewards.size import FileChange, changed_lines, changes
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings import parse_config
 from nano_shared.syntax import parse

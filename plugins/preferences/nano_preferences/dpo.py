@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from nano_coder.models.opening import OpenedWeights
-from nano_rl.config.training import DpoConfig, TrainConfig
+from nano_preferences.config import DpoConfig
+from nano_preferences.pairs import PairRows, PreferencePair, pair_rows
+from nano_rl.config.training import TrainConfig
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import RunEncoder
 from nano_rl.learn.model.learner import Learner
@@ -34,7 +36,6 @@ from nano_rl.learn.offline import OnStep, step_indices, train_rows, usual_guards
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.preferences.pairs import PairRows, PreferencePair, pair_rows
 from nano_shared.errors import UsageError
 
 CHOSEN, REJECTED = "+", "-"

@@ -1,1 +1,0 @@
-"""Pairs of which one is preferred, and what is trained on them: DPO and reward models."""

@@ -1,0 +1,1 @@
+"""Parts of a reward beyond the tests: conduct, size, lint, judges, principles, people, reward models."""
