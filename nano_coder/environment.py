@@ -32,6 +32,7 @@ from nano_shared.extensions import (
     call_extension,
     described,
     is_reference,
+    missing_plugin,
 )
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import EnvironmentChecks
@@ -127,6 +128,8 @@ _METHODS = ("tasks", "start")
 
 
 ENVIRONMENTS = Extensions[Any]("nano.environments", check=_problem)
+_OF_PLUGIN = ("nemo-gym", "openenv", "verifiers")
+"""what the plug-in `formats` brings"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,10 +228,12 @@ def open_environment(text: str) -> OpenedEnvironment:
 
 def _found(reference: str) -> tuple[str, Any, tuple[str, ...]]:
     """The name of an environment, what opens it, and what is given to that."""
+    scheme, colon, target = reference.partition(":")
+    if scheme in _OF_PLUGIN and scheme not in ENVIRONMENTS:
+        raise missing_plugin(f"--env {scheme}", "formats")
     if is_reference(reference):
         file, _, attribute = reference.rpartition(":")
         return f"{Path(file).name}:{attribute}", ENVIRONMENTS.find(reference), ()
-    scheme, colon, target = reference.partition(":")
     name = re.sub("//[^/@]*@", "//", reference)  # a password is nobody's name
     try:
         return name, ENVIRONMENTS.find(scheme), (target,) if colon else ()

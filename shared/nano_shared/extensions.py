@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from nano_shared.durable import real_path
-from nano_shared.errors import ConfigError, NanoError
+from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.user_code import OURS, error_text, note_source, raised_at, result_of, user_code
 
 T = TypeVar("T")
@@ -154,6 +154,14 @@ def absolute_reference(name: str) -> str:
     """The reference with an absolute path, so that it holds in other folders; other names as they are."""
     file, _, attribute = name.rpartition(":")
     return f"{real_path(file)}:{attribute}" if file.endswith(".py") else name
+
+
+def missing_plugin(what: str, plugin: str) -> UsageError:
+    """For what a plug-in of ours brings, where that is not installed."""
+    return UsageError(
+        f"{what} comes with the plug-in {plugin}, which is not installed here;"
+        f" pip install 'nano-rl-coder[{plugin}]'"
+    )
 
 
 def is_ours(module: str) -> bool:
