@@ -141,8 +141,8 @@ def main() -> int:
         write_task(tasks / name, name)
     (tasks.parent / "policy.py").write_text(POLICY)
     (tasks.parent / "containers.conf").write_text(CONFIG)
-    agent = ["--agent-import-path", "nano_coder.formats.harbor_agent:NanoAgent"]
-    places = {"jail": ["--environment-import-path", "nano_rl.formats.harbor_environment:JailEnvironment"]}
+    agent = ["--agent-import-path", "nano_formats.harbor.agent:NanoAgent"]
+    places = {"jail": ["--environment-import-path", "nano_formats.harbor.environment:JailEnvironment"]}
     if given.only != "jail" and shutil.which("podman"):
         from container_image import make_debian_image
 

@@ -32,6 +32,7 @@ from nano_shared.extensions import (
     call_extension,
     described,
     is_reference,
+    refuse_missing,
 )
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import EnvironmentChecks
@@ -225,10 +226,11 @@ def open_environment(text: str) -> OpenedEnvironment:
 
 def _found(reference: str) -> tuple[str, Any, tuple[str, ...]]:
     """The name of an environment, what opens it, and what is given to that."""
+    scheme, colon, target = reference.partition(":")
+    refuse_missing(ENVIRONMENTS.group, scheme)
     if is_reference(reference):
         file, _, attribute = reference.rpartition(":")
         return f"{Path(file).name}:{attribute}", ENVIRONMENTS.find(reference), ()
-    scheme, colon, target = reference.partition(":")
     name = re.sub("//[^/@]*@", "//", reference)  # a password is nobody's name
     try:
         return name, ENVIRONMENTS.find(scheme), (target,) if colon else ()

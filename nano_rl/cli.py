@@ -33,7 +33,7 @@ TASKS = {
     "check": ("nano_rl.commands.tasks:check", "Which tasks are fit to train on, and why the others are not."),
     "import": ("nano_rl.commands.tasks:import_tasks", "Tasks of another format, into a task file."),
     "export": ("nano_rl.commands.tasks:export_tasks", "A task file into another format."),
-    "serve": ("nano_rl.commands.tasks:serve", "Tasks over HTTP, as NeMo Gym asks for them."),
+    "serve": ("+formats", "Tasks over HTTP, as NeMo Gym asks for them."),
     "from-log": ("nano_rl.commands.tasks_from_log", "Tasks of logged runs, into a task file."),
     "mine": ("+mining", "Tasks out of Python packages that have tests."),
     "list": ("nano_rl.commands.tasks:list_tasks", "What is in a task file, or which suites there are."),

@@ -89,8 +89,7 @@ def test_no_child_interpreter_on_the_host_imports_from_the_current_folder() -> N
         )
         if spawns or "multiprocessing.Process" in path.read_text():
             assert "nano_shared.interpreter" in imports(path), path
-    # it runs in a container of others, and needs this package no more than nano_rl itself
-    assert sorted(set(own) - {"harbor_grade.py"}) == ["interpreter.py"]
+    assert sorted(set(own)) == ["interpreter.py"]
 
 
 def test_the_wheel_holds_the_three_packages_and_nothing_else(tmp_path: Path) -> None:

@@ -14,11 +14,8 @@ import pytest
 pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[1]
 LEAVES = (
-    "nano_coder/formats",
     "nano_coder/view",
-    "nano_rl/formats",
     "nano_rl/report",
-    "nano_rl/environments",
 )
 CORE_TESTS = (
     "tests/coder/test_agent.py", "tests/coder/test_runtime.py", "tests/coder/test_dialects.py",
@@ -31,8 +28,7 @@ import importlib, pathlib, sys
 for package in ("shared/nano_shared", "nano_coder", "nano_rl"):
     for file in sorted(pathlib.Path(package).rglob("*.py")):
         parts = file.relative_to("shared" if package.startswith("shared") else ".").with_suffix("").parts
-        # Harbor imports the last two, in its own environment
-        alone = {"commands", "cli", "inside", "migrations", "__main__", "harbor_agent", "harbor_environment"}
+        alone = {"commands", "cli", "inside", "migrations", "__main__"}
         if alone & set(parts):
             continue
         module = importlib.import_module(".".join(parts).removesuffix(".__init__"))

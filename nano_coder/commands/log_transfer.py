@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -19,7 +19,7 @@ from nano_coder.formats.run_format import RUN_FORMATS, RunFormat
 from nano_shared.blobs import BlobStore
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import LogError, UsageError
-from nano_shared.extensions import is_reference
+from nano_shared.extensions import is_reference, refuse_missing
 from nano_shared.log_copy import Copied
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
@@ -61,9 +61,7 @@ def export(
     """
     if name in _ELSEWHERE:
         raise UsageError(f"--format {name} needs what runs are compared by: nano-rl export --format {name}")
-    if name not in RUN_FORMATS and not is_reference(name):
-        raise UsageError(f"there is no format {name!r}; the formats are {_writable()}, or path.py:name")
-    format = RUN_FORMATS.find(name)
+    format = _format(name, _writable)
     if not format.writes:
         raise UsageError(f"the format {name!r} is read, and not written; others are: {_writable()}")
     if calls != "text" and name != "messages":
@@ -211,8 +209,7 @@ def import_runs(
 
     Runs without token ids and log-probs are text-only: they can be imitated, and train no policy gradient.
     """
-    if name not in RUN_FORMATS and not is_reference(name):
-        raise UsageError(f"there is no format {name!r}; the formats are {_readable()}, or path.py:name")
+    _format(name, _readable)
     read = 0
     text_only = 0
     for run in runs_of(files, name):  # every row is read before the first one is written
@@ -248,6 +245,13 @@ def runs_of(files: Sequence[Path], name: str, blobs: BlobStore | None = None) ->
 def _readable() -> str:
     added = [name for name in RUN_FORMATS if name not in READ and RUN_FORMATS.find(name).read]
     return ", ".join((*READ, *added))
+
+
+def _format(name: str, known: Callable[[], str]) -> RunFormat:
+    refuse_missing(RUN_FORMATS.group, name)
+    if name not in RUN_FORMATS and not is_reference(name):
+        raise UsageError(f"there is no format {name!r}; the formats are {known()}, or path.py:name")
+    return RUN_FORMATS.find(name)
 
 
 _EVERY = 10_000

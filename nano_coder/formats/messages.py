@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from nano_coder.agent.dialects.hermes import HERMES
 from nano_coder.formats.run_format import RunFormat
-from nano_coder.formats.transcript import SAID_BY_USER
 from nano_shared.refusal import Refused
 from nano_shared.types import Message, Observation, Trajectory, Turn
 
 Calls = Literal["text", "native"]
+SAID_BY_USER = "user"
+"""tool of an observation that is a message of the user in the middle of a run"""
 
 
 def write(

@@ -14,7 +14,7 @@ from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_coder.sandbox.root_plan import cannot_isolate
 from nano_shared.errors import ConfigError, SandboxError, UsageError
-from nano_shared.extensions import Extensions, brought_by, call_extension, described, is_reference, takes
+from nano_shared.extensions import Extensions, call_extension, described, is_reference, refuse_missing, takes
 from nano_shared.printable import printable
 from nano_shared.scratch import scratch_folder
 from nano_shared.types import Limits
@@ -41,8 +41,8 @@ def open_sandbox(
     It never falls back to less isolation.
     """
     if kind not in SANDBOXES and not is_reference(kind):
-        known = f"known: {', '.join(SANDBOXES)}, or path.py:function"
-        raise UsageError(f"unknown sandbox {kind!r}; {brought_by(SANDBOXES.group, kind) or known}")
+        refuse_missing(SANDBOXES.group, kind)
+        raise UsageError(f"unknown sandbox {kind!r}; known: {', '.join(SANDBOXES)}, or path.py:function")
     opener = SANDBOXES.find(kind)
     host = not getattr(opener, "runs_images", False)  # else the path is one in the image
     if python is not None and host and shutil.which(python) is None:

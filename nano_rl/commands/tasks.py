@@ -1,4 +1,4 @@
-"""`nano-rl tasks`: make, check, list, import, export and serve tasks."""
+"""`nano-rl tasks`: make, check, list, import and export tasks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from rich.table import Table
 from typer import Argument, Option
 
 from nano_coder.commands.options import open_log
-from nano_coder.commands.serve import listening_socket
-from nano_coder.serve.access import opened_access
 from nano_rl.commands.options import Jobs, KeepGoing, Log, Seed, TaskFile
 from nano_rl.tasks.make import draw_tasks, read_tasks, refuse_unwritable, write_tasks
 from nano_rl.tasks.suite import TaskSuite, find_suite, suite_names
@@ -30,6 +28,9 @@ from nano_shared.types import Split, Task
 
 if TYPE_CHECKING:
     from nano_rl.tasks.check import TaskFinding
+
+
+_FORMATS = ", ".join(extension_names("nano.task_formats")) or "those of the plug-in formats"
 
 
 def make(
@@ -234,7 +235,7 @@ def import_tasks(
         str | None,
         Option(
             "--from",
-            help=f"Format, if not by what is there: {', '.join(extension_names('nano.task_formats'))}.",
+            help=f"Format, if not by what is there: {_FORMATS}.",
         ),
     ] = None,
     out: Annotated[Path | None, Option(help="If not SOURCE.tasks.jsonl.")] = None,
@@ -270,7 +271,7 @@ def import_tasks(
 
 def export_tasks(
     file: TaskFile,
-    name: Annotated[str, Option("--to", help=f"Format: {', '.join(extension_names('nano.task_formats'))}.")],
+    name: Annotated[str, Option("--to", help=f"Format: {_FORMATS}.")],
     out: Annotated[Path, Option(help="File, or folder of folders.")],
     keep_going: KeepGoing = False,
 ) -> int:
@@ -288,45 +289,3 @@ def export_tasks(
     if carried:
         call_extension(format.write, carried, out, **named)
     return report(out, len(carried), refusals)
-
-
-def serve(
-    file: TaskFile,
-    host: Annotated[
-        str,
-        Option(help="Address to listen on; one that others reach needs --key. Callers run code in jails."),
-    ] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one.")] = 8010,
-    key: Annotated[
-        list[str] | None,
-        Option(metavar="KEY", help="API key that callers must send; repeatable.", envvar="NANO_TASKS_KEY"),
-    ] = None,
-    sessions: Annotated[int, Option(min=1, help="Open at once.")] = 64,
-    idle: Annotated[float, Option(min=1, help="Seconds after which a session ends.")] = 1800.0,
-    log: Log = None,
-) -> int:
-    """Serve /seed_session, /TOOL and /verify over the tasks of FILE; every session is logged as a run."""
-    access = opened_access(host, key, variables=("NANO_TASKS_KEY",))
-    tasks = read_tasks(file)
-    if behind := next((task.key for task in tasks if task.earlier), None):
-        raise UsageError(f"{file}: task {behind!r} comes behind others, and sessions have one task each")
-    try:
-        import uvicorn
-
-        from nano_coder.serve.bounded_connection import BoundedConnection
-        from nano_rl.formats.gym_server import GymSessions as Sessions
-        from nano_rl.formats.gym_server import gym_app
-    except ModuleNotFoundError as problem:
-        raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[gym]'") from None
-    from nano_coder.run.redacting_log import redacting_store
-    from nano_rl.commands.session import sandbox_opener
-    from nano_rl.formats.episode import Episode
-
-    sandbox, store = sandbox_opener()(), redacting_store(open_log(log, create=True))
-    held = Sessions(lambda task: Episode(task, sandbox, store), most=sessions, idle_seconds=idle)
-    with listening_socket(host, port) as listening:
-        root = f"http://{host}:{listening.getsockname()[1]}"
-        print(f"{len(tasks)} tasks on {root}", file=sys.stderr, flush=True)
-        served = uvicorn.Config(gym_app(tasks, held, access), log_level="warning", http=BoundedConnection)
-        uvicorn.Server(served).run(sockets=[listening])
-    return 0

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from nano_rl.formats.case_table import CASES_CSV
-from nano_rl.formats.folder_format import FolderFormat
 from nano_rl.formats.row_format import ReadOptions, RowFormat, is_own
 from nano_shared.errors import UsageError
-from nano_shared.extensions import Extensions, is_reference
+from nano_shared.extensions import Extensions, is_reference, missing_plugin
 from nano_shared.refusal import Refusal
 from nano_shared.strict_json import Row, validated
 from nano_shared.types import Task
@@ -39,12 +37,20 @@ class TaskFormat(Protocol):
         ...
 
 
+@runtime_checkable
+class RecognisesPath(Protocol):
+    """A format whose tasks are told by a path alone: a folder by its files, a file by its suffix."""
+
+    def recognises_path(self, path: Path) -> bool: ...
+
+
 FORMATS: Extensions[TaskFormat] = Extensions("nano.task_formats", check=lambda value: _no_format(value))
-_TOLD_FIRST = (
+PLUGIN = "formats"
+OF_PLUGIN = (
     "harbor", "exercism", "nemo-gym", "swe-bench", "evalplus", "humaneval", "mbpp", "rows", "verifiers",
-    "trl",
+    "trl", "csv",
 )  # fmt: skip
-"""in the order in which a folder or a row is tried: formats with more specific fields first"""
+"""what the plug-in brings, in the order in which a folder or a row is tried: more specific fields first"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,34 +69,40 @@ OWN = _OwnFormat(
 
 
 def find_format(name: str) -> TaskFormat:
-    """The format of that name, or of `path.py:name`. Raises UsageError with the names there are, and
-    ConfigError for one that cannot be loaded."""
+    """The format of that name, or of `path.py:name`. Raises UsageError with the names there are, or with the
+    plug-in that brings it, and ConfigError for one that cannot be loaded."""
+    if name in OF_PLUGIN and name not in FORMATS:
+        raise missing_plugin(f"the format {name!r}", PLUGIN)
     if name not in FORMATS and not is_reference(name):
-        raise UsageError(f"unknown format {name!r}; the formats are {', '.join(FORMATS)}, or path.py:name")
+        raise UsageError(f"unknown format {name!r}; the formats are {_names()}, or path.py:name")
     return FORMATS.find(name)
 
 
 def guess_format(path: Path) -> TaskFormat:
     """The format of a folder by its files, or of a file by its first row. Raises UsageError if unknown."""
-    names = ", ".join(FORMATS)
     if not path.exists():
         raise UsageError(f"no such file or folder: {path}")
-    others = (name for name in FORMATS if name not in _TOLD_FIRST)
-    known = [FORMATS.find(name) for name in (*_TOLD_FIRST, *others)]
+    names = [name for name in OF_PLUGIN if name in FORMATS]
+    known = [FORMATS.find(name) for name in (*names, *(name for name in FORMATS if name not in names))]
+    for format in known:
+        if isinstance(format, RecognisesPath) and format.recognises_path(path):
+            return format
     if path.is_dir():
-        for folder in known:
-            if isinstance(folder, FolderFormat) and folder.recognises(path):
-                return folder
-        raise UsageError(f"{path}: no folder in it looks like a task; name the format with --from ({names})")
-    if path.suffix == ".csv":
-        return CASES_CSV
+        raise UsageError(
+            f"{path}: no folder in it looks like a task; name the format with --from ({_names()})"
+        )
     for rows in (OWN, *known):
         if not isinstance(rows, RowFormat):
             continue
         first = next((row for _, row in rows.rows(path) if not isinstance(row, Refusal)), None)
         if first is not None and rows.recognises(first):
             return rows
-    raise UsageError(f"{path}: its first row looks like no known format; name it with --from ({names})")
+    raise UsageError(f"{path}: its first row looks like no known format; name it with --from ({_names()})")
+
+
+def _names() -> str:
+    without = f"those of the plug-in {PLUGIN}: pip install 'nano-rl-coder[{PLUGIN}]'"
+    return ", ".join([*FORMATS, *([] if OF_PLUGIN[0] in FORMATS else [without])])
 
 
 def _no_format(value: object) -> str | None:

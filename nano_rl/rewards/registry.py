@@ -34,6 +34,7 @@ from nano_shared.extensions import (
     is_reference,
     takes,
     user_module,
+    refuse_missing,
 )
 from nano_shared.hashing import new_run_id
 from nano_shared.hidden_checks import AnswerChecks, EnvironmentChecks
@@ -282,6 +283,7 @@ def part_kind(name: str) -> type[Part]:
         if callable(value) and not isinstance(value, type):
             return UserFunction
     elif name not in extension_names(GROUP):
+        refuse_missing(GROUP, name)
         raise ConfigError(
             f"unknown reward part {name!r}; parts: {', '.join(extension_names(GROUP))}, path.py:NAME, or"
             " module:NAME of your own"

@@ -20,6 +20,7 @@ from nano_shared.extensions import (
     find_extension,
     is_reference,
     takes,
+    refuse_missing,
 )
 from nano_shared.hidden_checks import HiddenChecks
 from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
@@ -122,6 +123,7 @@ def find_suite(name: str) -> TaskSuite:
             raise UsageError(f"suite {base!r} takes no argument, and {argument!r} was given")
         return suite.member(argument)
     if not is_reference(name) and name not in suite_names():
+        refuse_missing(GROUP, base)
         raise UsageError(f"unknown suite {name!r}; suites: {', '.join(suite_names())}, or path.py:name")
     return find_extension(GROUP, name, TaskSuite, check=_problem)
 

@@ -153,14 +153,11 @@ class LazyGroup(TyperGroup):
         return get_command(found) if isinstance(found, typer.Typer) else as_command(name, found)
 
     def _of_plugin(self, name: str, plugin: str) -> Any:
-        from nano_shared.extensions import extension_names, find_extension
+        from nano_shared.extensions import extension_names, find_extension, missing_plugin
 
         entry = f"{self.path}.{name}"
         if plugin and entry not in extension_names("nano.commands"):
-            raise UsageError(
-                f"`{entry.replace('.', ' ')}` comes with the plug-in {plugin}, which is not installed here;"
-                f" pip install 'nano-rl-coder[{plugin}]'"
-            )
+            raise missing_plugin(f"`{entry.replace('.', ' ')}`", plugin)
         return find_extension("nano.commands", entry)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:

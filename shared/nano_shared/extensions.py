@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from nano_shared.durable import real_path
-from nano_shared.errors import ConfigError, NanoError
+from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.user_code import OURS, error_text, note_source, raised_at, result_of, user_code
 
 T = TypeVar("T")
@@ -63,6 +63,10 @@ PLUGINS = {
             "human",
         ),
         "preferences",
+    ),
+    "nano.environments": dict.fromkeys(("nemo-gym", "openenv", "verifiers"), "formats"),
+    "nano.run_formats": dict.fromkeys(
+        ("atif", "nemo-gym", "harbor", "mini-swe-agent", "claude-code", "codex"), "formats"
     ),
     "nano.workers": {"ray": "cluster"},
     "nano.learners": {"ranks": "cluster"},
@@ -198,10 +202,18 @@ def absolute_reference(name: str) -> str:
     return f"{real_path(file)}:{attribute}" if file.endswith(".py") else name
 
 
-def brought_by(group: str, name: str) -> str:
-    """Which plug-in of ours brings an extension that is not installed, for a sentence; empty if none does."""
-    plugin = PLUGINS.get(group, {}).get(name)
-    return f"it comes with the plug-in {plugin}: pip install 'nano-rl-coder[{plugin}]'" if plugin else ""
+def refuse_missing(group: str, name: str) -> None:
+    """Raises UsageError if a plug-in of ours that is not installed brings this extension of a group."""
+    if name not in _registered(group) and (plugin := PLUGINS.get(group, {}).get(name)):
+        raise missing_plugin(f"{name!r}", plugin)
+
+
+def missing_plugin(what: str, plugin: str) -> UsageError:
+    """For what a plug-in of ours brings, where that is not installed."""
+    return UsageError(
+        f"{what} comes with the plug-in {plugin}, which is not installed here;"
+        f" pip install 'nano-rl-coder[{plugin}]'"
+    )
 
 
 def is_ours(module: str) -> bool:
@@ -228,8 +240,10 @@ def _registered(group: str) -> dict[str, tuple[EntryPoint, ...]]:
 def _from_entry_point(group: str, name: str) -> tuple[object, str]:
     registered = _registered(group)
     if name not in registered:
-        known = f"there are {', '.join(registered) or 'none'}, or path.py:name"
-        raise ConfigError(f"{group} has no {name!r}; {brought_by(group, name) or known}")
+        refuse_missing(group, name)
+        raise ConfigError(
+            f"{group} has no {name!r}; there are {', '.join(registered) or 'none'}, or path.py:name"
+        )
     entry, *others = registered[name]
     if others:
         sources = " and ".join(_source(entry) for entry in registered[name])

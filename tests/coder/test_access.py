@@ -22,8 +22,8 @@ from nano_coder.serve.app import serve_app
 from nano_coder.serve.conversations import Conversations, ServedModel
 from nano_coder.view.answers import LogView
 from nano_coder.view.app import view_app
+from nano_formats.nemo_gym.server import GymSessions, gym_app
 from nano_rl.cli import cli as rl
-from nano_rl.formats.gym_server import GymSessions, gym_app
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 

@@ -12,13 +12,13 @@ from strict_api import KEY, Say, call, strict_api
 
 from nano_coder.agent.profiles import find_profile
 from nano_coder.commands.display import Display
-from nano_coder.formats.token_triple import TokenRows, triples
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, resume_run, run_task
 from nano_coder.run.fork import fork_run, say_to_run
 from nano_coder.run.replay import execute, refeed
 from nano_coder.verify.trainable import findings, verify
+from nano_formats.token_triple import TokenRows, triples
 from nano_rl.imitation.rows import run_messages
 from nano_rl.learn.rows.sample import to_samples
 from nano_shared.run_fact_rows import RunFilter

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from log_values import a_run, a_turn, a_verdict, texts, trajectories, verdicts
 
-from nano_coder.formats import atif, nemo_gym
 from nano_coder.formats import native as whole
+from nano_formats import atif
+from nano_formats.nemo_gym import rollouts as nemo_gym
 from nano_shared.blobs import BlobStore
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.logged_run import LoggedRun

@@ -1,4 +1,4 @@
-"""nano's agent for `harbor run --agent-import-path nano_coder.formats.harbor_agent:NanoAgent`.
+"""nano's agent for `harbor run --agent-import-path nano_formats.harbor.agent:NanoAgent`.
 
 Harbor imports this module, in an environment of its own that has nano too; nothing of nano does. The agent
 runs in Harbor's process and acts in the trial's environment through Harbor; every run is in a log of nano,
@@ -27,8 +27,6 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
 from nano_coder.config import load_config, task_limits
-from nano_coder.formats import atif
-from nano_coder.formats.token_triple import rollout_details, triples
 from nano_coder.models.opening import open_configured
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.run.redacting_log import redacting_store
@@ -36,6 +34,8 @@ from nano_coder.sandbox.captured_output import Output
 from nano_coder.sandbox.launcher import files
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.request import check_run, python_program
+from nano_formats import atif
+from nano_formats.token_triple import rollout_details, triples
 from nano_shared import __version__, snapshot
 from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nano_coder.agent.initial_messages import plain_opening
-from nano_coder.formats.messages import call_id
-from nano_coder.formats.responses_items import TRIPLE, take_item
+from nano_coder.formats.messages import SAID_BY_USER, call_id
 from nano_coder.formats.run_format import RunFormat, row_reader
-from nano_coder.formats.token_triple import Triple, refuse_edited, remainder, restored, triple_of, triples
-from nano_coder.formats.transcript import SAID_BY_USER, Transcript
-from nano_shared.gym_verdict import verified
+from nano_formats.nemo_gym.verdict import verified
+from nano_formats.responses_items import TRIPLE, take_item
+from nano_formats.token_triple import Triple, refuse_edited, remainder, restored, triple_of, triples
+from nano_formats.transcript import Transcript
 from nano_shared.hashing import content_hash
 from nano_shared.logged_run import LoggedRun
 from nano_shared.refusal import Refused

@@ -11,7 +11,7 @@ from typing import Any
 
 from nano_coder.environment import EnvironmentSession
 from nano_coder.tools.tool import ToolFailure, ToolResult
-from nano_rl.environments.remote import HttpConnection, checked_url, object_of
+from nano_formats.remote import HttpConnection, checked_url, object_of
 from nano_rl.tasks.jsonl import read_rows
 from nano_shared.errors import EnvironmentFailed, UsageError
 from nano_shared.logged_run import LoggedRun
@@ -119,7 +119,7 @@ def _text(content: Any) -> str:
 
 def _response(run: Trajectory) -> dict[str, Any]:
     """The run as a response of the Responses API, whose last message is the answer."""
-    from nano_coder.formats.nemo_gym import write
+    from nano_formats.nemo_gym.rollouts import write
 
     response: dict[str, Any] = write(LoggedRun(trajectory=run))["response"]
     ours = {item["call_id"] for item in response["output"] if item.get("name") == "submit"}

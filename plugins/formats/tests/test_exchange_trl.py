@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.formats.trl_environment import TRL, environment_class
+from nano_formats.trl import TRL, environment_class
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.store import LogStore

@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nano_rl.formats.folder_format import FolderFormat, Tree
-from nano_rl.formats.function_rows import open_task, plain_cases, read_published, target
+from nano_formats.folder_format import FolderFormat, Tree
+from nano_formats.function_rows import open_task, plain_cases, read_published, target
 from nano_rl.formats.row_format import WHOLE, RowFormat
 from nano_rl.tasks.jsonl import read_text
 from nano_shared.hidden_checks import CaseChecks, SuiteChecks
@@ -102,6 +102,9 @@ _JSON = ("cases", "files", *_CASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseTable(RowFormat):
+    def recognises_path(self, path: Path) -> bool:
+        return path.suffix == ".csv" and not path.is_dir()
+
     def rows(self, path: Path) -> Iterator[tuple[str, Row | Refusal]]:
         """One row per task, with the place of its first line."""
         reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)

@@ -7,9 +7,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.formats.episode import Episode
-from nano_rl.formats.gym_server import COOKIE, GymSessions, gym_app
-from nano_rl.formats.nemo_gym import NEMO_GYM
+from nano_formats.episode import Episode
+from nano_formats.nemo_gym.server import COOKIE, GymSessions, gym_app
+from nano_formats.nemo_gym.tasks import NEMO_GYM
 from nano_rl.tasks.make import make_tasks
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks
 from nano_shared.store import LogStore

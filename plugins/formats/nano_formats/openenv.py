@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.environment import EnvironmentSession
 from nano_coder.tools.tool import ToolFailure, ToolResult
-from nano_rl.environments.remote import (
+from nano_formats.remote import (
     CONNECT_SECONDS,
     LARGEST,
     HttpConnection,
@@ -42,7 +42,7 @@ class OpenEnv:
             import websockets  # noqa: F401
         except ImportError:
             raise UsageError(
-                "openenv: environments need the package websockets; pip install 'nano-rl-coder[environments]'"
+                "openenv: environments need the package websockets; pip install 'nano-rl-coder[formats]'"
             ) from None
         self._url, self._headers = checked_url(url, token_env_var)
         connection = HttpConnection(self._url, self._headers, 10.0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.serve.access import Access, Action
 from nano_coder.serve.request import BadRequest
-from nano_rl.formats.episode import Episode, EpisodeOver
+from nano_formats.episode import Episode, EpisodeOver
 from nano_shared.errors import UsageError
 from nano_shared.refusal import Refused
 from nano_shared.strict_json import Row, parse_json
@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from nano_shared.gym_verdict import FAILURE_KINDS, verified
+from nano_formats.nemo_gym.verdict import FAILURE_KINDS, verified
 
 
 class TooMany(UsageError):

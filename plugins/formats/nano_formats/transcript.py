@@ -11,7 +11,8 @@ from typing import Any
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.initial_messages import ORIGINAL_OPENING, ORIGINAL_TOOLS
-from nano_coder.formats.token_triple import TokenRows, Triple
+from nano_coder.formats.messages import SAID_BY_USER
+from nano_formats.token_triple import TokenRows, Triple
 from nano_shared.hashing import content_hash
 from nano_shared.logged_run import LoggedRun
 from nano_shared.refusal import Refused
@@ -54,8 +55,6 @@ def unix(text: object, unknown: float, field: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-SAID_BY_USER = "user"
-"""tool of an observation that is a message of the user in the middle of a run"""
 IMPORTED = "imported"
 """profile of runs that another agent made; no policy of ours is served under it"""
 _DIALECT = "hermes"

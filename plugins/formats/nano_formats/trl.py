@@ -16,9 +16,9 @@ from nano_coder.agent.profiles import find_profile
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.formats.episode import PROFILE, Episode, EpisodeOver
+from nano_formats.episode import PROFILE, Episode, EpisodeOver
+from nano_formats.verifiers.tasks import messages_text
 from nano_rl.formats.row_format import WHOLE, RowFormat, embedded, is_own
-from nano_rl.formats.verifiers import messages_text
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.refusal import Refused
@@ -48,7 +48,7 @@ def write_row(task: Task) -> Row:
 
 TRL = RowFormat(
     name=NAME,
-    summary="TRL datasets for the environment class nano_rl.formats.trl_environment",
+    summary="TRL datasets for the environment class nano_formats.trl",
     recognises=lambda row: "prompt" in row,
     read_row=read_row,
     write_row=write_row,

@@ -57,7 +57,7 @@ class FolderFormat:
     write_tree: Callable[[Task], Tree]
     """raises Refused for a task that the format's own tools could not use"""
 
-    def recognises(self, path: Path) -> bool:
+    def recognises_path(self, path: Path) -> bool:
         return path.is_dir() and bool(self.folders(path))
 
     def folders(self, path: Path) -> list[Path]:

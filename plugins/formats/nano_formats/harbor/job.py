@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nano_coder.formats import atif
 from nano_coder.formats.run_format import RunFormat
-from nano_coder.formats.token_triple import rollout_details, triples
-from nano_coder.formats.transcript import iso
+from nano_formats import atif
+from nano_formats.token_triple import rollout_details, triples
+from nano_formats.transcript import iso
 from nano_shared.logged_run import LoggedRun
 from nano_shared.strict_json import Row
 from nano_shared.types import Message, StopReason, Trajectory

@@ -1,6 +1,6 @@
 """nano's jail as an environment of Harbor: no daemon, no image, no network.
 
-    harbor run -p TASK --environment-import-path nano_rl.formats.harbor_environment:JailEnvironment
+    harbor run -p TASK --environment-import-path nano_formats.harbor.environment:JailEnvironment
 
 Harbor imports this module, in an environment of its own that has nano too; nothing of nano does. It serves
 the tasks that `nano-rl tasks import --from harbor` takes: a plain base image, WORKDIR, COPY and mkdir.
@@ -20,7 +20,7 @@ from harbor.environments.capabilities import EnvironmentCapabilities
 
 from nano_coder.sandbox.captured_output import FLOOD_BYTES
 from nano_coder.sandbox.namespaces import NsJail, NsSandbox
-from nano_rl.formats.harbor_config import Image, read_dockerfile
+from nano_formats.harbor.config import Image, read_dockerfile
 from nano_shared.scratch import scratch_folder
 from nano_shared.types import Limits
 

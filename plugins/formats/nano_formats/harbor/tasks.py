@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nano_rl.formats import harbor_grade
-from nano_rl.formats.folder_format import FolderFormat, Tree, folder_name
-from nano_rl.formats.harbor_config import SCHEMA, HarborConfig, Image, read_config, read_dockerfile
+from nano_formats.folder_format import FolderFormat, Tree, folder_name
+from nano_formats.harbor import grade
+from nano_formats.harbor.config import SCHEMA, HarborConfig, Image, read_config, read_dockerfile
 from nano_shared.hidden_checks import CaseChecks, MutantChecks, RewardFileChecks, expects_answer
 from nano_shared.refusal import Refused
 from nano_shared.strict_json import to_json
@@ -24,7 +24,7 @@ from nano_shared.types import Limits, OracleAction, Provenance, Task
 _LEFT_OUT = {"cases": {"metrics"}, "answer": {"scorer"}, "suite": {"entry_point"}}
 """kind -> fields of the hidden checks that the verifier does not read"""
 _PYTEST = "RUN pip install --no-cache-dir pytest==8.4.1\n"
-_ANSWER = f"\n\nWrite your answer to /app/{harbor_grade.ANSWER}."
+_ANSWER = f"\n\nWrite your answer to /app/{grade.ANSWER}."
 _TEST = """#!/bin/bash
 python3 /tests/nano_grade.py /tests/checks.json /app /logs/verifier/reward.txt
 """
@@ -42,7 +42,7 @@ def write_harbor(task: Task) -> Tree:
         "environment/Dockerfile": _dockerfile(task, checks),
         "tests/test.sh": _TEST,
         "tests/checks.json": to_json(checks) + "\n",
-        "tests/nano_grade.py": Path(harbor_grade.__file__).read_text(encoding="utf-8"),
+        "tests/nano_grade.py": Path(grade.__file__).read_text(encoding="utf-8"),
         **{f"environment/files/{name}": text for name, text in task.files.items()},
     }
     if task.oracle and (script := _script(task.oracle)):
@@ -100,7 +100,7 @@ def _script(oracle: tuple[OracleAction, ...]) -> str | None:
             lines.append(given["command"])
         elif action.name == "submit":
             if "answer" in given:
-                lines.append(f"printf %s {shlex.quote(given['answer'])} > {harbor_grade.ANSWER}")
+                lines.append(f"printf %s {shlex.quote(given['answer'])} > {grade.ANSWER}")
         else:
             return None
     return "\n".join(lines) + "\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nano_coder.formats.responses_items import take_item, text_of
 from nano_coder.formats.run_format import RunFormat, session_reader
-from nano_coder.formats.transcript import Transcript, unix
+from nano_formats.responses_items import take_item, text_of
+from nano_formats.transcript import Transcript, unix
 from nano_shared.hashing import content_hash
 from nano_shared.logged_run import LoggedRun
 from nano_shared.refusal import Refused

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nano_rl.formats.harbor import HARBOR
-from nano_rl.formats.nemo_gym import NEMO_GYM
+from nano_formats.harbor.tasks import HARBOR
+from nano_formats.nemo_gym.tasks import NEMO_GYM
 from nano_rl.formats.row_format import ReadOptions
 from nano_shared.refusal import Refusal
 from nano_shared.strict_json import Row

@@ -1,1 +1,0 @@
-"""Clients of the environments of others, which `--env SCHEME:TARGET` names."""

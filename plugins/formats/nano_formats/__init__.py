@@ -1,0 +1,1 @@
+"""Runs and tasks in the formats of other projects, and clients of their environments: a folder a project."""
