@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from nano_coder.models.endpoint.model_card import RUN_HEADER
 from nano_coder.serve.conversations import ClientSession, Conversations, ServedModel
 from nano_coder.serve.http_json import data_line, error_shape
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest, OnText, TextDelta
@@ -60,7 +61,9 @@ class Client:
         connected = threading.Event()
         connected.set()
         return cls(
-            session=ClientSession(_session_name(request), request.state.owner),
+            session=ClientSession(
+                _session_name(request), request.state.owner, request.headers.get(RUN_HEADER, "")[:200]
+            ),
             agent=request.headers.get("user-agent", "")[:200],
             headers=request.headers, received=time.time(), connected=connected,
         )  # fmt: skip
