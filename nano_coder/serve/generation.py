@@ -132,6 +132,15 @@ class Generation:
         self._in_flight = 0
         """choices of requests, waiting ones too"""
         self._queue = FairQueue(limits.concurrent)
+        self._worked = False
+        """whether anything was answered since `rests` was asked last"""
+
+    def rests(self) -> bool:
+        """Whether nothing is being answered, and something was since the last call."""
+        if self._in_flight:
+            return False
+        worked, self._worked = self._worked, False
+        return worked
 
     async def answers(
         self, request: Request, asked: Sequence[ModelRequest], model: ServedModel
@@ -209,6 +218,7 @@ class Generation:
         if self._in_flight and self._in_flight + choices > most:
             raise BadRequest("too many requests wait; try again", status=429, code="rate_limit_exceeded")
         self._in_flight += choices
+        self._worked = True
         self._note()
 
     def _leave(self, choices: int) -> None:

@@ -95,8 +95,8 @@ def test_a_run_in_the_log_of_its_server_is_logged_once(
 
 def open_run(server: Served, tools_hash: str = "") -> Trajectory:
     run = Trajectory(
-        id=new_run_id(), task=Task(key="t", prompt="p"), policy="tiny", runtime_version="1", started=time.time(),
-        profile="p", profile_hash="h", template_hash="h", tools_hash=tools_hash or "h",
+        id=new_run_id(), task=Task(key="t", prompt="p"), policy="tiny", runtime_version="1",
+        started=time.time(), profile="p", profile_hash="h", template_hash="h", tools_hash=tools_hash or "h",
     )  # fmt: skip
     server.store.begin(run)
     return run

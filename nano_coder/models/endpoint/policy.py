@@ -226,8 +226,8 @@ class EndpointPolicy:
                     print(printable(f"{self.id}: {why}"), file=sys.stderr)
 
     def _headers(self, conversation: Conversation) -> dict[str, str]:
-        """Its own session with our server for each conversation: equal texts of two are not taken for one; and
-        the run that logs it."""
+        """Its own session with our server for each conversation: equal texts of two are not taken for one;
+        and the run that logs it."""
         session = self._sessions.setdefault(conversation, f"client-{uuid.uuid4().hex[:16]}")
         named = {"X-Session-Id": session} if session else {}
         return named | run_headers(conversation.run) if self.card.ours else {}
