@@ -38,6 +38,7 @@ def sub_agent(parent: Agent, at: int) -> Agent:
     conversation = open_conversation(parent.profile, task, parent.workspace.files(), before.started)
     conversation.row = conversation.last_row = before.last_row + 1
     conversation.on_text, conversation.ends_repetition = before.on_text, before.ends_repetition
+    conversation.run = before.run
     most = task.limits.completion_tokens or parent.sampling.max_tokens
     return replace(
         parent, task=task, tools=tools, conversation=conversation, parent=at, most_turns=given["max_turns"],

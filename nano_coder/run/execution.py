@@ -541,6 +541,7 @@ def _conversation(trajectory: Trajectory, runtime: Runtime, files: Sequence[str]
     started = first_started(trajectory)
     conversation = open_conversation(runtime.profile, trajectory.task, files, started)
     conversation.on_text, conversation.ends_repetition = runtime.on_text, runtime.ends_repetition
+    conversation.run = trajectory.id
     return conversation
 
 

@@ -356,11 +356,13 @@ class Server:
         self._conversations.end_all()
 
     async def sweep(self) -> None:
-        """Follow promotions and end idle conversations, for ever."""
+        """Follow promotions, end idle conversations, and return memory that is idle, for ever."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             await asyncio.to_thread(self._models.follow)
             await asyncio.to_thread(self._conversations.end_idle, self._limits.idle_seconds)
+            if self._generation.rests():
+                await asyncio.to_thread(return_freed_memory, 0)
 
 
 def serve_app(

@@ -79,6 +79,8 @@ class ClientSession(NamedTuple):
     """empty for a client that named none"""
     owner: str = ""
     """of its key; empty without one"""
+    run: str = ""
+    """the client's own run, which logs what is answered; empty where the server does"""
 
     @property
     def label(self) -> str:
@@ -233,6 +235,7 @@ class Conversations:
         """
         request, keys = self._limited(request), request.keys()
         model = model or self.model
+        session = session._replace(run=self._logging_run(session.run, model))
         with self._seeking(session, keys):
             self._recall(request, keys, session, model)
             held, new = self._place(request, keys, session, model)
@@ -254,6 +257,11 @@ class Conversations:
                 if not held.run.own_turns:
                     self._forget(held)
                 self._lock.notify_all()
+
+    def _logging_run(self, run: str, model: ServedModel) -> str:
+        """The run that a client names, where it is open in this log, which then has the answers already; else
+        none. A client that cannot read the log knows no such id."""
+        return run if run and self._episode is None and model.store.is_open(run) else ""
 
     def _limited(self, request: ModelRequest) -> ModelRequest:
         """The request under the sampling of the episode. Raises RunEnded."""
@@ -302,7 +310,7 @@ class Conversations:
         with self._lock:
             held = [at for at in answered if (session, keys[at]) in self._by_key]
         missing = [keys[at] for at in answered if not held or at > held[-1]]
-        if self._episode is not None or not missing:
+        if self._episode is not None or session.run or not missing:
             return
         found = model.store.answers(session.name, session.owner, missing)
         longest = max((missing.index(key) for _, _, key in found), default=-1)
@@ -496,9 +504,12 @@ class Conversations:
         """Log the turn, and continue the conversation after it. Returns the run's id: that of a fork, if
         another process has ended the run, as `nano-coder feedback` does."""
         run, store = held.run, held.model.store
+        answered = content_hash([key, answer.message.key])
+        if held.session.run:
+            self._go_on(held, turn, answer, answered)
+            return held.session.run
         if not run.own_turns:
             store.begin(run)
-        answered = content_hash([key, answer.message.key])
         asked = ClientRequest(held.session.name, held.client, answered, held.session.owner)
         try:
             store.append_turn(run.id, turn, None if self._episode else asked)
@@ -514,6 +525,12 @@ class Conversations:
             finally:
                 with self._lock:
                     fork.busy = False
+        self._go_on(held, turn, answer, answered)
+        return run.id
+
+    def _go_on(self, held: _Held, turn: Turn, answer: ModelAnswer, answered: str) -> None:
+        """Continue the conversation after a turn; `answered` is its hash then."""
+        run = held.run
         with self._lock:
             if self._episode is not None:
                 self._episode.overflowed = False
@@ -524,7 +541,6 @@ class Conversations:
             held.keys.append(answered)
             self._by_key.setdefault((held.session, answered), []).append((held, len(held.keys)))
             self._held.move_to_end(run.id)
-        return run.id
 
     def _complete(
         self, held: _Held, conversation: Conversation, request: ModelRequest, on_text: OnText | None
@@ -679,6 +695,8 @@ class Conversations:
         if held.ended or not held.run.own_turns:
             return
         held.ended = True
+        if held.session.run:
+            return
         last = held.run.turns[-1]
         with suppress(LogError):  # another process was first
             held.model.store.finish(
@@ -731,6 +749,7 @@ def _conversation(
         tools = () if request.prompt_ids else request.tools
         messages = _rendered(new, tools, model.profile, opening=anew or not run.turns)
     conversation = Conversation(tools=request.tools if model.upstream else (), started=run.started)
+    conversation.run = held.session.run or None
     for turn in run.turns:
         _read_on(conversation, turn.messages, anew=run.restates(turn))
         conversation.record(turn.completion)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from nano_coder.models.endpoint.model_card import RUN_HEADER
 from nano_coder.serve.conversations import ClientSession, Conversations, ServedModel
 from nano_coder.serve.http_json import data_line, error_shape
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest, OnText, TextDelta
@@ -60,7 +61,9 @@ class Client:
         connected = threading.Event()
         connected.set()
         return cls(
-            session=ClientSession(_session_name(request), request.state.owner),
+            session=ClientSession(
+                _session_name(request), request.state.owner, request.headers.get(RUN_HEADER, "")[:200]
+            ),
             agent=request.headers.get("user-agent", "")[:200],
             headers=request.headers, received=time.time(), connected=connected,
         )  # fmt: skip
@@ -129,6 +132,15 @@ class Generation:
         self._in_flight = 0
         """choices of requests, waiting ones too"""
         self._queue = FairQueue(limits.concurrent)
+        self._worked = False
+        """whether anything was answered since `rests` was asked last"""
+
+    def rests(self) -> bool:
+        """Whether nothing is being answered, and something was since the last call."""
+        if self._in_flight:
+            return False
+        worked, self._worked = self._worked, False
+        return worked
 
     async def answers(
         self, request: Request, asked: Sequence[ModelRequest], model: ServedModel
@@ -206,6 +218,7 @@ class Generation:
         if self._in_flight and self._in_flight + choices > most:
             raise BadRequest("too many requests wait; try again", status=429, code="rate_limit_exceeded")
         self._in_flight += choices
+        self._worked = True
         self._note()
 
     def _leave(self, choices: int) -> None:

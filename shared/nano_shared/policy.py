@@ -44,6 +44,8 @@ class Conversation:
         """highest number of a row of the run; that of a sub-agent's is above its parent's"""
         self.row_start = len(messages)
         """number of messages before the first turn that was sampled in the current row"""
+        self.run: str | None = None
+        """id of the logged run whose turns its completions are; None: no run's"""
         self.waited = 0.0
         """seconds that its completions waited for other conversations of a batch"""
 

@@ -14,7 +14,7 @@ from nano_shared.errors import LogError
 from nano_shared.journal import HINT
 from nano_shared.rows import tool_hash, trajectory_from
 from nano_shared.schema import ExactText
-from nano_shared.types import StopReason, Task, ToolSpec, Trajectory, Value
+from nano_shared.types import CLIENT_TOOLS, StopReason, Task, ToolSpec, Trajectory, Value
 
 
 class RunSummary(Value):
@@ -196,6 +196,12 @@ def select_left_open(task_prefix: str, before: float) -> sa.Select[tuple[str]]:
             sa.func.coalesce(last, runs.c.started) < before,
         )
     )
+
+
+def select_open(run_id: str) -> sa.Select[tuple[str]]:
+    runs = schema.runs
+    served = runs.c.tools_hash.startswith(CLIENT_TOOLS, autoescape=True)
+    return sa.select(runs.c.id).where(runs.c.id == run_id, runs.c.stop.is_(None), ~served)
 
 
 def select_summaries() -> sa.Select[tuple[object, ...]]:

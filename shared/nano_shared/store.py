@@ -322,6 +322,11 @@ class LogStore:
         query = run_queries.select_left_open(task_prefix, before)
         return [str(row[0]) for row in self._database.read(partial(_all, query))]
 
+    def is_open(self, run_id: str) -> bool:
+        """Whether a run of that whole id has begun and not ended, and is no conversation of a client."""
+        query = run_queries.select_open(run_id)
+        return bool(self._database.read(partial(_all, query)))
+
     def conversations(self, run_id: str) -> list[str]:
         """The hash that each turn of a client's run left, those of its parents included."""
         query = sa.select(schema.runs.c.parent, schema.runs.c.parent_step).where(schema.runs.c.id == run_id)

@@ -21,6 +21,7 @@ from nano_coder.agent.profiles import API_1, HERMES_1
 from nano_coder.cli import cli
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
 from nano_coder.models.endpoint.policy import EndpointPolicy
+from nano_coder.models.endpoint.token_server import TokenServer
 from nano_coder.models.opening import local_policy, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, run_task
@@ -35,16 +36,16 @@ from nano_shared.errors import UsageError
 from nano_shared.policy import Conversation
 from nano_shared.run_fact_rows import RunFilter
 from nano_shared.run_facts import facts_of
-from nano_shared.store import LogStore
-from nano_shared.types import Message, Role, Sampling, StopReason, Task, Trajectory
+from nano_shared.store import LogStore, new_run_id
+from nano_shared.types import CLIENT_TOOLS, Message, Role, Sampling, StopReason, Task, Trajectory
 
 
 def run_against(
-    server: Served, folder: Path, *, seed: int = 0, **options: Any
+    server: Served, log: Path | str, *, seed: int = 0, **options: Any
 ) -> tuple[Trajectory, LogStore]:
     """A run of nano's own loop, whose policy is behind the server."""
     opened = open_policy("openai:tiny", base_url=f"{server.root}/v1", **options)
-    store = LogStore.open(folder / "client.db")
+    store = LogStore.open(log)
     task = Task(key="t", prompt="Write 'hi' into hello.txt", check="grep -qx hi hello.txt")
     task = task.model_copy(update={"limits": task.limits.model_copy(update={"max_turns": 3})})
     runtime = Runtime(
@@ -59,7 +60,7 @@ def test_a_run_against_our_server_is_as_exact_as_one_of_our_own(
     tiny_folder: Path,
     tmp_path: Path,
 ) -> None:
-    run, store = run_against(tiny, tmp_path)
+    run, store = run_against(tiny, tmp_path / "client.db")
     assert len(run.turns) == 3
     assert run.has_tokens
     local = open_weights(str(tiny_folder))
@@ -80,12 +81,56 @@ def test_a_run_against_our_server_is_as_exact_as_one_of_our_own(
     assert [turn.completion.tokens for turn in served.turns] == [turn.completion.tokens for turn in run.turns]
 
 
+def test_a_run_in_the_log_of_its_server_is_logged_once(
+    tiny: Served,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    run, _ = run_against(tiny, tmp_path / "log.db")
+    (only,) = tiny.runs()
+    assert (only.id, len(only.turns), only.has_tokens) == (run.id, 3, True)
+    assert {turn.completion.tokens.row for turn in only.turns if turn.completion.tokens} == {0}, "continued"
+    assert tiny.store.sql("SELECT count(*) FROM requests").rows == [(0,)]
+    tiny.check_tokens()
+
+
+def open_run(server: Served, tools_hash: str = "") -> Trajectory:
+    run = Trajectory(
+        id=new_run_id(), task=Task(key="t", prompt="p"), policy="tiny", runtime_version="1",
+        started=time.time(), profile="p", profile_hash="h", template_hash="h", tools_hash=tools_hash or "h",
+    )  # fmt: skip
+    server.store.begin(run)
+    return run
+
+
+def test_raw_prompts_of_an_open_run_are_logged_by_that_run_alone(tiny: Served) -> None:  # noqa: F811
+    policy: Any = tiny.policy
+    eos, size = policy.engine.eos_ids, policy.engine.model.config.vocab_size
+    client = TokenServer(f"{tiny.root}/v1", answer_seconds=60, sync_seconds=60)
+    run, sampling = open_run(tiny), Sampling(max_tokens=2)
+    client.sample("tiny", [5, 6, 7], sampling, eos_ids=eos, vocab_size=size, run=run.id)
+    assert [one.id for one in tiny.runs()] == [run.id]
+    client.sample("tiny", [5, 6, 7], sampling, eos_ids=eos, vocab_size=size)
+    assert len(tiny.runs()) == 2
+
+
+@pytest.mark.parametrize("named", ["unknown", "ended", "a client's", "\udcff" * 3])
+def test_naming_any_other_run_keeps_nothing_out_of_the_log(tiny: Served, named: str) -> None:  # noqa: F811
+    run = open_run(tiny, f"{CLIENT_TOOLS}x" if named == "a client's" else "")
+    if named == "ended":
+        tiny.store.finish(run.id, stop=StopReason.FINISHED, ended=time.time())
+    name = run.id if named in ("ended", "a client's") else named
+    said = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    headers = {b"X-Nano-Run": name.encode("utf-8", "surrogateescape")}
+    assert httpx.post(f"{tiny.root}/v1/chat/completions", json=said, headers=headers).is_success
+    assert len(tiny.runs()) == 2
+
+
 def test_native_calls_are_trained_by_the_template_that_the_server_renders(
     tiny: Served,  # noqa: F811
     tiny_folder: Path,
     tmp_path: Path,
 ) -> None:
-    run, store = run_against(tiny, tmp_path, profile="api-1")
+    run, store = run_against(tiny, tmp_path / "client.db", profile="api-1")
     assert run.has_tokens
     local, policy = open_weights(str(tiny_folder)), tiny.policy
     target = TargetPolicy(profile=local.profile, template_hash=policy.template_hash)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine, kv_token_bytes
 from nano_coder.models.local.kv_cache import ROUND
 from nano_coder.models.local.padded_batching import PaddedDecoder
@@ -112,6 +114,15 @@ def test_live_bytes_stay_within_the_bound(model: Any, held: int) -> None:
     assert little < 0.1
     assert max(all_at_once) == 16
     assert max(most) < 16 or held > 2
+
+
+def test_of_the_choices_of_a_request_the_first_alone_is_kept(model: Any) -> None:
+    engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=LONGEST, max_batch=16)
+    ids, length = tokens(1, 20), 8
+    engine.generate([replace(ask(ids, owner, length), choice=owner) for owner in range(8)])
+    assert isinstance(engine.decoder, ContinuousDecoder)
+    kept = len(ids) + length  # the prompt, and one row after it
+    assert engine.decoder.kv_bytes <= kept * kv_token_bytes(model), "no block of rows stays without rows"
 
 
 def held_by(decoder: PaddedDecoder) -> int:

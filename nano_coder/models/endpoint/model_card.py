@@ -17,6 +17,8 @@ from nano_shared.errors import NanoError
 
 OWNER = "nano"
 """`owned_by` of our own server's models"""
+RUN_HEADER = "X-Nano-Run"
+"""header of a request whose answer a run logs: the run's id"""
 _GIVING = (OWNER, "vllm")
 """owners whose servers know `return_token_ids`"""
 _MOST_BYTES = 4 << 20
@@ -53,6 +55,12 @@ def read_cards(base_url: str, api_key: str | None) -> list[ModelCard]:
         return [_card(card) for card in listed if isinstance(card, dict) and isinstance(card.get("id"), str)]
     except (httpx.HTTPError, httpx.InvalidURL, LookupError, TypeError, ValueError, RecursionError):
         return []
+
+
+def run_headers(run: str | None) -> dict[str, str]:
+    """What tells our own server which run logs its answer: one that is open in the server's log is not
+    logged a second time."""
+    return {RUN_HEADER: run} if run and run.isascii() and run.isprintable() else {}
 
 
 def card_of(model: str, cards: list[ModelCard]) -> ModelCard:

@@ -35,7 +35,7 @@ from nano_coder.models.endpoint.exchange import (
     PassingFailure,
     RefusedRequest,
 )
-from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
+from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards, run_headers
 from nano_coder.models.endpoint.request import accepted_by, add_parameters, request_body, shaping
 from nano_coder.models.registry import ModelOptions
 from nano_coder.models.repetition import Repetition
@@ -226,9 +226,11 @@ class EndpointPolicy:
                     print(printable(f"{self.id}: {why}"), file=sys.stderr)
 
     def _headers(self, conversation: Conversation) -> dict[str, str]:
-        """Its own session with our server for each conversation: equal texts of two are not taken for one."""
+        """Its own session with our server for each conversation: equal texts of two are not taken for one;
+        and the run that logs it."""
         session = self._sessions.setdefault(conversation, f"client-{uuid.uuid4().hex[:16]}")
-        return {"X-Session-Id": session} if self.card.ours and session else {}
+        named = {"X-Session-Id": session} if session else {}
+        return named | run_headers(conversation.run) if self.card.ours else {}
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         failure = state.outcome.exception() if state.outcome else None

@@ -18,7 +18,7 @@ from nano_coder.models.endpoint.exchange import (
     RefusedRequest,
     excerpt,
 )
-from nano_coder.models.endpoint.model_card import ModelCard, read_cards
+from nano_coder.models.endpoint.model_card import ModelCard, read_cards, run_headers
 from nano_coder.models.endpoint.request import UNSHAPED
 from nano_shared.errors import PolicyError
 from nano_shared.types import Finish, Sampling
@@ -103,9 +103,10 @@ class TokenServer:
         vocab_size: int,
         deadline: float = math.inf,
         seeded: bool = False,
+        run: str | None = None,
     ) -> ServedTokens:
         """What follows these ids. With `seeded` the request carries the seed, which kills some builds of
-        vLLM; `deadline` is monotonic."""
+        vLLM; `deadline` is monotonic; `run` is that which logs the answer."""
         body = {
             "model": model, "prompt": list(ids), "max_tokens": sampling.max_tokens, "logprobs": 0,
             "return_token_ids": True, "stop_token_ids": sorted(eos_ids), "skip_special_tokens": False,
@@ -115,7 +116,7 @@ class TokenServer:
             body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
         if seeded and sampling.seed is not None:
             body["seed"] = sampling.seed
-        answer = self._complete(body, deadline)
+        answer = self._complete(body, deadline, run_headers(run))
         try:
             return _checked(answer, ids, sampling, eos_ids, vocab_size)
         except InvalidAnswer as problem:
@@ -157,9 +158,11 @@ class TokenServer:
         said = f"{self.url}/{route} answered {answer.status_code}: {refusal.excerpt}"
         raise ServerUnavailable(said + (helps if refused else ""))
 
-    def _complete(self, body: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
+    def _complete(
+        self, body: Mapping[str, Any], deadline: float, headers: Mapping[str, str] | None = None
+    ) -> Mapping[str, Any]:
         try:
-            return next(iter(self._completions.events(body, deadline, wanted=self._wanted)))
+            return next(iter(self._completions.events(body, deadline, headers, self._wanted)))
         except Cancelled:
             raise ServerUnavailable(f"{self.url}: the answer is not waited for any more") from None
         except PassingFailure as problem:

@@ -204,8 +204,8 @@ class ContinuousDecoder:
         """Forget every row and all KV, and free the memory."""
         self._queue.clear()
         self._slots.clear()
-        self._arena = Arena(self._shape)
-        self._prefixes, self._changed, self._waits = None, True, None
+        self._free_blocks()
+        self._changed, self._waits = True, None
         if self._graph is not None:
             self._graph = DecodeGraph(self._forward)
         self._speculator = NGramSpeculator()
@@ -272,7 +272,7 @@ class ContinuousDecoder:
         rows = [(row, self.cache.retained(row.request.owner, row.request.ids)) for row in queued]
         joining = self._largest(rows)
         if joining is None and not self._slots:
-            self._arena, self._prefixes = Arena(self._shape), None
+            self._free_blocks()
             self._forget_graph()
             # alone, it joins without what another prompt or its own last turn left
             joining = self._largest(rows) or self._plan([(queued[0], None)], alone=True)
@@ -399,6 +399,10 @@ class ContinuousDecoder:
         if self._prefixes is not None and not self._prefixes.covers(wanted):
             self._prefixes = None
             self._forget_graph()
+
+    def _free_blocks(self) -> None:
+        """Free the memory of the rows that were decoded."""
+        self._arena, self._prefixes = Arena(self._shape), None
 
     def _forget_graph(self) -> None:
         if self._graph is not None:
@@ -532,10 +536,11 @@ class ContinuousDecoder:
         return accepted
 
     def _leave(self, slot: BatchSlot) -> None:
-        """Free the slot and move the last row into it; retain the KV if its owner may ask for a next turn."""
+        """Free the slot and move the last row into it; retain the KV if its owner may ask for a next turn. Of
+        a request's choices that is the first: a client goes on with one."""
         index = self._slots.index(slot)
         row, owner = slot.row, slot.row.request.owner
-        if row.finish is not None and owner is not None:
+        if row.finish is not None and owner is not None and not row.request.choice:
             self.cache.release(owner)
             held = {one.prefix for one in self._slots} | set(
                 self._prefixes.distinct if self._prefixes else ()
@@ -550,6 +555,8 @@ class ContinuousDecoder:
             self._arena.move(len(self._slots), index, last.length)
             self._slots[index] = last
         self._changed = True
+        if not self._slots and self._graph is None:  # a graph is recorded with its blocks
+            self._free_blocks()
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, device=self._shape.device)

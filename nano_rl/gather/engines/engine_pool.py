@@ -151,7 +151,7 @@ class EnginePool:
         while True:
             engine, adapter = self._choose(conversation, deadline)
             try:
-                return self._sample(engine, adapter, ids, sampling, deadline), adapter
+                return self._sample(engine, adapter, ids, sampling, conversation), adapter
             except (ServerUnavailable, InvalidAnswer) as problem:
                 if time.monotonic() >= deadline:
                     raise BudgetExhausted("the time of the run ended while an engine answered") from None
@@ -296,12 +296,12 @@ class EnginePool:
 
     def _sample(
         self, engine: PooledEngine, adapter: PublishedAdapter, ids: Sequence[int], sampling: Sampling,
-        deadline: float,
+        conversation: Conversation,
     ) -> ServedTokens:  # fmt: skip
         with self._running(engine, adapter.name):
             answer = engine.server.sample(
                 adapter.name, ids, sampling, eos_ids=self._probe.eos_ids, vocab_size=self._probe.vocab_size,
-                deadline=deadline, seeded=engine.seeded,
+                deadline=conversation.deadline or float("inf"), seeded=engine.seeded, run=conversation.run,
             )  # fmt: skip
         probed = engine.fingerprints.get(adapter.name, "")
         if answer.fingerprint != probed:
