@@ -32,9 +32,9 @@ from nano_shared.extensions import (
     find_extension,
     find_in_module,
     is_reference,
+    refuse_missing,
     takes,
     user_module,
-    refuse_missing,
 )
 from nano_shared.hashing import new_run_id
 from nano_shared.hidden_checks import AnswerChecks, EnvironmentChecks

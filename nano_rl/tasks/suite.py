@@ -19,8 +19,8 @@ from nano_shared.extensions import (
     extension_names,
     find_extension,
     is_reference,
-    takes,
     refuse_missing,
+    takes,
 )
 from nano_shared.hidden_checks import HiddenChecks
 from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
