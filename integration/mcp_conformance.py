@@ -52,7 +52,7 @@ def as_client(url: str) -> int:
 def as_server(port: int) -> None:
     from mcp.server import MCPServer
 
-    from nano_coder.mcp.served import serve
+    from nano_mcp.served import serve
 
     run = MCPServer.run
     MCPServer.run = lambda self, _: run(self, "streamable-http", host="127.0.0.1", port=port)  # type: ignore

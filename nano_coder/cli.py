@@ -25,7 +25,7 @@ COMMANDS = {
     "exec": ("nano_coder.commands.exec", "Run one command in the sandbox."),
     "doctor": ("nano_coder.commands.doctor", "Prove what the sandbox holds here, by trying to escape."),
     "memory": ("nano_coder.commands.memory", "What agents remember of a project."),
-    "mcp": ("nano_coder.commands.mcp", "MCP servers: their tools for the agent, and nano as one."),
+    "mcp": ("+mcp", "MCP servers: their tools for the agent, and nano as one."),
     "tools": (
         "nano_coder.commands.config:tools",
         "List the tools that a run would offer, with their schemas.",

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
 
-from nano_coder.mcp_settings import PROJECT_SERVERS, HostsSetting, McpSettings, read_project_servers
+from nano_coder.plugin_settings import TABLES, HostsSetting, missing_table, with_tables
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
 from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import ConfigError, UsageError
@@ -113,7 +113,7 @@ class SearchSettings(BaseModel):
         return value
 
 
-class AgentConfig(BaseModel):
+class CoreConfig(BaseModel):
     """The settings of both programs; each is a NANO_* variable and a key of nano.toml, and most are flags."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
@@ -182,9 +182,6 @@ class AgentConfig(BaseModel):
     """interface profile: prompts, tools and dialect; None is what the model was trained with"""
     tools: tuple[str, ...] = ()
     """further tools for the agent: names of installed ones, or path.py:name"""
-    mcp: McpSettings = McpSettings()
-    """MCP servers whose tools the agent gets, by name: [mcp.servers.NAME] with command, args, env and cwd, or
-    url and bearer_token_env_var"""
     search: SearchSettings = SearchSettings()
     """where the tool web_search looks: documents, or engine; None is library/ in the workspace"""
     agent: str | None = None
@@ -208,11 +205,6 @@ class AgentConfig(BaseModel):
         if not isinstance(value, str):
             return value
         return () if value == "none" else tuple(name.strip() for name in value.split(","))
-
-    @field_serializer("mcp")
-    def _served(self, mcp: McpSettings) -> dict[str, Any]:
-        servers = mcp.servers.items()
-        return {"servers": {name: server.model_dump(exclude_defaults=True) for name, server in servers}}
 
     @field_serializer("catalogue")
     def _catalogued(self, entries: dict[str, CatalogueEntry]) -> dict[str, dict[str, Any]]:
@@ -238,6 +230,18 @@ class AgentConfig(BaseModel):
                 raise ValueError(f"{pattern!r} is no pattern for a name, as in *.ckpt or secrets")
         return value
 
+    @staticmethod
+    def elsewhere(name: str) -> str | None:
+        """About a setting of a plug-in that is not installed."""
+        return missing_table(name)
+
+
+if TYPE_CHECKING:
+    AgentConfig = CoreConfig
+else:
+    AgentConfig = with_tables(CoreConfig)
+    AgentConfig.__name__ = AgentConfig.__qualname__ = "AgentConfig"
+
 
 @dataclass(frozen=True, slots=True)
 class Configured:
@@ -249,8 +253,8 @@ class Configured:
     ignored: dict[str, Any]
     """what the project's file sets and may not while it is not trusted: key -> value"""
     project: ProjectFile | None
-    servers: ProjectFile | None
-    """the project's .mcp.json"""
+    files: dict[str, ProjectFile]
+    """table of a plug-in -> the project's file that holds such settings, as .mcp.json"""
 
 
 STRANGERS_CHECK = "nano.toml, not trusted"
@@ -299,26 +303,35 @@ def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig,
         _say_once(
             f"{found.project.path} sets {', '.join(found.ignored)}: ignored, {why_ignored(found.project)}"
         )
-    if found.servers and not found.servers.trusted:
-        _say_once(f"{found.servers.path} is ignored, {why_ignored(found.servers)}")
+    for file in found.files.values():
+        if not file.trusted:
+            _say_once(f"{file.path} is ignored, {why_ignored(file)}")
     return found.config, found.sources
 
 
 def read_config(flags: Mapping[str, Any], directory: Path) -> Configured:
     """As `load_config`, with what was ignored, and says nothing."""
-    servers = read_project_file(directory, PROJECT_SERVERS)
-    return configured(flags, read_project_file(directory), servers)
+    return configured(flags, read_project_file(directory), project_tables(directory))
 
 
-def project_servers(file: ProjectFile | None) -> dict[str, Any]:
-    """The layer of a project's .mcp.json; nothing while it is not trusted."""
-    if file is None or not file.trusted:
-        return {}
-    return {"mcp": {"servers": read_project_servers(file.path, file.content)}}
+def project_tables(directory: Path) -> dict[str, ProjectFile]:
+    """Table of a plug-in -> the project's file that holds such settings, where there is one."""
+    names = {name: table.project.file for name, table in TABLES.items() if table.project}
+    found = {name: read_project_file(directory, file) for name, file in names.items()}
+    return {name: file for name, file in found.items() if file is not None}
+
+
+def _project_layers(files: Mapping[str, ProjectFile]) -> list[tuple[str, dict[str, Any]]]:
+    """(name of the file, its settings) of those that are trusted; of others nothing is read."""
+    return [
+        (file.path.name, {name: TABLES[name].in_project(file.path, file.content)})
+        for name, file in files.items()
+        if file.trusted
+    ]
 
 
 def configured(
-    flags: Mapping[str, Any], project: ProjectFile | None, servers: ProjectFile | None = None
+    flags: Mapping[str, Any], project: ProjectFile | None, files: Mapping[str, ProjectFile] | None = None
 ) -> Configured:
     """The layers laid over each other.
 
@@ -330,7 +343,7 @@ def configured(
     layers = [
         ("OPENAI_* environment", openai),
         ("user config", _read_toml(user_config_path())),
-        (PROJECT_SERVERS, project_servers(servers)),
+        *_project_layers(files or {}),
         ("nano.toml", parse_toml(project.path, project.content) if project else {}),
         ("environment", ours),
         ("flag", {key: value for key, value in flags.items() if value not in (None, ())}),
@@ -350,9 +363,9 @@ def configured(
             if key == "check" and bound and values[key] != before:
                 sources[key] = STRANGERS_CHECK
             elif not bound or values[key] != before:
-                shared = key in ("exclude", "redact", "mcp") and sources[key] != "default"
+                shared = key in ("exclude", "redact", *TABLES) and sources[key] != "default"
                 sources[key] = f"{sources[key]}, {source}" if shared else source
-    return Configured(AgentConfig.model_validate(values), sources, ignored, project, servers)
+    return Configured(AgentConfig.model_validate(values), sources, ignored, project, dict(files or {}))
 
 
 def why_ignored(project: ProjectFile) -> str:
@@ -383,8 +396,8 @@ def _joined(key: str, below: Any, above: Any) -> Any:
             return below | above | {"patterns": below["patterns"] | above.get("patterns", {})}
         case "prices" | "search" | "catalogue":
             return below | above
-        case "mcp":
-            return {"servers": below["servers"] | above.get("servers", {})}
+        case _ if key in TABLES:
+            return TABLES[key].over(below, above)
     return above
 
 
@@ -467,6 +480,8 @@ def _environment() -> tuple[dict[str, Any], dict[str, Any]]:
     for name in os.environ:
         if not name.startswith("NANO_") or name in known or name in _NO_SETTINGS:
             continue
+        if missing := missing_table(name.removeprefix("NANO_").lower()):
+            raise ConfigError(f"environment: {name}: {missing}")
         if meant := get_close_matches(name, known, n=1, cutoff=0.8):
             raise ConfigError(f"environment: {name}: no such setting; did you mean {meant[0]}?")
     ours, openai = _environment_readers()

@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from nano_coder.commands.options import ToolOption, agent_options, configured
 from nano_coder.config import AgentConfig, read_config, user_config_path, why_ignored
+from nano_coder.plugin_settings import TABLES
 from nano_coder.trust import find_instructions
 from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.errors import UsageError
@@ -43,8 +44,8 @@ def show(
         values["log"] = without_password(values["log"])
     if values["api_key"]:
         values["api_key"] = "(set)"
-    for server in values["mcp"]["servers"].values():
-        server |= {"env": dict.fromkeys(server["env"], "(set)")} if "env" in server else {}
+    for name, table in TABLES.items():
+        values[name] = table.shown(getattr(found.config, name), "(set)").model_dump()
     user = user_config_path().parent
     chain = find_instructions(directory, found.config.instructions, user, found.config.exclude)
     if as_json:
@@ -81,19 +82,16 @@ def tools(
     MCP servers of the configuration are started for it. --json prints the schemas as the model gets them.
     """
     from nano_coder.agent.profiles import days_profile, find_profile, with_tools
-    from nano_coder.mcp.tools import further_tools
     from nano_coder.models.opening import usual_profile
+    from nano_coder.run.further_tools import further_tools
     from nano_coder.sandbox.backend import open_sandbox
     from nano_coder.tools.registry import TOOLS
     from nano_shared.store import LogStore
 
     config, _ = configured(settings, directory, tools=tools)
-    if config.mcp.servers:  # they are started: only they know their tools
-        more = further_tools(
-            config, open_sandbox(config.sandbox, image=config.image), LogStore.open(config.log)
-        )
-    else:
-        more = [TOOLS.give(tool).spec.name for tool in config.tools]
+    more = further_tools(
+        config, lambda: (open_sandbox(config.sandbox, image=config.image), LogStore.open(config.log))
+    )
     usual = find_profile(config.profile or usual_profile(config.model))
     profile = with_tools(usual if config.profile else days_profile(usual), more)
     rows = [

@@ -17,6 +17,7 @@ from nano_coder.config import (
     said_limits,
     user_config_path,
 )
+from nano_coder.plugin_settings import TABLES
 from nano_shared.durable import real_path
 from nano_shared.errors import UsageError
 from nano_shared.printable import without_password
@@ -93,7 +94,8 @@ def configured(
     config, sources = load_config({**settings.values, **parse_limits(limit), **more}, directory)
     if settings.print_only:
         log = config.log and without_password(config.log)
-        masked = {"api_key": None, "log": log, "mcp": config.mcp.without_variables()}
+        tables = {name: table.shown(getattr(config, name), None) for name, table in TABLES.items()}
+        masked = {"api_key": None, "log": log, **tables}
         settings.show(config.model_copy(update=masked))
     return config, sources
 
@@ -130,16 +132,16 @@ def open_runtime(
     `limits` take the place of a task's own (`said_limits`).
     """
     from nano_coder.agent.profiles import completion_tokens, days_profile, with_tools
-    from nano_coder.mcp.tools import further_tools
     from nano_coder.models.opening import open_configured
     from nano_coder.run.execution import Runtime
+    from nano_coder.run.further_tools import further_tools
     from nano_coder.run.redacting_log import redacting_store
     from nano_coder.sandbox.proxy import allowed_hosts
     from nano_shared.redact.redactor import Redactor
     from nano_shared.types import Sampling
 
     sandbox = _open_sandbox(config, directory)
-    more = further_tools(config, sandbox, store)
+    more = further_tools(config, lambda: (sandbox, store))
     opened = open_configured(config, model=model, own_temperature=config.temperature is None)
     profile = opened.profile if config.profile else days_profile(opened.profile)
     return Runtime(

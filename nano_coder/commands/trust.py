@@ -11,8 +11,8 @@ import typer
 from typer import Argument, Option
 
 from nano_coder.commands.review import on_terminal
-from nano_coder.config import configured, parse_toml, typed_layer
-from nano_coder.mcp_settings import PROJECT_SERVERS, read_project_servers
+from nano_coder.config import configured, parse_toml, project_tables, typed_layer
+from nano_coder.plugin_settings import TABLES, SettingsTable
 from nano_coder.trust import (
     PROJECT_FILE,
     ProjectFile,
@@ -55,20 +55,21 @@ def command(
 
 
 def _trust(directory: Path, yes: bool) -> int:
-    project = [read_project_file(directory, name) for name in (PROJECT_FILE, PROJECT_SERVERS)]
-    found = [*(file for file in project if file is not None), *_instructions(directory)]
+    settings, tables = read_project_file(directory), project_tables(directory)
+    found = [*([settings] if settings else []), *tables.values(), *_instructions(directory)]
     if not found:
+        names = (PROJECT_FILE, *(table.project.file for table in TABLES.values() if table.project))
         raise UsageError(
-            f"{directory} has no {PROJECT_FILE}, no {PROJECT_SERVERS} and no AGENTS.md, so there is nothing"
-            " to trust"
+            f"{directory} has no {', no '.join(names)} and no AGENTS.md, so there is nothing to trust"
         )
+    kinds = {file.path: TABLES[name] for name, file in tables.items()}
     for file in found:
         if file.trusted:
             print(printable(f"{file.path} is trusted as it is"), file=sys.stderr)
         elif file.path.name == PROJECT_FILE:
             _show_settings(file)
-        elif file.path.name == PROJECT_SERVERS:
-            _show_servers(file)
+        elif file.path in kinds:
+            _show_table(file, kinds[file.path])
         else:
             _show_instructions(file)
     untrusted = [file for file in found if not file.trusted]
@@ -104,13 +105,12 @@ def _show_settings(project: ProjectFile) -> None:
         print(f"  {key} = {printable('(set)' if key == 'api_key' else repr(value))}{more}", file=sys.stderr)
 
 
-def _show_servers(file: ProjectFile) -> None:
-    print(
-        printable(f"{file.path} brings MCP servers, which run in jails (only if you trust it):"),
-        file=sys.stderr,
-    )
-    for name, server in read_project_servers(file.path, file.content).items():
-        print(f"  {name}: {printable(json.dumps(server, ensure_ascii=False))}", file=sys.stderr)
+def _show_table(file: ProjectFile, table: SettingsTable) -> None:
+    assert table.project is not None
+    print(printable(f"{file.path} brings {table.project.brings} (only if you trust it):"), file=sys.stderr)
+    for bodies in table.in_project(file.path, file.content).values():
+        for name, body in bodies.items():
+            print(f"  {name}: {printable(json.dumps(body, ensure_ascii=False))}", file=sys.stderr)
 
 
 def _list(as_json: bool) -> int:

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from typer import Argument, Option
 
 from nano_coder.config import AgentConfig, load_config, task_limits, user_config_path
-from nano_coder.mcp_settings import McpServer, McpSettings
+from nano_coder.plugin_settings import settings_of
+from nano_mcp.settings import McpServer, McpSettings
 from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.durable import user_path, write_text
 from nano_shared.errors import ConfigError, UsageError
@@ -23,7 +24,7 @@ from nano_shared.printable import one_line, printable
 if TYPE_CHECKING:
     import mcp_types
 
-    from nano_coder.mcp.connection import McpConnection
+    from nano_mcp.connection import McpConnection
 
 command = lazy_app(
     "nano-coder.mcp",
@@ -40,9 +41,14 @@ DirectoryOption = Annotated[Path, Option("-C", metavar="DIR", help="Where the wo
 ServerName = Annotated[str, Argument(metavar="NAME", help="The server's name.")]
 
 
+def _configured(directory: Path) -> tuple[AgentConfig, McpSettings]:
+    config = load_config({}, directory)[0]
+    return config, settings_of(config, "mcp", McpSettings)
+
+
 def list_servers(directory: DirectoryOption = Path(), as_json: JsonOption = False) -> int:
     """The servers of your configuration, and of a project that you trust; no server is started."""
-    servers = load_config({}, directory)[0].mcp.servers
+    servers = _configured(directory)[1].servers
     if as_json:
         print(json.dumps({name: _settings_without_values(server) for name, server in servers.items()}))
         return 0
@@ -96,7 +102,7 @@ def add(
     except ValidationError as problem:
         raise UsageError(problem.errors()[0]["msg"].removeprefix("Value error, ")) from None
     path = user_config_path()
-    if name in load_config({}, Path())[0].mcp.servers:
+    if name in _configured(Path())[1].servers:
         raise UsageError(f"there is a server {name!r} already; edit {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
     # put at the end, so that comments and order of the file stay
@@ -108,7 +114,7 @@ def add(
 
 def inspect(name: ServerName, directory: DirectoryOption = Path(), as_json: JsonOption = False) -> int:
     """Start a server as a run does, and show its tools as it describes them, with their hashes."""
-    from nano_coder.mcp.connection import McpFailure
+    from nano_mcp.connection import McpFailure
 
     server, connection, _ = _started(name, directory)
     try:
@@ -143,8 +149,8 @@ def try_server(
     directory: DirectoryOption = Path(),
 ) -> int:
     """Start a server as a run does, and call TOOL if one is named: exit code 1 where the call fails."""
-    from nano_coder.mcp.connection import McpFailure
-    from nano_coder.mcp.tools import answer_text
+    from nano_mcp.connection import McpFailure
+    from nano_mcp.tools import answer_text
 
     try:
         given = json.loads(arguments)
@@ -171,13 +177,13 @@ def try_server(
 
 def _started(name: str, directory: Path) -> tuple[McpServer, McpConnection, float]:
     """A connection to a configured server, on no files, and the seconds that it took to answer."""
-    from nano_coder.mcp.connection import McpConnection, McpFailure
     from nano_coder.sandbox.backend import open_sandbox
+    from nano_mcp.connection import McpConnection, McpFailure
 
-    config: AgentConfig = load_config({}, directory)[0]
-    server = config.mcp.servers.get(name)
+    config, settings = _configured(directory)
+    server = settings.servers.get(name)
     if server is None:
-        known = ", ".join(config.mcp.servers) or "none"
+        known = ", ".join(settings.servers) or "none"
         raise UsageError(f"no MCP server {name!r}; there are {known}")
     began = time.monotonic()
     try:
@@ -194,7 +200,7 @@ def serve_here(directory: DirectoryOption = Path()) -> int:
     It gets the tools run, diff, apply, log and exec, which work in DIR alone. The model and all else are
     those of your configuration.
     """
-    from nano_coder.mcp.served import serve
+    from nano_mcp.served import serve
 
     if not directory.is_dir():
         raise UsageError(f"no such directory: {directory}; -C names the directory to work in")

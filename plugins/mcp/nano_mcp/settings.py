@@ -11,19 +11,20 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
     ValidationError,
+    field_serializer,
     field_validator,
     model_validator,
 )
 
-from nano_shared.errors import ConfigError, UsageError
+from nano_coder.plugin_settings import HostsSetting, ProjectTable, SettingsTable
+from nano_shared.errors import ConfigError
 
 PROJECT_SERVERS = ".mcp.json"
 _LOADING = re.compile(
@@ -32,20 +33,6 @@ _LOADING = re.compile(
 """variables by which one program makes another load its code"""
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
 _EXPANSION = re.compile(r"\$\{\w+(:-[^}]*)?\}")
-
-
-def _checked_hosts(value: str) -> str:
-    from nano_coder.sandbox.proxy import allowed_hosts
-
-    try:
-        allowed_hosts(value)
-    except UsageError:
-        raise ValueError("say none, or allow=HOST,... with names such as api.example.org") from None
-    return value
-
-
-HostsSetting = Annotated[str, AfterValidator(_checked_hosts)]
-"""none, or allow=HOST,..."""
 
 
 class McpServer(BaseModel):
@@ -115,7 +102,7 @@ class McpServer(BaseModel):
 
 
 class McpSettings(BaseModel):
-    """The table `mcp`."""
+    """MCP servers whose tools the agent gets, by name: [mcp.servers.NAME]."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -130,10 +117,26 @@ class McpSettings(BaseModel):
                 raise ValueError(f"{name!r} is no name of a server: up to 32 letters, digits, - and single _")
         return servers
 
-    def without_variables(self) -> McpSettings:
-        """To be shown: the values of variables may be secrets."""
-        shown = {name: server.model_copy(update={"env": {}}) for name, server in self.servers.items()}
-        return McpSettings(servers=shown)
+    @field_serializer("servers")
+    def _served(self, servers: dict[str, McpServer]) -> dict[str, Any]:
+        return {name: server.model_dump(exclude_defaults=True) for name, server in servers.items()}
+
+
+def joined(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Servers of several layers add up; one replaces that of the same name."""
+    return {"servers": below["servers"] | above.get("servers", {})}
+
+
+def masked(settings: McpSettings, mark: str | None) -> McpSettings:
+    """To be shown: the values of variables may be secrets."""
+    hidden = {
+        name: {} if mark is None else dict.fromkeys(server.env, mark)
+        for name, server in settings.servers.items()
+    }
+    servers = settings.servers.items()
+    return McpSettings(
+        servers={name: server.model_copy(update={"env": hidden[name]}) for name, server in servers}
+    )
 
 
 def read_project_servers(path: Path, content: bytes) -> dict[str, dict[str, Any]]:
@@ -164,3 +167,15 @@ def _project_server(name: str, body: dict[str, Any]) -> dict[str, Any]:
     if beyond := sorted({"folders", "net", "bearer_token_env_var"} & body.keys()):
         raise ValueError(f"{name}: {beyond[0]} is not this file's to say; write it into your configuration")
     return body
+
+
+TABLE = SettingsTable(
+    model=McpSettings,
+    joined=joined,
+    masked=masked,
+    project=ProjectTable(
+        file=PROJECT_SERVERS,
+        brings="MCP servers, which run in jails",
+        read=lambda path, content: {"servers": read_project_servers(path, content)},
+    ),
+)

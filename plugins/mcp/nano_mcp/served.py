@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder import __version__
-from nano_coder.mcp.connection import require_sdk
+from nano_mcp.connection import require_sdk
 from nano_shared.interpreter import own_python
 
 _COMMAND = own_python("-c", "from nano_coder.cli import main; main()")

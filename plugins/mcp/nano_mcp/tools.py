@@ -21,12 +21,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from nano_coder.config import AgentConfig, task_limits
-from nano_coder.mcp.connection import McpConnection, McpFailure
-from nano_coder.mcp_settings import McpServer
+from nano_coder.plugin_settings import settings_of
+from nano_coder.run.further_tools import Place
 from nano_coder.sandbox.captured_output import Output
 from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.schema import object_schema
 from nano_coder.tools.tool import Tool, ToolContext, ToolFailure, ToolResult
+from nano_mcp.connection import McpConnection, McpFailure
+from nano_mcp.settings import McpServer, McpSettings
 from nano_shared.errors import ConfigError
 from nano_shared.printable import one_line, printable, terminal_text
 from nano_shared.store import LogStore
@@ -72,19 +75,17 @@ def _without_nulls(arguments: dict[str, Any], schema: dict[str, Any]) -> dict[st
     return {key: value for key, value in arguments.items() if kept(key, value)}
 
 
-def further_tools(config: AgentConfig, sandbox: Sandbox, store: LogStore) -> list[str]:
-    """Names of the tools that runs get beside those of their profile: of files, packages and MCP servers.
-
-    They are then in the registry. What is left out, and what a server changed since runs saw it, stderr says.
-    Raises ConfigError for a tool that is not there, and for a required server that cannot be used.
-    """
-    given = [TOOLS.give(tool) for tool in config.tools]
-    if config.mcp.servers:
-        served = offer_servers(config.mcp.servers, sandbox, task_limits(config), _warn)
-        for change in filter(None, (_change(tool.spec, store) for tool in served)):
-            _warn(change)
-        given += served
-    return [tool.spec.name for tool in given]
+def tools_of_servers(config: AgentConfig, place: Place) -> list[Tool]:
+    """The tools of the configured servers. What is left out, and what a server changed since runs saw it,
+    stderr says. Raises ConfigError for a required server that cannot be used."""
+    servers = settings_of(config, "mcp", McpSettings).servers
+    if not servers:
+        return []
+    sandbox, store = place()
+    served = offer_servers(servers, sandbox, task_limits(config), _warn)
+    for change in filter(None, (_change(tool.spec, store) for tool in served)):
+        _warn(change)
+    return served
 
 
 def _warn(sentence: str) -> None:
@@ -249,37 +250,6 @@ def _bounded(text: str, most: int) -> str:
 
 
 # ---------------------------------------------------------------------------------------- schemas
-
-
-def object_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with what every dialect looks for: an object with properties and required ones."""
-    properties = schema.get("properties")
-    required = schema.get("required")
-    return {
-        **{key: value for key, value in schema.items() if key not in ("$schema", "$id", "title")},
-        "type": "object",
-        "properties": {name: _parameter(body) for name, body in properties.items()}
-        if isinstance(properties, dict)
-        else {},
-        "required": [name for name in required if isinstance(name, str)]
-        if isinstance(required, list)
-        else [],
-    }
-
-
-def _parameter(schema: Any) -> Any:
-    """A parameter's schema in the words that dialects read: an object, with one type or anyOf of several."""
-    if isinstance(schema, bool):
-        return {} if schema else {"not": {}}
-    if not isinstance(schema, dict):
-        return schema
-    options = schema.get("anyOf")
-    if isinstance(options, list):
-        return {**schema, "anyOf": [_parameter(option) for option in options]}
-    if isinstance(kinds := schema.get("type"), list):
-        rest = {key: value for key, value in schema.items() if key != "type"}
-        return {**rest, "anyOf": [{"type": kind} for kind in kinds]}
-    return schema
 
 
 def _unusable(schema: dict[str, Any]) -> str | None:
