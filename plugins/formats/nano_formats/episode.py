@@ -6,6 +6,8 @@ import queue
 import time
 from multiprocessing.pool import ThreadPool
 
+from pydantic import JsonValue
+
 from nano_coder.agent.chat_template import CHATML
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import find_profile, serving_profile
@@ -19,7 +21,6 @@ from nano_shared.store import LogStore
 from nano_shared.types import (
     Completion,
     Finish,
-    JsonValue,
     Observation,
     Sampling,
     Task,

@@ -42,7 +42,8 @@ class OpenEnv:
             import websockets  # noqa: F401
         except ImportError:
             raise UsageError(
-                "openenv: environments need the package websockets; pip install 'nano-rl-coder[formats]'"
+                "openenv: environments need the package websockets;"
+                " pip install 'nano-rl-coder-formats[openenv]'"
             ) from None
         self._url, self._headers = checked_url(url, token_env_var)
         connection = HttpConnection(self._url, self._headers, 10.0)
