@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, Field, create_model
 
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import Extensions, call_extension, without_plugin
+from nano_shared.extensions import Extensions, call_extension, missing_plugin
 
 M = TypeVar("M", bound=BaseModel)
 OUR_PLUGINS = {"mcp": "mcp"}
@@ -105,4 +105,4 @@ def missing_table(name: str) -> str | None:
     table = name.partition(".")[0]
     if table in TABLES or table not in OUR_PLUGINS:
         return None
-    return without_plugin(f"[{table}]", OUR_PLUGINS[table])
+    return str(missing_plugin(f"[{table}]", OUR_PLUGINS[table]))
