@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {name: ROOT / name for name in ("nano_coder", "nano_rl")} | {
     "nano_shared": ROOT / "shared" / "nano_shared"
 }
-LEAVES = ("formats", "environments", "report", "commands", "cli.py")
+LEAVES = ("formats", "commands", "cli.py")
 """of nano_rl: what the core runs without"""
 OF_EXTENSIONS = ("objective", "critic", "logs", "reward")
 """sections of the training config whose settings belong to objectives, rewards, or training on logs"""

@@ -24,8 +24,6 @@ import httpx
 import uvicorn
 from log_scale import bar, fill
 
-from nano_coder.view.answers import LogView
-from nano_coder.view.app import view_app
 from nano_shared.store import LogStore
 from nano_shared.types import (
     Completion,
@@ -41,6 +39,8 @@ from nano_shared.types import (
     TurnTokens,
     Verdict,
 )
+from nano_view.answers import LogView
+from nano_view.app import view_app
 
 SECONDS = 2.0
 """bar for opening the viewer"""

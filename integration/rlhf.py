@@ -53,7 +53,6 @@ from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, Optimizer
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.model.scalar_model import scalar_model
-from nano_rl.report.training import GOLD, over_optimised, proxy_of
 from nano_rl.rewards import open_reward, parse_reward
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
@@ -62,6 +61,7 @@ from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Message, Role, Sampling, Split, Task, Trajectory
+from nano_view.report.training import GOLD, over_optimised, proxy_of
 
 REASON = "because"
 FILLERS = ("so", "well", "now", "then")

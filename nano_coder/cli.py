@@ -21,7 +21,7 @@ COMMANDS = {
     ),
     "log": ("nano_coder.commands.log", "Look at the log of runs."),
     "serve": ("nano_coder.commands.serve", "Serve a model to any client; every request is logged."),
-    "view": ("nano_coder.commands.view", "Look at the log and at trainings in a browser."),
+    "view": ("+view", "Look at the log and at trainings in a browser."),
     "exec": ("nano_coder.commands.exec", "Run one command in the sandbox."),
     "doctor": ("nano_coder.commands.doctor", "Prove what the sandbox holds here, by trying to escape."),
     "memory": ("nano_coder.commands.memory", "What agents remember of a project."),

@@ -23,7 +23,7 @@ COMMANDS = {
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
     "export": ("nano_rl.commands.export", "Preference pairs, or rows of tokens, for other trainers."),
     "grade": ("nano_rl.commands.grade", "Grade a folder, or logged runs without running them again."),
-    "report": ("nano_rl.commands.report", "How a training went, and how much it hacked."),
+    "report": ("+view", "How a training went, and how much it hacked."),
     "conformance": ("+conformance", "Hold our losses, or yours, against a published suite."),
     "checkpoints": ("nano_rl.commands.checkpoints", "List checkpoints, show one, promote one."),
 }

@@ -72,7 +72,8 @@ def test_one_place_turns_any_exception_into_data() -> None:
         and (node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException"))
     ]
     # the grading of what a policy left always gives a verdict; code of strangers may raise anything
-    ours = ["grade.py", "user_code.py"]
+    # and so may the client of MCP servers, by what they send
+    ours = ["connection.py", "grade.py", "user_code.py"]
     assert sorted(place.partition(":")[0] for place in broad) == ours
 
 
@@ -88,7 +89,8 @@ def test_no_child_interpreter_on_the_host_imports_from_the_current_folder() -> N
         )
         if spawns or "multiprocessing.Process" in path.read_text():
             assert "nano_shared.interpreter" in imports(path), path
-    assert sorted(set(own)) == ["interpreter.py"]
+    # the grader of a task of Harbor runs in a container of others
+    assert sorted(set(own)) == ["grade.py", "interpreter.py"]
 
 
 def test_the_wheel_holds_the_three_packages_and_nothing_else(tmp_path: Path) -> None:
@@ -99,7 +101,6 @@ def test_the_wheel_holds_the_three_packages_and_nothing_else(tmp_path: Path) -> 
     import zipfile
 
     names = zipfile.ZipFile(wheel).namelist()
-    assert {f"nano_coder/view/view.{kind}" for kind in ("html", "css", "js")} <= set(names)
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
 

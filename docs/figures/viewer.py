@@ -15,8 +15,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from nano_coder.view.answers import LogView
-from nano_coder.view.page import run_answers, write_page
 from nano_shared.store import LogStore
 from nano_shared.types import (
     Completion,
@@ -32,6 +30,8 @@ from nano_shared.types import (
     TurnTokens,
     Verdict,
 )
+from nano_view.answers import LogView
+from nano_view.page import run_answers, write_page
 
 PICTURE = Path(__file__).with_suffix(".png")
 READ = "The mean of an empty list should be 0. I read the module first.\n@read_file path=stats.py"

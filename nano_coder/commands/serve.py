@@ -7,6 +7,7 @@ import resource
 import socket
 import sys
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +17,9 @@ from typer import Option
 from nano_coder.commands.options import agent_options, configured
 from nano_coder.config import AgentConfig
 from nano_coder.serve.access import Access, opened_access
+from nano_coder.views import VIEWS
 from nano_shared.errors import ConfigError, UsageError
+from nano_shared.extensions import call_extension
 from nano_shared.settings_options import Settings
 
 if TYPE_CHECKING:
@@ -85,18 +88,17 @@ def command(
         end_interrupted(store, idle)
         opener = _ModelOpener(config, store)
         conversations = Conversations(opener.open(config.model))
-        viewer = _viewer(store, access)
+        pages = _pages(store, access)
         app = serve_app(
             conversations, access=access, tracing=tracing,
             adapters=opener.adapters(conversations.model),
             promoted=None if config.model else lambda: opener.promoted(conversations.model),
             limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
-            viewer=viewer,
+            pages=pages,
         )  # fmt: skip
         root = f"http://{host}:{listening.getsockname()[1]}"
-        shown = f", shown on {root}/view/" if viewer else ""
         print(
-            f"{conversations.model.name} on {root}/v1, logged in {store.url}{shown}",
+            f"{conversations.model.name} on {root}/v1, logged in {store.url}{_shown(pages, root, access)}",
             file=sys.stderr,
             flush=True,
         )
@@ -118,13 +120,25 @@ def _hold_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1 << 16) if hard >= 0 else 1 << 16, hard))
 
 
-def _viewer(store: LogStore, access: Access) -> Starlette | None:
-    """The viewer over the log; None where clients have keys and nobody has an admin key, since who may only
-    infer does not read what others asked."""
-    from nano_coder.view.answers import LogView
-    from nano_coder.view.app import view_app
+def _pages(store: LogStore, access: Access) -> dict[str, Starlette]:
+    """What installed views serve beside the APIs, by path; nothing where clients have keys and nobody has an
+    admin key, since who may only infer does not read what others asked."""
+    if access.keys and not access.admin_keys:
+        return {}
+    opened = {
+        name: call_extension(view.served, store, access, name=f"the view {name}")
+        for name, view in VIEWS.items()
+    }
+    return {name: page for name, page in opened.items() if page is not None}
 
-    return view_app(LogView(store), access) if access.admin_keys or not access.keys else None
+
+def _shown(pages: Collection[str], root: str, access: Access) -> str:
+    """Where the pages are, or what would show the log, as the end of a sentence."""
+    if pages:
+        return ", shown on " + " and ".join(f"{root}/{page}/" for page in pages)
+    if VIEWS or (access.keys and not access.admin_keys):
+        return ""
+    return f"; pip install 'nano-rl-coder[view]' shows it on {root}/view/"
 
 
 class _ModelOpener:

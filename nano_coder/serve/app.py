@@ -373,9 +373,9 @@ def serve_app(
     promoted: Promoted | None = None,
     adapters: Adapters | None = None,
     tracing: Tracing | None = None,
-    viewer: Starlette | None = None,
+    pages: Mapping[str, Starlette] | None = None,
 ) -> Starlette:
-    """The application over these conversations, and the viewer below /view/ (which checks its own keys).
+    """The application over these conversations, and further pages by path, which check their own keys.
     `promoted` is asked every two seconds."""
     server = Server(
         conversations, access=access, limits=limits, promoted=promoted, adapters=adapters, tracing=tracing
@@ -401,8 +401,8 @@ def serve_app(
     routes += [
         Route("/sessions/{session}", _endpoint(server, server.session)),
         Route("/sessions/{session}/reward", _endpoint(server, server.reward), methods=["POST"]),
-        *([Mount("/view", viewer)] if viewer is not None else ()),
     ]
+    routes += [Mount(f"/{name}", page) for name, page in (pages or {}).items()]
     return _application(server, routes, lifespan=lifespan)
 
 

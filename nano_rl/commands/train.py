@@ -14,6 +14,7 @@ from typer import Option
 
 from nano_coder.commands.options import Limit, Net, ToolOption, log_of_environment
 from nano_coder.config import parse_limits
+from nano_coder.views import TrainingView
 from nano_rl.commands.options import (
     DeviceOption,
     EnvOption,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from nano_coder.run.execution import Runtime
     from nano_rl.gather.engines.workers import OpenWorkers
     from nano_rl.learn.model.learner import OpenLearner
-    from nano_rl.report.live import Watcher
+    from nano_rl.watch import Watcher
     from nano_shared.store import LogStore
 
 FLAGS = {
@@ -201,8 +202,8 @@ def _train(
     """Open what is needed, cheapest refusals first; train, watched; write the checkpoint."""
     from nano_rl.commands.plan import refuse_unfit
     from nano_rl.commands.session import training_folder, training_runtime
-    from nano_rl.report.sinks import open_sinks
     from nano_rl.rewards import open_reward
+    from nano_rl.sinks import open_sinks
     from nano_rl.tasks.make import read_tasks
 
     composed = open_reward(config.reward) if config.reward else None
@@ -231,10 +232,10 @@ def _train(
     from nano_rl.gather.success import HeldOut
     from nano_rl.learn.metrics import METRICS, read_metrics
     from nano_rl.learn.model.learner import Learner, prepare
-    from nano_rl.report.live import TrainingView, Watcher, open_view
     from nano_rl.resume.progress import accepted_step
     from nano_rl.resume.states import STATES, States
     from nano_rl.train import identify, train
+    from nano_rl.watch import Watcher, open_view
 
     sources = open_sources(asked, tasks, config, opened, runtime, stores, composed, folder, quiet=quiet)
     held_out = HeldOut(tasks=unseen, folder=folder, seed=config.seed) if unseen else None

@@ -254,7 +254,7 @@ def _with_demonstrations(
 
 def _cost(contents: LogContents, mutants: int, config: TrainConfig, store: LogStore) -> Iterator[str]:
     """What the fresh rollouts will take, by how long the runs in the log took."""
-    from nano_rl.report.panel import duration
+    from nano_rl.watch import duration
 
     tasks = sum(not group.forked for group in contents.groups)
     if not (config.group_size and tasks):

@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
 from filelock import FileLock, Timeout
 from sqlalchemy.exc import DBAPIError
 
-from nano_shared import journal, postgres, run_pages, run_queries, schema, snapshot
+from nano_shared import journal, postgres, run_queries, schema, snapshot
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError, NanoError
@@ -30,7 +30,6 @@ from nano_shared.notes import Notes, Scrub
 from nano_shared.rows import said_from
 from nano_shared.run_fact_rows import RunFilter, stream_facts
 from nano_shared.run_facts import RunFacts
-from nano_shared.run_pages import Cursor, GroupName, RunChoice
 from nano_shared.run_queries import RunSummary
 from nano_shared.types import Observation, StopReason, Task, ToolSpec, Trajectory, Turn, Verdict
 
@@ -67,6 +66,8 @@ def _pid(owner: Path) -> str:
     except FileNotFoundError:
         return "unknown"
 
+
+T = TypeVar("T")
 
 __all__ = ["LogStore", "SqlResult", "new_run_id"]
 
@@ -337,36 +338,9 @@ class LogStore:
         found = [str(row[0]) for row in self._database.read(partial(_all, own))]
         return [*(self.conversations(str(parent))[: step or 0] if parent else ()), *found]
 
-    def page(
-        self,
-        chosen: RunChoice | None = None,
-        after: Cursor | None = None,
-        *,
-        limit: int = 100,
-        order: str = "newest",
-    ) -> list[dict[str, Any]]:
-        """Rows of the view `runs`, newest first; see `run_pages.read_page`."""
-        query = chosen or RunChoice()
-        return self._database.read(lambda c: run_pages.read_page(c, query, after, limit, order))
-
-    def groups(
-        self, chosen: RunChoice | None = None, after: Cursor | None = None, *, limit: int = 50
-    ) -> list[dict[str, Any]]:
-        """Groups of runs, those with the newest run first; see `run_pages.read_groups`."""
-        query = chosen or RunChoice()
-        return self._database.read(lambda c: run_pages.read_groups(c, query, after, limit))
-
-    def group_of(self, run_id: str) -> GroupName | None:
-        """The group of a run; None for an unknown run."""
-        return self._database.read(lambda connection: run_pages.group_of(connection, run_id))
-
-    def tree(self, run_id: str) -> list[dict[str, Any]]:
-        """The tree of forks that a run belongs to, oldest first."""
-        return self._database.read(lambda connection: run_pages.read_tree(connection, run_id))
-
-    def newest_version(self, policy: str) -> int | None:
-        """The newest logged version of a policy's weights."""
-        return self._database.read(lambda connection: run_pages.newest_version(connection, policy))
+    def read(self, query: Callable[[sa.Connection], T]) -> T:
+        """The result of a function that reads over a connection, in one transaction."""
+        return self._database.read(query)
 
     def verdicts(self, run_id: str) -> tuple[Verdict, ...]:
         """Every verdict of a run, newest last."""

@@ -20,12 +20,12 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access, opened_access
 from nano_coder.serve.app import serve_app
 from nano_coder.serve.conversations import Conversations, ServedModel
-from nano_coder.view.answers import LogView
-from nano_coder.view.app import view_app
 from nano_formats.nemo_gym.server import GymSessions, gym_app
 from nano_rl.cli import cli as rl
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
+from nano_view.answers import LogView
+from nano_view.app import view_app
 
 KEYS = {"none": None, "A": "key-of-alice", "B": "key-of-bob", "admin": "key-of-boss"}
 ASKED = {"model": "tiny", "messages": [ASK]}
@@ -61,7 +61,8 @@ class Asked:
         model = ServedModel(
             policy=ScriptedPolicy(["hi"] * 20), profile=HERMES_1, store=self.store, name="tiny"
         )
-        app = serve_app(Conversations(model), access=access, viewer=view_app(LogView(self.store), access))
+        pages = {"view": view_app(LogView(self.store), access)}
+        app = serve_app(Conversations(model), access=access, pages=pages)
         self.client = TestClient(app, base_url="http://127.0.0.1:8000")
 
     def ask(self, who: str, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:

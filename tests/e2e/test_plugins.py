@@ -42,7 +42,8 @@ def nano(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("fresh")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     built = ["wheel", "--no-deps", "--no-build-isolation", "-w", folder / "wheels"]
-    subprocess.run([*pip, *built, REPOSITORY, REPOSITORY / "examples" / "plugins"], check=True)
+    ours = sorted((REPOSITORY / "plugins").iterdir())
+    subprocess.run([*pip, *built, REPOSITORY, *ours, REPOSITORY / "examples" / "plugins"], check=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     wheels = sorted((folder / "wheels").iterdir())
     fresh = ["--python", folder / "venv" / "bin" / "python", "install", "--no-deps", "--no-index"]

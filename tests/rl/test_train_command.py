@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
-from nano_coder.view.token_texts import load_decoder
 from nano_rl.cli import cli
 from nano_rl.commands.session import training_folder
 from nano_rl.config.training import TrainConfig
@@ -32,6 +31,7 @@ from nano_shared.checkpoint import latest_checkpoint
 from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Split
+from nano_view.token_texts import load_decoder
 
 TASKS = make_tasks(levels=[0], n=3, seed=1, split=Split.TRAIN, views=["copy"])
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nano_rl.cli import cli
-from nano_rl.report.sinks import SINKS, open_sinks, run_id
+from nano_rl.sinks import SINKS, open_sinks, run_id
 from nano_shared.errors import ConfigError, UsageError
 
 

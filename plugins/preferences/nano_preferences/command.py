@@ -9,17 +9,18 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import quote
 
 from rich.table import Table
 from typer import Option
 
 from nano_coder.commands.options import open_log
+from nano_coder.views import VIEWS
 from nano_preferences.config import DpoConfig, RewardModelConfig
 from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import UsageError
+from nano_shared.extensions import call_extension
 from nano_shared.settings_options import Settings, settings_options
 
 if TYPE_CHECKING:
@@ -96,13 +97,11 @@ def reward_model(
     """Train a reward model on the backbone of --model; --reward preference:NAME=1 then uses it."""
     config = settings.config()
     parent = _looked_first(model, pairs, from_logs, log)
-    from nano_coder.view.page import answer_key, render_page
     from nano_preferences.reward_checkpoint import CALIBRATION, save_reward_model
     from nano_preferences.reward_model import held_out, measure, train_reward_model
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import training_folder, weights_to_train
     from nano_rl.learn.model.scalar_model import scalar_model
-    from nano_rl.report.page import calibration_page
 
     target, folder = training_folder(name)
     opened = weights_to_train(parent, config.dtype, device)
@@ -116,8 +115,7 @@ def reward_model(
 
         steps = train_reward_model(scalar, train, config, folder, on_step)
     report = measure(scalar, kept, max_tokens=config.max_tokens)
-    key = answer_key("training", {"name": name})
-    page = render_page({key: calibration_page(report)}, start=f"#/training?name={quote(name)}", title=name)
+    page = _calibration(name, report)
     save_reward_model(
         target, scalar, opened, parent=parent, config=config, steps=steps, run_ids=trained_runs(train),
         tasks=trained_tasks(train), report=report, page=page,
@@ -126,9 +124,21 @@ def reward_model(
         print(json.dumps({"checkpoint": str(target), "steps": steps, "held_out": asdict(report)}))
         return 0
     _show(report)
-    print(target / CALIBRATION)
+    if page is None:
+        print(f"the plug-in view draws {CALIBRATION}: pip install 'nano-rl-coder[view]'", file=sys.stderr)
+    else:
+        print(target / CALIBRATION)
     print(target)
     return 0
+
+
+def _calibration(name: str, report: RewardModelReport) -> str | None:
+    """The page of the first installed view that draws calibrations."""
+    pages = (
+        call_extension(view.calibration, name, report, name=f"the view {kind}")
+        for kind, view in VIEWS.items()
+    )
+    return next((page for page in pages if page is not None), None)
 
 
 def _looked_first(model: str | None, pairs: Path | None, from_logs: bool, log: str | None) -> str:

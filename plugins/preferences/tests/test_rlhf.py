@@ -17,11 +17,11 @@ from nano_rl.cli import cli
 from nano_rl.gather.success import success_metrics
 from nano_rl.learn.metrics import METRICS, MetricsRow, MetricsWriter, read_metrics
 from nano_rl.learn.rows.group import form_groups
-from nano_rl.report.page import calibration_page, training_page
-from nano_rl.report.training import GOLD, gold_and_proxy, over_optimised, proxy_of, read_training
 from nano_rl.rewards.tests import composed_grader
 from nano_shared.command_line import run_command
 from nano_shared.types import Trajectory
+from nano_view.report.page import calibration_page, training_page
+from nano_view.report.training import GOLD, gold_and_proxy, over_optimised, proxy_of, read_training
 
 ROOT = Path(__file__).parents[2]
 PROXY = "part/preference"

@@ -15,10 +15,10 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access
 from nano_coder.serve.app import serve_app
 from nano_coder.serve.conversations import Conversations, ServedModel
-from nano_coder.view.answers import LogView
-from nano_coder.view.app import view_app
-from nano_coder.view.page import log_answers, write_page
 from nano_shared.store import LogStore
+from nano_view.answers import LogView
+from nano_view.app import view_app
+from nano_view.page import log_answers, write_page
 
 pytestmark = needs_browser
 DIFF = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-x = 1\n+x = 2\n"
@@ -273,7 +273,7 @@ def test_one_file_shows_the_same_without_a_server(shown: Page, file: str) -> Non
 
 
 def test_a_file_of_the_hostile_run_alone_opens(shown: Page, store: LogStore, tmp_path: Path) -> None:
-    from nano_coder.view.page import run_answers
+    from nano_view.page import run_answers
 
     write_page(
         tmp_path / "x.html", run_answers(LogView(store), ["hostile"]), start="#/run?id=hostile", title="x"
@@ -287,7 +287,7 @@ def test_beside_the_server_the_log_is_shown_below_its_path(chromium: Browser, tm
     policy = ScriptedPolicy(["Nice to meet you."], tokens=True)
     model = ServedModel(policy=policy, profile=HERMES_1, store=log, name="m")
     viewer = view_app(LogView(log), Access(admin_keys=["boss"]))
-    app = serve_app(Conversations(model), access=Access(["client"], ["boss"]), viewer=viewer)
+    app = serve_app(Conversations(model), access=Access(["client"], ["boss"]), pages={"view": viewer})
     with serving(app) as root, chromium.page() as shown:
         body = {"messages": [{"role": "user", "content": "Greet <b>me</b>."}]}
         client = {"authorization": "Bearer client"}

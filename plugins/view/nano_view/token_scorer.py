@@ -11,8 +11,8 @@ from typing import Any
 
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.verify.logprobs import Scored, rescored
-from nano_coder.view.answers import TokenColumns
 from nano_shared.types import Trajectory
+from nano_view.answers import TokenColumns
 
 _KEPT = 32
 

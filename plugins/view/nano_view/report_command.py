@@ -19,13 +19,13 @@ from nano_rl.commands.session import trainings_dir
 from nano_rl.gather.impossible_rollouts import HackRow, hack_row, hack_rows
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.metrics import MetricsRow as Row
-from nano_rl.report.training import over_optimised
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import LogError, UsageError
+from nano_view.report.training import over_optimised
 
 if TYPE_CHECKING:
-    from nano_rl.report.training import Training
+    from nano_view.report.training import Training
 
 PAGE = "report.html"
 """file name in the folder of a training"""
@@ -80,9 +80,9 @@ def _side_by_side(
 
 def _write(folders: Sequence[Path], log: str | None, target: Path) -> None:
     """The page of a training, or of several with a comparison, with the runs that it points to."""
-    from nano_coder.view.page import answer_key, write_page
-    from nano_rl.report.page import comparison_page, training_page, training_row
-    from nano_rl.report.training import read_training
+    from nano_view.page import answer_key, write_page
+    from nano_view.report.page import comparison_page, training_page, training_row
+    from nano_view.report.training import read_training
 
     trainings = [read_training(folder) for folder in folders]
     answers: dict[str, Any] = {answer_key("trainings", {}): {"rows": list(map(training_row, trainings))}}
@@ -99,9 +99,9 @@ def _write(folders: Sequence[Path], log: str | None, target: Path) -> None:
 
 def _runs(training: Training, folder: Path, log: str | None) -> tuple[dict[str, Any], dict[str, str]]:
     """The viewer's answers about the rollouts that a page points to, and why others are missing."""
-    from nano_coder.view.answers import LogView
-    from nano_coder.view.page import run_answers
     from nano_shared.store import LogStore
+    from nano_view.answers import LogView
+    from nano_view.page import run_answers
 
     wanted = [choice.rollout.id for choice in training.chosen]
     url = log or (training.record.reachable_log if training.record else None)
@@ -154,7 +154,7 @@ def _plain(row: HackRow) -> dict[str, object]:
 
 
 def _print_hacks(rows: list[HackRow], total: HackRow) -> None:
-    from nano_rl.report.page import HACK_HEAD, hack_cells
+    from nano_view.report.page import HACK_HEAD, hack_cells
 
     table = Table(*HACK_HEAD, box=None)
     for row in [*rows, total]:

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, MetricsRow
-from nano_rl.report.panel import interval_of
-from nano_rl.report.training import GOLD, gold_and_proxy, proxy_of
+from nano_view.report.panel import interval_of
+from nano_view.report.training import GOLD, gold_and_proxy, proxy_of
 
 AT_MOST = 400
 """largest number of points of a curve; longer curves are averaged in bins"""
@@ -223,7 +223,7 @@ def _gold_and_proxy(rows: Sequence[MetricsRow]) -> list[Plot]:
 
 def _time(rows: Sequence[MetricsRow]) -> list[Plot]:
     """A stack of the phases, of as many points as a curve has."""
-    every = [
+    every: list[MetricsRow] = [
         {**{name: 0.0 for name in PHASES}, **{n: v for n, v in row.items() if v is not None}} for row in rows
     ]
     curves = [curve for name in PHASES if (curve := series(every, name)) is not None and any(curve.values)]

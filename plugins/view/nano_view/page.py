@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from nano_coder.verify.refusal_codes import MEANINGS
-from nano_coder.view.answers import LogView, ViewData, plain
-from nano_coder.view.app import POLICY, asset
+from nano_view.answers import LogView, ViewData, plain
+from nano_view.app import POLICY, asset
 
 PageData = Mapping[str, ViewData]
 """answers by name and query, as `answer_key` spells them"""

@@ -18,8 +18,8 @@ from nano_coder.serve.access import Access, opened_access
 from nano_shared.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from nano_coder.view.answers import LogView, TokenColumns
     from nano_shared.types import Trajectory
+    from nano_view.answers import LogView, TokenColumns
 
 
 def command(
@@ -61,11 +61,11 @@ def command(
     store = open_log(log)
     ids = [store.resolve(run) for run in runs or ()]
     start = f"#/run?id={quote(ids[0])}" if ids else "#/runs"
-    from nano_coder.view.answers import LogView
+    from nano_view.answers import LogView
 
     view = LogView(store, _scores(model) if model else None)
     if out is not None:
-        from nano_coder.view.page import log_answers, run_answers, write_page
+        from nano_view.page import log_answers, run_answers, write_page
 
         answers = run_answers(view, ids) if ids else log_answers(view, limit)
         write_page(out, answers, start=start, title=store.url)
@@ -89,13 +89,13 @@ def _refuse_missing_library() -> None:
 def _serve(view: LogView, listening: socket.socket, access: Access) -> None:
     import uvicorn
 
-    from nano_coder.view.app import view_app
+    from nano_view.app import view_app
 
     uvicorn.Server(uvicorn.Config(view_app(view, access), log_level="warning")).run(sockets=[listening])
 
 
 def _scores(model: str) -> Callable[[Trajectory], TokenColumns]:
     from nano_coder.models.opening import open_weights
-    from nano_coder.view.token_scorer import TokenScorer
+    from nano_view.token_scorer import TokenScorer
 
     return TokenScorer(open_weights(model)).of

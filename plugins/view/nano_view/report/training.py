@@ -154,12 +154,9 @@ def choose(steps: Mapping[int, Sequence[Rollout]], *, seed: int = 0) -> list[Cho
         take(f"Best at the {where}", step, graded[step], best=True)
         take(f"Worst at the {where}", step, graded[step], best=False)
         take(f"Random at the {where}", step, graded[step])
-    for why, is_hack in (
-        ("Tampering was found", lambda r: r.tampered and not r.control),
-        ("An impossible control was passed", lambda r: r.control and r.tampered),
-    ):
+    for why, control in (("Tampering was found", False), ("An impossible control was passed", True)):
         for step in sorted(steps, reverse=True):
-            hacks = [run for run in steps[step] if is_hack(run)]
+            hacks = [run for run in steps[step] if run.tampered and bool(run.control) is control]
             if hacks:
                 take(why, step, hacks)
                 break

@@ -23,13 +23,14 @@ from nano_coder.cli import cli
 from nano_coder.commands.serve import _viewer
 from nano_coder.serve.access import Access
 from nano_coder.verify.refusal_codes import RefusalCode
-from nano_coder.view.answers import LogView, first_difference
-from nano_coder.view.app import view_app
-from nano_coder.view.page import answer_key, log_answers, render_page, run_answers
-from nano_coder.view.token_texts import Decoders, load_decoder, token_texts
 from nano_shared.errors import LogError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trajectory, TurnTokens
+from nano_view.answers import LogView, first_difference
+from nano_view.app import view_app
+from nano_view.page import answer_key, log_answers, render_page, run_answers
+from nano_view.run_pages import RunPages
+from nano_view.token_texts import Decoders, load_decoder, token_texts
 
 REDACTED = 2**32 - 1
 
@@ -174,10 +175,10 @@ def test_forks_are_a_tree_even_where_an_import_made_a_circle(tmp_path: Path) -> 
     orphan = run("d", parent="elsewhere", parent_step=1, at=3.0)
     circle = [run("e", parent="f", parent_step=1), run("f", parent="e", parent_step=1)]
     store = log_of(tmp_path / "log.db", [*chain, orphan, *circle])
-    assert [row["id"] for row in store.tree("c")] == ["a", "b", "c"]
-    assert [row["id"] for row in store.tree("a")] == ["a", "b", "c"]
-    assert [row["id"] for row in store.tree("d")] == ["d"]
-    assert {row["id"] for row in store.tree("e")} == {"e", "f"}
+    assert [row["id"] for row in RunPages(store).tree("c")] == ["a", "b", "c"]
+    assert [row["id"] for row in RunPages(store).tree("a")] == ["a", "b", "c"]
+    assert [row["id"] for row in RunPages(store).tree("d")] == ["d"]
+    assert {row["id"] for row in RunPages(store).tree("e")} == {"e", "f"}
 
 
 def test_a_long_run_and_long_texts_come_in_parts(tmp_path: Path) -> None:
@@ -461,7 +462,7 @@ def test_weights_tell_the_entropy_and_the_mismatch_of_what_they_sampled(
     tiny_folder: Path, tmp_path: Path, one_thread: None
 ) -> None:
     from nano_coder.models.opening import open_weights
-    from nano_coder.view.token_scorer import TokenScorer
+    from nano_view.token_scorer import TokenScorer
 
     opened = open_weights(str(tiny_folder))
     ids = tuple(opened.loaded.tokenizer("def f(): return 1")["input_ids"])

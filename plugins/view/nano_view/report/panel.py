@@ -1,14 +1,13 @@
-"""The metrics of the live view by panel, with number formats, sparklines and intervals."""
+"""The metrics of the live view by panel, with sparklines and intervals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
 
 from nano_rl.checkpoints.statistics import Z95, wilson
-from nano_rl.learn.metrics import GRADED, HELD_OUT, SUCCESS, MetricsRow
+from nano_rl.learn.metrics import GRADED, HELD_OUT, SUCCESS
+from nano_rl.watch import LINES, PanelLine
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NOISE = 1e-6
@@ -30,37 +29,28 @@ def sparkline(values: Sequence[float | None], *, width: int = 24) -> str:
     return "".join(" " if v is None else _BLOCKS[round((v / 2 - low / 2) / span * top)] for v in shown)
 
 
-@dataclass(frozen=True, slots=True)
-class PanelLine:
-    """One metric of a panel."""
-
-    metric: str
-    label: str
-    form: str = ".4g"
-
-
 PANELS: dict[str, tuple[PanelLine, ...]] = {
     "Reward": (
-        PanelLine("reward_mean", "reward", ".3f"),
-        PanelLine(f"{SUCCESS}all", "success", ".1%"),
+        LINES["reward_mean"],
+        LINES[f"{SUCCESS}all"],
         PanelLine(HELD_OUT, "held-out success", ".1%"),
-        PanelLine("frac_zero_std", "groups without signal", ".1%"),
+        LINES["frac_zero_std"],
         PanelLine("frac_unscored", "rollouts not graded", ".1%"),
         PanelLine("tampered", "tampered rollouts", ".0f"),
         PanelLine("curriculum_level", "open level", ".0f"),
     ),
     "Objective": (
-        PanelLine("loss", "loss"),
-        PanelLine("entropy", "entropy", ".3f"),
+        LINES["loss"],
+        LINES["entropy"],
         PanelLine("kl_reference", "KL to the start"),
         PanelLine("approx_kl", "KL of the update"),
         PanelLine("clip_low", "clipped low", ".2%"),
         PanelLine("clip_high", "clipped high", ".2%"),
         PanelLine("ratio_deviation", "ratio away from 1"),
-        PanelLine("grad_norm", "gradient norm"),
-        PanelLine("ess", "effective samples", ".1%"),
+        LINES["grad_norm"],
+        LINES["ess"],
         PanelLine("mismatch", "sampler - trainer"),
-        PanelLine("stale", "stale tokens", ".1%"),
+        LINES["stale"],
         PanelLine("learning_rate", "learning rate", ".2g"),
     ),
     "Time": (
@@ -85,11 +75,6 @@ def level_lines(row: Mapping[str, float | None]) -> tuple[PanelLine, ...]:
     return tuple(PanelLine(f"{SUCCESS}level_{n}", f"  level {n}", ".1%") for n in levels)
 
 
-def written(line: PanelLine, row: Mapping[str, float | None]) -> str:
-    value = row.get(line.metric)
-    return "-" if value is None else format(value, line.form)
-
-
 def band(line: PanelLine, row: Mapping[str, float | None]) -> str:
     """The 95 % interval of a mean reward or success rate as text; empty for other metrics."""
     interval = interval_of(line.metric, row)
@@ -109,20 +94,3 @@ def interval_of(metric: str, row: Mapping[str, float | None]) -> tuple[float, fl
     if metric.startswith(SUCCESS) and graded:
         return wilson(round(value * graded), int(graded))
     return None
-
-
-def seconds_of(row: Mapping[str, float | None]) -> float:
-    """Wall clock seconds of a step: the sum of its phases."""
-    return sum(row.get(f"seconds_{phase}") or 0.0 for phase in ("rollout", "train", "save"))
-
-
-def seconds_left(rows: list[MetricsRow], done: int, total: int) -> float | None:
-    """Estimated from the median of the last ten steps; None before the first step."""
-    recent = [seconds_of(row) for row in rows[-10:]]
-    return median(recent) * (total - done) if recent else None
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -18,10 +18,10 @@ from nano_rl.gather.success import success_metrics
 from nano_rl.learn.metrics import MetricsRow
 from nano_rl.learn.rows.group import Group
 from nano_rl.record import ROLLOUTS, EventKind, Phases, length, merge, read_events, read_rollouts
-from nano_rl.report.live import LinesView, LiveView, TrainingView, Watcher, open_view
-from nano_rl.report.panel import PanelLine, band, duration, interval_of, seconds_left, sparkline, written
 from nano_shared.errors import GuardTripped
 from nano_shared.types import Observation, Trajectory
+from nano_view.report.live import LinesView, LiveView, TrainingView, Watcher, open_view
+from nano_view.report.panel import PanelLine, band, duration, interval_of, seconds_left, sparkline, written
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)).map(lambda i: (i[0], i[0] + i[1])))
 

@@ -18,14 +18,14 @@ from pydantic import ValidationError
 from nano_coder.agent.workspace import workspace_after
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.trainable import blocking, verify
-from nano_coder.view.token_texts import Decoders, token_texts
 from nano_shared import snapshot
 from nano_shared.errors import LogError, UsageError
 from nano_shared.extensions import Extensions
 from nano_shared.run_fact_rows import RunFilter
-from nano_shared.run_pages import RunChoice
 from nano_shared.store import LogStore
 from nano_shared.types import REDACTED_ID, Observation, StopReason, Trajectory, Turn
+from nano_view.run_pages import RunChoice, RunPages
+from nano_view.token_texts import Decoders, token_texts
 
 Query = Mapping[str, str]
 ViewData = dict[str, Any]
@@ -70,6 +70,7 @@ class LogView:
     ) -> None:  # fmt: skip
         """`scores` gives further numbers of tokens; tokenizers are sought in `folders` first."""
         self.store = store
+        self._pages = RunPages(store)
         self._scores = scores
         self._decoders = Decoders(folders)
         self.answers: dict[str, Callable[[Query], ViewData]] = {
@@ -88,7 +89,7 @@ class LogView:
             chosen = chosen.model_copy(update={"tokens": True})
         rows: list[ViewData] = []
         for _ in range(_SCANNED // PAGE if may else 1):
-            page = self._refused(self.store.page(chosen, after, limit=PAGE))
+            page = self._refused(self._pages.page(chosen, after, limit=PAGE))
             after = (page[-1]["started"], page[-1]["id"]) if len(page) == PAGE else None
             rows += [row for row in page if not may or _is(row, may)]
             if after is None or len(rows) >= PAGE:
@@ -103,7 +104,7 @@ class LogView:
         return [row | {"refused": refused.get(row["id"], [])} for row in rows]
 
     def groups(self, query: Query) -> ViewData:
-        rows = self.store.groups(_chosen(query), _cursor(query, 4), limit=PAGE)
+        rows = self._pages.groups(_chosen(query), _cursor(query, 4), limit=PAGE)
         after = None
         if len(rows) == PAGE:
             last = rows[-1]
@@ -113,15 +114,15 @@ class LogView:
 
     def group(self, query: Query) -> ViewData:
         """The group of the run `id`: its figures, a page of its runs, and its best and worst run."""
-        group = self.store.group_of(_required(query, "id"))
+        group = self._pages.group_of(_required(query, "id"))
         if group is None:
             raise LogError(f"no run {query['id']!r:.100} in log {self.store.url}")
         chosen = RunChoice(group=group)
         after = _cursor(query, 2)
-        rows = self._refused(self.store.page(chosen, after, limit=PAGE))
-        ends = {end: self.store.page(chosen, limit=1, order=end) for end in ("best", "worst")}
+        rows = self._refused(self._pages.page(chosen, after, limit=PAGE))
+        ends = {end: self._pages.page(chosen, limit=1, order=end) for end in ("best", "worst")}
         return {
-            "group": self.store.groups(chosen, limit=1)[0],
+            "group": self._pages.groups(chosen, limit=1)[0],
             "rows": rows,
             "codes": _meanings(rows),
             "next": (rows[-1]["started"], rows[-1]["id"]) if len(rows) == PAGE else None,
@@ -136,7 +137,7 @@ class LogView:
         first = _number(query, "first")
         return {
             **self._head(run),
-            "tree": self.store.tree(run.id),
+            "tree": self._pages.tree(run.id),
             "group": self._lens(run)["group"],
             "verdict": run.verdict and run.verdict.model_dump(mode="json"),
             "feedback": [f.model_dump(mode="json") for f in self.store.feedback(run.id)],
@@ -169,10 +170,10 @@ class LogView:
 
     def _lens(self, run: Trajectory) -> ViewData:
         """What the tokens of a run are compared with: its group, the newest version of its policy, scores."""
-        (group,) = self.store.groups(RunChoice(group=self.store.group_of(run.id)), limit=1)
+        (group,) = self._pages.groups(RunChoice(group=self._pages.group_of(run.id)), limit=1)
         group["task"] = group["task"][:_SHOWN]
         scores = self._scores(run) if self._scores else {}
-        return {"group": group, "newest": self.store.newest_version(run.policy), "scores": scores}
+        return {"group": group, "newest": self._pages.newest_version(run.policy), "scores": scores}
 
     def _turn(self, run: Trajectory, turn: Turn, lens: Mapping[str, Any], most: int | None) -> ViewData:
         completion, at = turn.completion, f"turn:{turn.index}"

@@ -26,16 +26,16 @@ from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.record import TOKENIZER, Rollout, TrainingRecord
-from nano_rl.report.figures import AT_MOST, main_plots, series
-from nano_rl.report.live import TrainingView, Watcher
-from nano_rl.report.page import Trainings
-from nano_rl.report.panel import interval_of
-from nano_rl.report.training import by_family, by_level, choose
 from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
 from nano_shared.types import Observation, Tampering, ToolCall, Trajectory
+from nano_view.report.figures import AT_MOST, main_plots, series
+from nano_view.report.live import TrainingView, Watcher
+from nano_view.report.page import Trainings
+from nano_view.report.panel import interval_of
+from nano_view.report.training import by_family, by_level, choose
 
 HOSTILE = (
     "<script>document.title='owned'</script>\"'><img src=x onerror=\"document.title='owned'\">"
@@ -299,8 +299,8 @@ def test_a_curve_tells_its_values_to_pointer_and_keys(shown: Page, folder: Path)
 def test_a_training_grows_on_the_page_while_it_goes(
     shown: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nano_coder.view.answers import LogView
-    from nano_coder.view.app import view_app
+    from nano_view.answers import LogView
+    from nano_view.app import view_app
 
     monkeypatch.setenv("NANO_HOME", str(tmp_path))
     going = MetricsWriter(tmp_path / "trainings" / "going" / METRICS)

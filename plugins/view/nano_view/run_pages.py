@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from nano_shared import schema
 from nano_shared.schema import ESCAPED, ExactText
+from nano_shared.store import LogStore
 from nano_shared.types import Value
 
 Cursor = tuple[float | str | int, ...]
@@ -215,3 +216,41 @@ def read_tree(connection: sa.Connection, run_id: str) -> list[dict[str, Any]]:
     names = ("id", "parent", "parent_step", "policy", "stop", "reward", "turns", "started")
     query = sa.select(*(_runs.c[name] for name in names)).where(_runs.c.id.in_(sa.select(below.c.id)))
     return [dict(r) for r in connection.execute(query.order_by(_runs.c.started).limit(_TREE)).mappings()]
+
+
+class RunPages:
+    """Pages of the runs of a log, of its groups, and what belongs to a run."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+
+    def page(
+        self,
+        chosen: RunChoice | None = None,
+        after: Cursor | None = None,
+        *,
+        limit: int = 100,
+        order: str = "newest",
+    ) -> list[dict[str, Any]]:
+        """Rows of the view `runs`, newest first; see `read_page`."""
+        query = chosen or RunChoice()
+        return self._store.read(lambda c: read_page(c, query, after, limit, order))
+
+    def groups(
+        self, chosen: RunChoice | None = None, after: Cursor | None = None, *, limit: int = 50
+    ) -> list[dict[str, Any]]:
+        """Groups of runs, those with the newest run first; see `read_groups`."""
+        query = chosen or RunChoice()
+        return self._store.read(lambda c: read_groups(c, query, after, limit))
+
+    def group_of(self, run_id: str) -> GroupName | None:
+        """The group of a run; None for an unknown run."""
+        return self._store.read(lambda connection: group_of(connection, run_id))
+
+    def tree(self, run_id: str) -> list[dict[str, Any]]:
+        """The tree of forks that a run belongs to, oldest first."""
+        return self._store.read(lambda connection: read_tree(connection, run_id))
+
+    def newest_version(self, policy: str) -> int | None:
+        """The newest logged version of a policy's weights."""
+        return self._store.read(lambda connection: newest_version(connection, policy))

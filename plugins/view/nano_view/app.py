@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 from nano_coder.serve.access import Access, Action
 from nano_coder.serve.request import BadRequest
-from nano_coder.view.answers import LogView, plain
 from nano_shared.errors import NanoError
 from nano_shared.printable import printable
+from nano_view.answers import LogView, plain
 
 POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; connect-src {connect}; img-src data:;"
@@ -46,7 +46,7 @@ _TYPES = {"view.html": "text/html", "view.js": "text/javascript", "view.css": "t
 
 def asset(name: str) -> str:
     """The text of a file beside this module."""
-    return files("nano_coder.view").joinpath(name).read_text(encoding="utf-8")
+    return files("nano_view").joinpath(name).read_text(encoding="utf-8")
 
 
 def view_app(view: LogView, access: Access | None = None) -> Starlette:

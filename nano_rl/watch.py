@@ -1,0 +1,155 @@
+"""A training that is watched: the callbacks of `train`, and a line per step where no view is installed."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Self
+
+from nano_coder.views import VIEWS, TrainingView
+from nano_rl.learn.metrics import SUCCESS, MetricsRow
+from nano_rl.learn.rows.group import Group
+from nano_rl.record import ROLLOUTS, EventKind, RolloutsWriter, note
+from nano_rl.sinks import Sink
+from nano_shared.console import Console
+from nano_shared.errors import GuardTripped
+from nano_shared.extensions import call_extension
+from nano_shared.types import Trajectory
+
+KEPT = 200
+"""number of rows kept for sparklines and the estimate of the remaining time"""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelLine:
+    """One metric of a panel."""
+
+    metric: str
+    label: str
+    form: str = ".4g"
+
+
+LINES = {
+    line.metric: line
+    for line in (
+        PanelLine("reward_mean", "reward", ".3f"),
+        PanelLine(f"{SUCCESS}all", "success", ".1%"),
+        PanelLine("frac_zero_std", "groups without signal", ".1%"),
+        PanelLine("loss", "loss"),
+        PanelLine("entropy", "entropy", ".3f"),
+        PanelLine("grad_norm", "gradient norm"),
+        PanelLine("ess", "effective samples", ".1%"),
+        PanelLine("stale", "stale tokens", ".1%"),
+    )
+}
+"""the metrics of a step's line, in this order"""
+
+
+def open_view(
+    name: str, total: int, rows: list[MetricsRow], *, console: Console | None = None
+) -> TrainingView:
+    """The first installed view that shows trainings here, else lines; on stderr unless a console is given.
+    `rows`: metrics so far."""
+    shown_on = console or Console(stderr=True)
+    for kind, view in VIEWS.items():
+        opened = call_extension(view.training, name, total, rows, shown_on, name=f"the view {kind}")
+        if opened is not None:
+            return opened
+    return LinesView(name, total, rows)
+
+
+def with_row(rows: list[MetricsRow], row: Mapping[str, float]) -> list[MetricsRow]:
+    """The rows with the new one appended; rows of the same and later steps are replaced."""
+    step = row.get("step", math.inf)
+    return [*(r for r in rows if (r.get("step") or 0) < step), dict(row)][-KEPT:]
+
+
+class LinesView(TrainingView):
+    """One line per step on stderr, for logs and pipes."""
+
+    def __init__(self, name: str, total: int, rows: list[MetricsRow]) -> None:
+        self._name = name
+        self._total = total
+        self._rows = rows[-KEPT:]
+
+    def step_done(self, done: int, total: int, row: Mapping[str, float]) -> None:
+        self._rows = with_row(self._rows, row)
+        shown = [
+            f"{line.label.strip()} {written(line, row)}" for line in LINES.values() if line.metric in row
+        ]
+        left = seconds_left(self._rows, done, total)
+        parts = [f"step {done}/{total}", *shown, f"left {duration(left or 0)}"]
+        print("  ".join(parts), file=sys.stderr, flush=True)
+
+
+class Watcher:
+    """The callbacks of `train`, and a context manager that records how it ends as an event."""
+
+    def __init__(self, folder: Path, view: TrainingView, sinks: Sequence[Sink], *, done: int) -> None:
+        """`done` is the number of steps whose metrics are in the folder already."""
+        self._folder = folder
+        self._view = view
+        self._sinks = sinks
+        self._rollouts = RolloutsWriter(folder / ROLLOUTS)
+        self._done = done
+        self.last: dict[str, float] = {}
+        """metrics of the last step in this process"""
+
+    def on_run(self, run: Trajectory) -> None:
+        self._view.run_done()
+
+    def on_groups(self, step: int, groups: Sequence[Group], controls: Sequence[Trajectory]) -> None:
+        self._rollouts.write(step, groups, controls)
+
+    def on_step(self, done: int, total: int, values: dict[str, float]) -> None:
+        self._done, self.last = done, dict(values)
+        finite = {name: value for name, value in values.items() if math.isfinite(value) and name != "step"}
+        for sink in self._sinks:
+            sink.write(done - 1, finite)
+        self._view.step_done(done, total, values)
+
+    def __enter__(self) -> Self:
+        note(self._folder, EventKind.RESUMED if self._done else EventKind.STARTED, self._done)
+        self._view.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._view.__exit__(kind, error, trace)
+        self._rollouts.close()
+        for sink in self._sinks:
+            sink.close()
+        if isinstance(error, GuardTripped):
+            note(self._folder, EventKind.GUARD, self._done, str(error))
+        elif error is not None:
+            note(self._folder, EventKind.STOPPED, self._done, str(error) or type(error).__name__)
+        else:
+            note(self._folder, EventKind.FINISHED, self._done)
+
+
+def written(line: PanelLine, row: Mapping[str, float | None]) -> str:
+    value = row.get(line.metric)
+    return "-" if value is None else format(value, line.form)
+
+
+def seconds_of(row: Mapping[str, float | None]) -> float:
+    """Wall clock seconds of a step: the sum of its phases."""
+    return sum(row.get(f"seconds_{phase}") or 0.0 for phase in ("rollout", "train", "save"))
+
+
+def seconds_left(rows: list[MetricsRow], done: int, total: int) -> float | None:
+    """Estimated from the median of the last ten steps; None before the first step."""
+    recent = [seconds_of(row) for row in rows[-10:]]
+    return median(recent) * (total - done) if recent else None
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,47 @@
+"""What the core shows through this package: an extension of the group `nano.views`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from nano_coder.views import TrainingView, Viewer
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from nano_coder.serve.access import Access
+    from nano_shared.console import Console
+    from nano_shared.store import LogStore
+
+
+class LogAndTrainings(Viewer):
+    """The viewer beside a server, panels of a training on a terminal, and the page of a calibration."""
+
+    def served(self, store: LogStore, access: Access) -> Starlette:
+        """The viewer over the log."""
+        from nano_view.answers import LogView
+        from nano_view.app import view_app
+
+        return view_app(LogView(store), access)
+
+    def training(
+        self, name: str, total: int, rows: Sequence[Mapping[str, float | None]], console: Console
+    ) -> TrainingView | None:
+        """Panels on a terminal."""
+        from nano_view.report.live import LiveView
+
+        return LiveView(name, total, [dict(row) for row in rows], console) if console.is_terminal else None
+
+    def calibration(self, name: str, report: Any) -> str | None:
+        from nano_view.page import answer_key, render_page
+        from nano_view.report.page import calibration_page
+
+        key = answer_key("training", {"name": name})
+        return render_page(
+            {key: calibration_page(report)}, start=f"#/training?name={quote(name)}", title=name
+        )
+
+
+VIEW = LogAndTrainings()

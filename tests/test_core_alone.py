@@ -1,0 +1,114 @@
+"""The core without any plug-in: it runs, and says which plug-in brings what is asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+CORE_TESTS = (
+    "tests/coder/test_agent.py", "tests/coder/test_runtime.py", "tests/coder/test_dialects.py",
+    "tests/coder/test_given_tools.py", "tests/rl/test_loss.py", "tests/rl/test_advantage.py",
+    "tests/rl/test_objectives.py",
+)  # fmt: skip
+IMPORT_ALL = """
+import importlib, pathlib, sys
+for package in ("shared/nano_shared", "nano_coder", "nano_rl"):
+    for file in sorted(pathlib.Path(package).rglob("*.py")):
+        parts = file.relative_to("shared" if package.startswith("shared") else ".").with_suffix("").parts
+        if {"inside", "migrations", "__main__"} & set(parts):
+            continue
+        module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
+        assert pathlib.Path(module.__file__).is_relative_to(pathlib.Path.cwd()), module
+found = [name for name in sys.modules if name.partition(".")[0] in sys.argv[1:]]
+assert not found, found
+"""
+MAIN = "import sys; from nano_{}.cli import main; main()"
+PLUGINS = sorted(folder.name for folder in (REPOSITORY / "plugins").glob("*/nano_*"))
+
+
+class Alone:
+    """A copy of the core, and of what it depends on all but our plug-ins, for an interpreter of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "core"
+        self.folder.mkdir()
+        for part in ("nano_coder", "nano_rl", "shared", "tests"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(REPOSITORY / part, self.folder / part, ignore=ignored)
+        shutil.copy(REPOSITORY / "pyproject.toml", self.folder)
+        site, farm = Path(sysconfig.get_path("purelib")), folder / "site"
+        farm.mkdir()
+        for entry in site.iterdir():
+            ours = entry.name.startswith(("nano_rl_coder-", "nano_rl_coder_", "_nano_rl_coder"))
+            if not (entry.suffix == ".pth" or ours) or entry.name.startswith("nano_rl_coder-"):
+                (farm / entry.name).symlink_to(entry)
+        path = os.pathsep.join(map(str, (self.folder, self.folder / "shared", farm)))
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("NANO_")}
+        self._environment = kept | {
+            "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NANO_HOME": str(folder / "home"),
+        }  # fmt: skip
+        self._python = getattr(sys, "_base_executable", sys.executable)
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self._python, *arguments],
+            cwd=self.folder, env=self._environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    return Alone(tmp_path_factory.mktemp("alone"))
+
+
+def test_every_module_of_the_core_is_imported_without_a_plugin(alone: Alone) -> None:
+    done = alone("-c", IMPORT_ALL, *PLUGINS)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+@pytest.mark.slow
+def test_the_core_works_without_a_plugin(alone: Alone) -> None:
+    done = alone("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *CORE_TESTS)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "plugin"),
+    [
+        ("coder", "view", "view"),
+        ("coder", "mcp list", "mcp"),
+        ("coder", "exec --sandbox podman -- true", "containers"),
+        ("rl", "report x", "view"),
+        ("rl", "conformance", "conformance"),
+        ("rl", "cluster status", "cluster"),
+        ("rl", "dpo", "preferences"),
+        ("rl", "preferences build", "preferences"),
+        ("rl", "tasks mine .", "mining"),
+        ("rl", "tasks serve x", "formats"),
+        ("rl", "tasks make --suite sql", "suites"),
+        ("rl", "tasks import x --from harbor --out y", "formats"),
+    ],
+)
+def test_what_a_plugin_brings_is_named_with_it(program: str, words: str, plugin: str, alone: Alone) -> None:
+    done = alone("-c", MAIN.format(program), *words.split())
+    assert done.returncode in (2, 3), done.stdout + done.stderr
+    assert f"pip install 'nano-rl-coder[{plugin}]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_setting_of_a_missing_plugin_is_named_with_it(alone: Alone) -> None:
+    (alone.folder / "home").mkdir(exist_ok=True)
+    (alone.folder / "nano.toml").write_text('[mcp.servers.x]\ncommand = "y"\n')
+    try:
+        done = alone("-c", MAIN.format("coder"), "config", "show")
+    finally:
+        (alone.folder / "nano.toml").unlink()
+    assert done.returncode in (0, 2, 3)
+    assert "Traceback" not in done.stderr
