@@ -389,7 +389,7 @@ def serve_app(
         sweeping.cancel()
         await asyncio.to_thread(server.stop)
 
-    routes = [
+    routes: list[Route | Mount] = [
         Route("/health", _endpoint(server, server.health, Action.HEALTH)),
         Route("/metrics", _endpoint(server, server.metrics, Action.METRICS)),
     ]
