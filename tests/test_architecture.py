@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -93,16 +94,31 @@ def test_no_child_interpreter_on_the_host_imports_from_the_current_folder() -> N
     assert sorted(set(own)) == ["grade.py", "interpreter.py"]
 
 
-def test_the_wheel_holds_the_three_packages_and_nothing_else(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+def wheel_names(project: Path, folder: Path) -> set[str]:
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(folder),
+        str(project),
+    ]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    import zipfile
+    (wheel,) = folder.glob("*.whl")
+    return set(zipfile.ZipFile(wheel).namelist())
 
-    names = zipfile.ZipFile(wheel).namelist()
-    tops = {name.split("/")[0] for name in names}
+
+def test_the_wheel_holds_the_three_packages_and_nothing_else(tmp_path: Path) -> None:
+    tops = {name.split("/")[0] for name in wheel_names(ROOT, tmp_path)}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+
+
+def test_the_wheel_of_the_viewer_holds_its_page(tmp_path: Path) -> None:
+    names = wheel_names(ROOT / "plugins/view", tmp_path)
+    assert {f"nano_view/view.{kind}" for kind in ("html", "css", "js")} <= names
 
 
 def test_what_is_pinned_installs_on_the_oldest_python_that_is_allowed() -> None:

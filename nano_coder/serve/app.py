@@ -402,8 +402,8 @@ def serve_app(
         Route("/sessions/{session}", _endpoint(server, server.session)),
         Route("/sessions/{session}/reward", _endpoint(server, server.reward), methods=["POST"]),
     ]
-    routes += [Mount(f"/{name}", page) for name, page in (pages or {}).items()]
-    return _application(server, routes, lifespan=lifespan)
+    mounts = [Mount(f"/{name}", page) for name, page in (pages or {}).items()]
+    return _application(server, [*routes, *mounts], lifespan=lifespan)
 
 
 def episode_app(conversations: Conversations) -> Starlette:

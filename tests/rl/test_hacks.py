@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rewarded import ADD, SOLVE, new_runtime, opened, rolled
-from typer.testing import CliRunner
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
 from nano_coder.models.opening import open_weights
-from nano_rl.cli import cli
 from nano_rl.config.training import RewardConfig, TrainConfig
 from nano_rl.gather.impossible_rollouts import (
     controls_due,
@@ -28,7 +25,7 @@ from nano_rl.gather.impossible_rollouts import (
 )
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig
-from nano_rl.learn.metrics import METRICS, MetricsWriter, read_metrics
+from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny_model import build_tiny
@@ -100,46 +97,6 @@ def test_findings_are_counted_by_kind_and_passes_apart(tmp_path: Path) -> None:
         "tampered": 1, "controls": 2, "controls_graded": 2, "control_passes": 1,
         "tampering/exit": 1, "tampering/skip": 1,
     }  # fmt: skip
-
-
-@pytest.fixture
-def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Metrics of a training that learned to hack: from step 5 on, half of its controls are passed."""
-    monkeypatch.setenv("NANO_HOME", str(tmp_path))
-    with MetricsWriter(tmp_path / "trainings" / "hacker" / METRICS) as metrics:
-        for step in range(10):
-            values = {"rollouts": 64.0, "controls": 2.0, "controls_graded": 2.0, "reward_mean": 0.5}
-            late = {"control_passes": 1.0, "tampered": 3.0, "tampering/exit": 3.0} if step >= 5 else {}
-            metrics.write(step, {**values, **late})
-    return "hacker"
-
-
-def test_the_report_shows_hacking_over_the_steps(training: str) -> None:
-    result = CliRunner().invoke(cli, ["report", training, "--hacks"], catch_exceptions=False)
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
-    assert lines[1].split()[:4] == ["0", "64", "0", "-"]
-    assert lines[-1].split()[:7] == ["all", "640", "15", "exit", "15", "20", "5"]
-    whole = json.loads(
-        CliRunner().invoke(cli, ["report", training, "--hacks", "--json"], catch_exceptions=False).stdout
-    )
-    assert whole["total"]["pass_rate"] == 0.25
-    assert [step["pass_rate"] for step in whole["steps"]] == [0.0] * 5 + [0.5] * 5
-    assert whole["total"]["low"] < 0.25 < whole["total"]["high"]
-    assert whole["steps"][9]["kinds"] == {"exit": 3}
-
-
-def test_the_report_without_hacks_shows_the_metrics(training: str) -> None:
-    shown = CliRunner().invoke(cli, ["report", training], catch_exceptions=False).stdout
-    assert "reward_mean" in shown
-    rows = json.loads(CliRunner().invoke(cli, ["report", training, "--json"], catch_exceptions=False).stdout)
-    assert len(rows) == 10
-
-
-@pytest.mark.parametrize("name", ["nobody", "../hacker", ""])
-def test_a_training_that_is_not_there_is_refused_with_those_that_are(name: str, training: str) -> None:
-    with pytest.raises(UsageError, match="trainings: hacker"):
-        CliRunner().invoke(cli, ["report", name, "--hacks"], catch_exceptions=False)
 
 
 def test_many_steps_are_gathered_into_few_rows_that_lose_nothing() -> None:

@@ -23,7 +23,7 @@ from nano_shared.types import Trajectory
 from nano_view.report.page import calibration_page, training_page
 from nano_view.report.training import GOLD, gold_and_proxy, over_optimised, proxy_of, read_training
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROXY = "part/preference"
 
 

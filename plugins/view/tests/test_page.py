@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "coder"))
 from browser import Page, browser, needs_browser, serving
 from builders import trajectory, turn, verdict
 from hypothesis import given
@@ -27,12 +24,12 @@ from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.record import TOKENIZER, Rollout, TrainingRecord
 from nano_rl.tiny_model import build_tiny
+from nano_rl.watch import TrainingView, Watcher
 from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
 from nano_shared.types import Observation, Tampering, ToolCall, Trajectory
 from nano_view.report.figures import AT_MOST, main_plots, series
-from nano_view.report.live import TrainingView, Watcher
 from nano_view.report.page import Trainings
 from nano_view.report.panel import interval_of
 from nano_view.report.training import by_family, by_level, choose

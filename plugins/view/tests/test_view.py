@@ -20,7 +20,7 @@ from viewed import HOSTILE, LINE, hostile, log_of, run, seen, turn
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.cli import cli
-from nano_coder.commands.serve import _viewer
+from nano_coder.commands.serve import _pages
 from nano_coder.serve.access import Access
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_shared.errors import LogError, UsageError
@@ -342,16 +342,14 @@ def test_below_a_path_its_page_its_redirect_and_its_cookie_stay_there(store: Log
 
 
 def test_beside_a_server_whose_clients_have_keys_the_admin_alone_sees_the_log(store: LogStore) -> None:
-    assert _viewer(store, Access(keys=["client"])) is None
+    assert _pages(store, Access(keys=["client"])) == {}
     for keys in ([], ["client"]):
-        viewer = _viewer(store, Access(keys, ["boss"]))
-        assert viewer is not None
+        viewer = _pages(store, Access(keys, ["boss"]))["view"]
         shown = TestClient(viewer, base_url="http://10.0.0.1:8000")
         for key, status in (("client", 401), ("boss", 200)):
             asked = shown.get("/api/runs", headers={"authorization": f"Bearer {key}"})
             assert asked.status_code == status
-    alone = _viewer(store, Access())
-    assert alone is not None
+    alone = _pages(store, Access())["view"]
     assert TestClient(alone, base_url="http://10.0.0.1:8000").get("/").status_code == 403
 
 

@@ -154,7 +154,11 @@ def choose(steps: Mapping[int, Sequence[Rollout]], *, seed: int = 0) -> list[Cho
         take(f"Best at the {where}", step, graded[step], best=True)
         take(f"Worst at the {where}", step, graded[step], best=False)
         take(f"Random at the {where}", step, graded[step])
-    for why, control in (("Tampering was found", False), ("An impossible control was passed", True)):
+    kinds: tuple[tuple[str, Callable[[Rollout], bool]], ...] = (
+        ("Tampering was found", lambda r: r.tampered and not r.control),
+        ("An impossible control was passed", lambda r: r.control and r.tampered),
+    )
+    for why, is_hack in kinds:
         for step in sorted(steps, reverse=True):
             hacks = [run for run in steps[step] if run.tampered and bool(run.control) is control]
             if hacks:

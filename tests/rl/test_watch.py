@@ -18,10 +18,18 @@ from nano_rl.gather.success import success_metrics
 from nano_rl.learn.metrics import MetricsRow
 from nano_rl.learn.rows.group import Group
 from nano_rl.record import ROLLOUTS, EventKind, Phases, length, merge, read_events, read_rollouts
+from nano_rl.watch import (
+    LinesView,
+    PanelLine,
+    TrainingView,
+    Watcher,
+    duration,
+    open_view,
+    seconds_left,
+    written,
+)
 from nano_shared.errors import GuardTripped
 from nano_shared.types import Observation, Trajectory
-from nano_view.report.live import LinesView, LiveView, TrainingView, Watcher, open_view
-from nano_view.report.panel import PanelLine, band, duration, interval_of, seconds_left, sparkline, written
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)).map(lambda i: (i[0], i[0] + i[1])))
 
@@ -109,39 +117,7 @@ def test_nothing_graded_tells_no_success() -> None:
     assert success_metrics([group_of("a", 0, None, None)]) == {}
 
 
-# ---------------------------------------------------------------------------- sparklines, panels
-
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
-
-
-@given(st.lists(st.none() | st.floats(), max_size=60), st.integers(1, 30))
-def test_a_sparkline_has_a_character_a_value(values: list[float | None], width: int) -> None:
-    drawn = sparkline(values, width=width)
-    known = [v for v in values[-width:] if v is not None and math.isfinite(v)]
-    assert len(drawn) == (min(len(values), width) if known else 0)
-
-
-@given(st.lists(FINITE, min_size=2, max_size=20))
-def test_a_sparkline_rises_and_falls_with_its_values(values: list[float]) -> None:
-    drawn = sparkline(values)
-    assert drawn[values.index(min(values))] == min(drawn) == "▁"
-    if max(values) / 2 - min(values) / 2 > 1e-6 * max(map(abs, values)):
-        assert drawn[values.index(max(values))] == "█"
-
-
-def test_intervals_are_told_where_a_step_tells_enough() -> None:
-    row: MetricsRow = {
-        "reward_mean": 0.5,
-        "reward_error": 0.1,
-        "success/all": 0.5,
-        "graded/all": 8.0,
-        "loss": 1.0,
-    }
-    low, high = interval_of("reward_mean", row) or (0, 0)
-    assert (low, high) == pytest.approx((0.304, 0.696), abs=1e-3)
-    assert band(PanelLine("success/all", "", ".0%"), row) == "22% to 78%"
-    assert interval_of("loss", row) is None
-    assert interval_of("reward_mean", {"reward_mean": 0.5}) is None
+# ---------------------------------------------------------------------------- lines
 
 
 def test_the_time_left_is_that_of_the_middle_step() -> None:
@@ -157,22 +133,6 @@ ROW = {
     "tokens_per_second_train": 1234.0,
     "seconds_rollout": 3.0, "seconds_train": 2.0, "stale": 0.0,
 }  # fmt: skip
-
-
-@pytest.mark.parametrize("width", [50, 200])
-def test_the_live_view_shows_the_last_step_on_any_terminal(width: int) -> None:
-    console = Console(file=io.StringIO(), width=width, height=80, force_terminal=True)
-    view = open_view("mine", 10, [], console=console)
-    assert isinstance(view, LiveView)
-    with view:
-        view.run_done()
-        view.step_done(4, 10, ROW)
-    with console.capture() as capture:
-        console.print(view.render())
-    shown = capture.get()
-    for part in ("mine", "4/10", "0.625", "0.527 to 0.723", "level 2", "25.0%", "1234", "stale tokens"):
-        assert part in shown
-    assert "0:30" in shown, "six steps of five seconds are left"
 
 
 def test_elsewhere_a_step_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
