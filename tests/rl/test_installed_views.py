@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 
 from nano_coder.commands.serve import _pages, _shown
 from nano_coder.serve.access import Access
-from nano_coder.views import TrainingView, View
+from nano_coder.views import TrainingView, Viewer
 from nano_rl.commands.preferences import _calibration
 from nano_rl.watch import LinesView, open_view
 from nano_shared import extensions
@@ -24,14 +24,14 @@ from nano_shared.store import LogStore
 ROOT = "http://127.0.0.1:8000"
 
 
-class Beeps(View):
+class Beeps(Viewer):
     """Shows trainings alone."""
 
     def training(self, *_given: Any) -> TrainingView:
         return TrainingView()
 
 
-class Site(View):
+class Site(Viewer):
     """Shows logs and calibrations."""
 
     def served(self, *_given: Any) -> Starlette:
@@ -41,7 +41,7 @@ class Site(View):
         return f"<p>{name}"
 
 
-class Broken(View):
+class Broken(Viewer):
     def served(self, *_given: Any) -> Starlette:
         raise LookupError("no page")
 
@@ -90,7 +90,7 @@ def test_each_view_shows_what_it_can(register: Register, store: LogStore) -> Non
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("broken", "the view broken raised LookupError: no page"), ("other", "takes values of type View")],
+    [("broken", "the view broken raised LookupError: no page"), ("other", "takes values of type Viewer")],
 )
 def test_a_view_that_fails_is_named(name: str, told: str, register: Register, store: LogStore) -> None:
     register(name)
