@@ -12,16 +12,19 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from nano_shared.redact.gate import Gated
+
 DEEPEST = 3
 """encodings inside each other"""
 _LARGEST = 256 << 20
 """bytes of a compressed file's content"""
-_BASE64 = re.compile(
-    r"(?<![A-Za-z0-9+/_\-])[A-Za-z0-9+/_\-]{16,}(?:(?:\\[nr]|\s){1,3}[A-Za-z0-9+/_\-]{16,})*={0,2}"
+_BASE64 = Gated(
+    r"(?<![A-Za-z0-9+/_\-])[A-Za-z0-9+/_\-]{16,}(?:(?:\\[nr]|\s){1,3}[A-Za-z0-9+/_\-]{16,})*={0,2}",
+    gate=r"[A-Za-z0-9+/_\-]{16}",
 )
-_HEX = re.compile(r"(?<![A-Za-z0-9])(?:0x)?((?:[0-9A-Fa-f]{2}){12,})(?![A-Za-z0-9])")
-_ESCAPED = re.compile(r"(?:\\x[0-9A-Fa-f]{2}){8,}")
-_PERCENT = re.compile(
+_HEX = Gated(r"(?<![A-Za-z0-9])(?:0x)?((?:[0-9A-Fa-f]{2}){12,})(?![A-Za-z0-9])")
+_ESCAPED = Gated(r"(?:\\x[0-9A-Fa-f]{2}){8,}")
+_PERCENT = Gated(
     r"(?<![A-Za-z0-9+/_.~&=\-])[A-Za-z0-9+/_.~&=\-]*(?:%[0-9A-Fa-f]{2}[A-Za-z0-9+/_.~&=\-]*)+"
 )
 _DROPPED = re.compile(r"\\[nr]|\s")
@@ -51,7 +54,7 @@ def _from_url(text: str) -> str | None:
     return unquote(text, errors="replace")
 
 
-_DECODERS: tuple[tuple[re.Pattern[str], Callable[[str], str | None]], ...] = (
+_DECODERS: tuple[tuple[Gated, Callable[[str], str | None]], ...] = (
     (_BASE64, _from_base64), (_HEX, _from_hex), (_ESCAPED, _from_hex), (_PERCENT, _from_url),
 )  # fmt: skip
 

@@ -11,6 +11,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import re2
+
+from nano_shared.redact.gate import Gated
+
 _CANDIDATE = re.compile(r"(?<![A-Za-z0-9/_=.])[A-Za-z0-9][A-Za-z0-9+/_\-]{23,199}={0,2}(?![A-Za-z0-9+/_=\-])")
 _HASH_BEFORE = re.compile(
     r"(?:sha(?:1|224|256|384|512)|md5|blake2[bs]|h1|integrity|base64)[\-:=,\"' ]+$", re.I
@@ -83,80 +87,81 @@ _NAME = (
     r"|token|passwords?|passwd|passphrase|pwd|[_.\-]pass|credentials?|(?:session|phpsess|jsession)[_\-]?id"
     r"|[a-z]\.sid)(?:_base|[_\-]?\d{1,2})?"
 )
-PATTERNS: dict[str, re.Pattern[str]] = {
-    **{kind: re.compile(f"{_WORD}(?:{pattern})") for kind, pattern in _FIXED.items()},
+PATTERNS: dict[str, Gated] = {
+    **{kind: Gated(f"{_WORD}(?:{pattern})") for kind, pattern in _FIXED.items()},
     # a truncated block ends with the text
-    "private-key": re.compile(
+    "private-key": Gated(
         r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
         # each character can match in one way only: otherwise untrusted text could cause exponential
         # backtracking
         r"(?P<secret>(?>[A-Za-z\-]+: (?:(?![A-Za-z0-9+/=]{16})[^\n\\])*+|[A-Za-z0-9+/=\s]|\\[nr])*?"
-        r"[A-Za-z0-9+/=]{16}(?:[A-Za-z0-9+/=\s]|\\[nr])*+)"
+        r"[A-Za-z0-9+/=]{16}(?:[A-Za-z0-9+/=\s]|\\[nr])*+)",
+        gate="-----BEGIN ",
     ),
-    "webhook": re.compile(
+    "webhook": Gated(
         r"(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks"
         r"|\.webhook\.office\.com/webhookb2)/(?P<secret>[A-Za-z0-9_/@\-]{20,})"
     ),
     # curl -u NAME:..., mysql -p..., sshpass -p ..., docker login -p ...
-    "login": re.compile(
+    "login": Gated(
         r"(?<![\w/.])(?:(?:curl|wget|xh|https?)[ \t][^\n|;]{0,300}?(?<=[ \t])"
         r"(?:-u|-U|--user|--proxy-user|-a|--auth)[ \t=]?[\"']?[^\s:\"'$]+:"
         r"|(?:mysql\w*|mariadb\w*)[ \t][^\n|;]{0,300}?(?<=[ \t])-p"
         r"|(?:sshpass|(?:docker|podman|helm registry|az) login|redis-cli|ldap\w+|smbclient|mongo\w*|7z)[ \t]"
         r"[^\n|;]{0,300}?(?<=[ \t])-[paw][ \t=]?[\"']?)(?P<secret>[^\s\"'$<{]{4,})"
     ),
-    "netrc": re.compile(
-        r"\b(?:machine|login|account)[ \t]+[^\s\"']+(?:\s{1,40}(?:login|account|user)\s{1,40}[^\s\"']+)?"
-        r"\s{1,40}password\s{1,40}(?P<secret>[^\s\"']{4,})"
+    "netrc": Gated(
+        r"\b(?:machine|login|account)[ \t]+[^\s\"']+(?:[ \t\r\n]{1,40}(?:login|account|user)[ \t\r\n]{1,40}[^\s\"']+)?"
+        r"[ \t\r\n]{1,40}password[ \t\r\n]{1,40}(?P<secret>[^\s\"']{4,})"
     ),
-    "pgpass": re.compile(
+    "pgpass": Gated(
         r"^[+\- ]?[A-Za-z0-9_.*\-]+:(?:[0-9]{2,5}|\*):[^:\s]+:[^:\s]+:(?P<secret>[^:\s]{4,})$", re.MULTILINE
     ),
-    "cookie": re.compile(
+    "cookie": Gated(
         r"(?i:cookie)[\"']?[ \t]*[:=][ \t]*[\"']?(?P<secret>[A-Za-z0-9_.\-]+=[^\r\n\"']{8,})"
         r"|(?<![\w/])curl\b[^\n|;]{0,300}?[ \t](?:-b|--cookie)[ =]?[\"']?"
         r"(?P<jar>[A-Za-z0-9_.\-]+=[^\s\"']{8,})"
     ),
-    "cookie-jar": re.compile(
+    "cookie-jar": Gated(
         r"^\S+\t(?:TRUE|FALSE)\t\S+\t(?:TRUE|FALSE)\t[0-9]+\t\S+\t(?P<secret>\S{8,})$", re.MULTILINE
     ),
-    "registry-auth": re.compile(
+    "registry-auth": Gated(
         r"\"(?:auth|identitytoken|registrytoken)\"[ \t]*:[ \t]*\"(?P<secret>[A-Za-z0-9+/_\-.]{8,}={0,2})\""
         r"|:_(?:authToken|auth|password)[ \t]*=[ \t]*[\"']?(?P<npm>[^\s\"'$]{8,})"
     ),
-    "url-password": re.compile(
+    "url-password": Gated(
         r"(?<![A-Za-z0-9])[A-Za-z][A-Za-z0-9+.\-]{1,20}://[^\s:/@\"'`<>]*:(?P<secret>[^\s@/\"'`<>]{3,})@"
     ),
-    "authorization": re.compile(
+    "authorization": Gated(
         r"(?i:authorization)" + f"(?:{_QUOTE})?" + r"[ \t]*[:=][ \t]*" + f"(?:{_QUOTE})?"
         r"(?i:bearer|basic|token|apikey)[ \t]+(?P<secret>[A-Za-z0-9_\-.~+/=]{8,})"
     ),
-    "connection-key": re.compile(r"(?:AccountKey|SharedAccessKey|sig)=(?P<secret>[A-Za-z0-9+/%]{30,}={0,2})"),
+    "connection-key": Gated(r"(?:AccountKey|SharedAccessKey|sig)=(?P<secret>[A-Za-z0-9+/%]{30,}={0,2})"),
 }
-_QUOTED = re.compile(
+_QUOTED = Gated(
     rf"(?<![A-Za-z0-9_.])(?P<name>(?i:{_NAME}))(?:{_QUOTE})?[ \t]*(?:=>|:=|[:=])[ \t]*"
     r"""(?:[rbf]?)\\?(?P<quote>["'`])(?P<secret>[^\s"'`\\]{6,})\\?(?P=quote)"""
 )
 """a quoted text assigned to a key-like name: JSON, YAML, code"""
-_BARE = re.compile(
+_BARE = Gated(
     r"(?:^[+\- ]?|\\n|[\"'`;&|] ?)[ \t]*(?:export[ \t]+|set[ \t]+|ENV[ \t]+|-[ \t]+|-e[ \t]+)?"
     rf"(?P<name>(?i:{_NAME}))(?P<sign>[ \t]*[:=][ \t]*)(?P<secret>[^\s\"'`#;,\\]{{6,}})(?=[\s\"'`#;,\\]|$)",
     re.MULTILINE,
 )
 """the same without quotes, at the start of a line: .env files, INI, YAML"""
-_TAGGED = re.compile(
+_TAGGED = Gated(
     rf"<(?:[a-z]+:)?(?P<name>(?i:{_NAME}))(?:[ \t][^<>\n]{{0,200}})?>[ \t]*(?P<secret>[^<>\s]{{6,}})[ \t]*</"
-    rf"|[\"'](?P<key>(?i:{_NAME}))[\"']\s{{0,40}}(?:,|value[ \t]*=)\s{{0,40}}"
+    rf"|[\"'](?P<key>(?i:{_NAME}))[\"'][ \t\r]{{0,40}}(?:,|value[ \t]*=)[ \t\r]{{0,40}}"
     rf"[rbf]?[\"'](?P<value>[^\"'\n]{{6,}})[\"']"
 )
 """an element of XML, and a second argument or attribute: define('DB_PASSWORD', '...')"""
-_PROSE = re.compile(
+_PROSE = Gated(
     r"(?i)(?<![A-Za-z0-9_])(?P<name>password|passphrase|passcode|api[ \-]key|secret|token)"
     r"[ \t]+(?:is|was|to|:)[ \t]+"
     r"[\"'`]?(?P<secret>[^\s\"'`,;]{6,})"
 )
 """the password is ..."""
-_FLAG = re.compile(
+_FLAG = Gated(
     r"(?<![A-Za-z0-9_\-])--?(?P<name>(?:[a-z]+-)?(?:password|passwd|token|api-?key|secret))[= ]"
     r"(?P<secret>[^\s\"'`$;|&\\]{6,})"
 )
@@ -169,25 +174,20 @@ _PLACEHOLDER = re.compile(
     r"|(?:your|my|example|change|changeme|replace|insert|placeholder|dummy|fake|todo|none|null|true|false"
     r"|undefined|default|optional|required)(?![A-Za-z0-9])"
 )
-_KEYWORD = re.compile(
-    r"(?i)key|token|secret|passw|passphrase|passcode|pwd|credential|[_.\-]pass|sess(?:ion)?[_\-]?id|\.sid|_salt"
+_KEY_LINE = re2.compile(
+    r"(?i)[^\n]*(?:key|token|secret|passw|passphrase|passcode|pwd|credential|[_.\-]pass|sess(?:ion)?[_\-]?id"
+    r"|\.sid|_salt)[^\n]*"
 )
 
 
 def assignments(text: str) -> Iterator[tuple[int, int]]:
     """Spans of values that are assigned to key-like names and look like keys."""
-    looked = 0
-    for word in _KEYWORD.finditer(text):
-        if word.start() < looked:
-            continue
-        start = text.rfind("\n", 0, word.start()) + 1
-        end = text.find("\n", word.end())
-        looked = len(text) if end < 0 else end
+    for line in _KEY_LINE.finditer(text):
         for pattern in (_QUOTED, _BARE, _TAGGED, _PROSE, _FLAG):
-            for match in pattern.finditer(text, start, looked):
+            for match in pattern.finditer(line[0]):
                 group = "value" if match.groupdict().get("value") else "secret"
                 if _credible(match, match[group], match.groupdict().get("key") or match["name"]):
-                    yield match.span(group)
+                    yield line.start() + match.start(group), line.start() + match.end(group)
 
 
 def _credible(match: re.Match[str], value: str, name: str) -> bool:
@@ -196,7 +196,7 @@ def _credible(match: re.Match[str], value: str, name: str) -> bool:
         return False
     if any(c in value for c in "()[]{}<>"):
         return len(value) >= _GENERATED and " " not in value and entropy(value) >= BITS
-    if match.re is _PROSE and not any(map(str.isdigit, value)):
+    if match.re is _PROSE.pattern and not any(map(str.isdigit, value)):
         return False
     if value.isdigit() or value.replace(".", "").isdigit():
         return "pass" in name.lower() or "pwd" in name.lower()
