@@ -39,7 +39,8 @@ def encoded_parts(text: str) -> Iterator[tuple[tuple[int, int], str]]:
                 yield match.span(), decoded
 
 
-def _from_base64(text: str) -> str | None:
+def from_base64(text: str) -> str | None:
+    """The printable text that base 64 says, in either alphabet, with line ends or not; None for other bytes."""
     digits = _DROPPED.sub("", text).rstrip("=").replace("-", "+").replace("_", "/")
     if len(digits) % 4 == 1:
         return None
@@ -55,7 +56,7 @@ def _from_url(text: str) -> str | None:
 
 
 _DECODERS: tuple[tuple[Gated, Callable[[str], str | None]], ...] = (
-    (_BASE64, _from_base64), (_HEX, _from_hex), (_ESCAPED, _from_hex), (_PERCENT, _from_url),
+    (_BASE64, from_base64), (_HEX, _from_hex), (_ESCAPED, _from_hex), (_PERCENT, _from_url),
 )  # fmt: skip
 
 

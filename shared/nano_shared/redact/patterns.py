@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import re2
 
+from nano_shared.redact.encodings import from_base64
 from nano_shared.redact.gate import Gated
 
 _CANDIDATE = re.compile(r"(?<![A-Za-z0-9/_=.])[A-Za-z0-9][A-Za-z0-9+/_\-]{23,199}={0,2}(?![A-Za-z0-9+/_=\-])")
@@ -24,22 +25,38 @@ BITS = 4.1
 """lowest entropy, bits per character; 24 random characters of base 64 have 4.3 on average, English
 identifiers less than 4"""
 _AT_LEAST_EACH = 3
+_NAMED_ID = re.compile(
+    r"(?:(?:srv)?toolu|msg(?:batch)?|call|chatcmpl|cmpl|resp|fc|rs|gen|run|step|thread|asst|file|batch|vs"
+    r"|req|wrkspc|ftjob|cus|evt|price|prod|acct)[_\-]"
+)
+"""beginnings of the ids of answers, calls and objects in APIs"""
+_WORDS = re.compile(r"[A-Z]?[a-z]{3,}")
+_MOST_WORDS = 0.6
+"""share of a string's characters in words by which it is a name"""
 
 
 def random_looking(text: str) -> list[tuple[int, int]]:
     """Spans of random-looking strings: 24 to 200 characters of base 64 or its URL form, with at least three
     characters of each of three classes, no seven letters of one case in a row, and 4.1 bits per character.
 
-    Hexadecimal strings do not count: commits and checksums look like keys. Neither do words joined by dashes
-    or slashes, nor anything after the name of a hash.
+    Hexadecimal strings do not count: commits and checksums look like keys. Neither do names made of words, ids
+    of objects in APIs, base 64 of a text with spaces, nor anything after the name of a hash.
     """
     return [
         match.span()
         for match in _CANDIDATE.finditer(text)
         if _mixed(match[0])
         and entropy(match[0]) >= BITS
+        and not _named(match[0])
         and not _HASH_BEFORE.search(text[max(0, match.start() - 12) : match.start()])
     ]
+
+
+def _named(text: str) -> bool:
+    """Whether it is a name made of words, an object's id, or base 64 of a text with spaces."""
+    words = sum(len(word[0]) for word in _WORDS.finditer(text))
+    decoded = from_base64(text[: len(text) // 4 * 4]) or ""
+    return words > _MOST_WORDS * len(text) or _NAMED_ID.match(text) is not None or any(c in " \n" for c in decoded)
 
 
 def entropy(text: str) -> float:
@@ -174,10 +191,21 @@ _PLACEHOLDER = re.compile(
     r"|(?:your|my|example|change|changeme|replace|insert|placeholder|dummy|fake|todo|none|null|true|false"
     r"|undefined|default|optional|required)(?![A-Za-z0-9])"
 )
+_CALL = re.compile(r"[A-Za-z_][A-Za-z_.]*\(")
+_ADDRESS = re.compile(r"[a-z0-9.\-]*[a-z][a-z0-9.\-]*:[0-9]{2,5}")
 _KEY_LINE = re2.compile(
     r"(?i)[^\n]*(?:key|token|secret|passw|passphrase|passcode|pwd|credential|[_.\-]pass|sess(?:ion)?[_\-]?id"
     r"|\.sid|_salt)[^\n]*"
 )
+
+
+_EXAMPLE = re.compile(r"(?i)pass(?:word|wd)?|pwd|secret|token|user(?:name)?|x-oauth-basic")
+_COOKIE = re.compile(r"=(?=[^;=]{0,40}?[0-9])(?=[^;=]{0,40}?[A-Za-z])[^\s;,=]{10,}|=[A-Za-z0-9]{20,}")
+
+
+def telling(kind: str, value: str) -> bool:
+    """Whether what a pattern found says anything: not `user:password@`, nor a cookie of words and dates."""
+    return not _EXAMPLE.fullmatch(value) and (kind != "cookie" or _COOKIE.search(value) is not None)
 
 
 def assignments(text: str) -> Iterator[tuple[int, int]]:
@@ -193,6 +221,8 @@ def assignments(text: str) -> Iterator[tuple[int, int]]:
 def _credible(match: re.Match[str], value: str, name: str) -> bool:
     """Whether a value assigned to a key-like name looks like a key, and not like code or an example."""
     if _PLACEHOLDER.match(value):
+        return False
+    if _CALL.match(value) or _ADDRESS.fullmatch(value):
         return False
     if any(c in value for c in "()[]{}<>"):
         return len(value) >= _GENERATED and " " not in value and entropy(value) >= BITS

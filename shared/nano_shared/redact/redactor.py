@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from nano_shared.blobs import BlobStore
 from nano_shared.redact.encodings import DEEPEST, encoded_parts, file_form
-from nano_shared.redact.patterns import PATTERNS, Known, assignments, random_looking
+from nano_shared.redact.patterns import PATTERNS, Known, assignments, random_looking, telling
 from nano_shared.redact.vendor_rules import vendor_secrets
 from nano_shared.snapshot.tree import EntryKind, load, make_snapshot, save
 
@@ -164,6 +164,7 @@ class Redactor:
             (match.span(match.lastgroup or 0), kind)
             for kind, pattern in PATTERNS.items()
             for match in pattern.finditer(text)
+            if telling(kind, match[match.lastgroup or 0])
         )
         for (start, end), kind in itertools.chain(
             ours,
