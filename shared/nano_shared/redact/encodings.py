@@ -24,9 +24,7 @@ _BASE64 = Gated(
 )
 _HEX = Gated(r"(?<![A-Za-z0-9])(?:0x)?((?:[0-9A-Fa-f]{2}){12,})(?![A-Za-z0-9])")
 _ESCAPED = Gated(r"(?:\\x[0-9A-Fa-f]{2}){8,}")
-_PERCENT = Gated(
-    r"(?<![A-Za-z0-9+/_.~&=\-])[A-Za-z0-9+/_.~&=\-]*(?:%[0-9A-Fa-f]{2}[A-Za-z0-9+/_.~&=\-]*)+"
-)
+_PERCENT = Gated(r"(?<![A-Za-z0-9+/_.~&=\-])[A-Za-z0-9+/_.~&=\-]*(?:%[0-9A-Fa-f]{2}[A-Za-z0-9+/_.~&=\-]*)+")
 _DROPPED = re.compile(r"\\[nr]|\s")
 
 
@@ -40,7 +38,7 @@ def encoded_parts(text: str) -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def from_base64(text: str) -> str | None:
-    """The printable text that base 64 says, in either alphabet, with line ends or not; None for other bytes."""
+    """The printable text that base 64 of either alphabet says, line ends dropped; None for other bytes."""
     digits = _DROPPED.sub("", text).rstrip("=").replace("-", "+").replace("_", "/")
     if len(digits) % 4 == 1:
         return None

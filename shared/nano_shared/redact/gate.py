@@ -18,7 +18,7 @@ def loose(source: str) -> str:
 
     `source` may hold no `\\s` outside of a negated set: spaces of Unicode are none to RE2.
     """
-    return _REFERENCE.sub("[^ ]", _BOUND.sub(r"{\1,}", _ASSERTION.sub("", source)))
+    return _BOUND.sub(r"{\1,}", _ASSERTION.sub("", _REFERENCE.sub(".", source)))
 
 
 class Gated:
