@@ -17,6 +17,9 @@ from log_values import a_run, a_turn, a_verdict, trajectories
 
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
+from nano_shared.redact import encodings, patterns
+from nano_shared.redact.gate import Gated
+from nano_shared.redact.patterns import PATTERNS, Known
 from nano_shared.redact.redactor import MARKER, RedactConfig, Redactor, scrub_bytes, scrub_snapshot
 from nano_shared.redact.store import RedactingStore
 from nano_shared.redact.trajectory import scrub_trajectory
@@ -136,6 +139,14 @@ def test_scrubbing_twice_is_scrubbing_once(text: str) -> None:
         "nano_shared/snapshot/unified.py:196",
         "tokenizer.eos_token = '<|im_end|>'",
         "The secret: patience. The key: time.",
+        '{"id": "toolu_01D7FLrfh4GYq7yT1ULFeyMV", "call": "call_a8Xk2LmPq9RtVw3YzB5cD7fG"}',
+        "from .a import BetaManagedAgentsAgentToolset20260401WriteInput",
+        'from_pretrained("HuggingFaceTB/SmolLM-360M")',
+        "UHJvamVjdC1JZC1WZXJzaW9uOiBObyBQcm9qZWN0IDAuMApQT1QtQ3JlYXRp",
+        "http://user:pass@example.org and machine h login l password pass",
+        "Set-Cookie: rocky=road; Path=/cookie; expires=Wednesday, 09-Nov-99 23:12:40 GMT",
+        "password=bytearray(KEY_PASSWORD.encode())), ('joe', 'password', 'proxy.example.com:3128')",
+        "def login(self, host, user=None, password=None, usenetrc=True):",
     ],
 )
 def test_what_only_looks_like_a_secret_is_left_alone(text: str) -> None:
@@ -145,6 +156,16 @@ def test_what_only_looks_like_a_secret_is_left_alone(text: str) -> None:
 def test_a_random_string_is_found_without_a_pattern() -> None:
     text = "the key is k9Xv2QpL7mZt4RbN8wYc3HdJ6fSg ok"
     assert scrub_text(text)[0] == "the key is [redacted:high-entropy] ok"
+
+
+def test_what_was_found_before_is_found_again_by_another_redactor_and_by_its_own_rules() -> None:
+    """Finds are remembered for the text and the rules, not for what was known when it was read."""
+    text, secret = "the pass phrase open7sesame! opens", "open7sesame!"
+    redactor = Redactor()
+    assert redactor.scrub(text) == (text, ())
+    assert redactor.scrub(text, Known([secret]))[0] == "the pass phrase [redacted:repeated] opens"
+    assert redactor.scrub(text) == (text, ())
+    assert Redactor(RedactConfig(patterns={"x": "open7[a-z]+!"})).scrub(text)[1][0].kind == "x"
 
 
 def test_rules_of_the_user_add_and_allow() -> None:
@@ -196,11 +217,44 @@ def test_rules_take_text_that_is_not_utf_8() -> None:
         "-eyJaaaaaaaa" * 20_000,
         "a://" + ":aaa" * 50_000,
         ("-----BEGIN PRIVATE KEY-----" + "a ") * 5_000,
+        "user=a host=b " * 10_000,
+        """auth=('a', token='b" pwd="c' """ * 5_000,
+        'name: token \n variable "token" {' * 5_000,
+        "curl -u sqlplus - " * 10_000,
+        "cookie: a=b=1;" * 10_000,
     ],
-    ids=["key", "jwt", "url", "keys"],
+    ids=["key", "jwt", "url", "keys", "connection", "quotes", "values", "logins", "cookies"],
 )
 def test_our_own_rules_take_time_that_grows_with_the_text(text: str) -> None:
     Redactor().scrub(text)
+
+
+GATED = {
+    **PATTERNS,
+    **{name: value for module in (patterns, encodings) for name, value in vars(module).items()
+       if isinstance(value, Gated)},
+}  # fmt: skip
+PLANTED = [text for seed in range(2) for _, text, _ in secrets_planted.texts(seed)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from(PLANTED) | st.sampled_from(WORDS) | st.text(max_size=9), max_size=4),
+    st.sampled_from(["", " ", "\n", "é", '"', "\x85", "_"]), st.integers(0, 60), st.integers(0, 60),
+)  # fmt: skip
+def test_the_gate_loses_no_find(texts: list[str], between: str, head: int, tail: int) -> None:
+    """Whole and cut, beside each other and beside anything: with the gate as without."""
+    text = between.join(texts).encode("utf-8", "replace").decode()
+    for part in (text, text[head:], text[: len(text) - tail]):
+        for name, gated in GATED.items():
+            found = [match.span() for match in gated.finditer(part)]
+            assert found == [match.span() for match in gated.pattern.finditer(part)], name
+
+
+@pytest.mark.parametrize("name", sorted(GATED))
+def test_every_gate_opens_for_a_planted_text(name: str) -> None:
+    joined = "\n".join([*PLANTED, "%41" * 9, "\\x41" * 9])
+    assert any(True for _ in GATED[name].finditer(joined))
 
 
 @pytest.mark.parametrize("end", ["\n", "\\n", " "])
@@ -420,12 +474,13 @@ def test_a_redacting_log_writes_no_secret(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ kinds of secrets
 
 
-def test_secrets_of_119_kinds_are_found() -> None:
+def test_secrets_of_196_kinds_are_found() -> None:
+    assert len(secrets_planted.TEXTS) == 196
     missed = []
     for name, text, pieces in secrets_planted.texts():
         scrubbed = scrub_text(text)[0]
         missed += [name] if any(secrets_planted.readable(piece, scrubbed) for piece in pieces) else []
-    assert set(missed) <= {"azure devops pat", "vault legacy"}  # as docs/redaction.md says
+    assert set(missed) <= {"azure devops pat", "vault legacy", "algolia"}  # as docs/redaction.md says
 
 
 def test_secrets_are_found_in_files_of_their_kinds() -> None:

@@ -12,18 +12,19 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from nano_shared.redact.gate import Gated
+
 DEEPEST = 3
 """encodings inside each other"""
 _LARGEST = 256 << 20
 """bytes of a compressed file's content"""
-_BASE64 = re.compile(
-    r"(?<![A-Za-z0-9+/_\-])[A-Za-z0-9+/_\-]{16,}(?:(?:\\[nr]|\s){1,3}[A-Za-z0-9+/_\-]{16,})*={0,2}"
+_BASE64 = Gated(
+    r"(?<![A-Za-z0-9+/_\-])[A-Za-z0-9+/_\-]{16,}(?:(?:\\[nr]|\s){1,3}[A-Za-z0-9+/_\-]{16,})*={0,2}",
+    gate=r"[A-Za-z0-9+/_\-]{16}",
 )
-_HEX = re.compile(r"(?<![A-Za-z0-9])(?:0x)?((?:[0-9A-Fa-f]{2}){12,})(?![A-Za-z0-9])")
-_ESCAPED = re.compile(r"(?:\\x[0-9A-Fa-f]{2}){8,}")
-_PERCENT = re.compile(
-    r"(?<![A-Za-z0-9+/_.~&=\-])[A-Za-z0-9+/_.~&=\-]*(?:%[0-9A-Fa-f]{2}[A-Za-z0-9+/_.~&=\-]*)+"
-)
+_HEX = Gated(r"(?<![A-Za-z0-9])(?:0x)?((?:[0-9A-Fa-f]{2}){12,})(?![A-Za-z0-9])")
+_ESCAPED = Gated(r"(?:\\x[0-9A-Fa-f]{2}){8,}")
+_PERCENT = Gated(r"(?<![A-Za-z0-9+/_.~&=\-])[A-Za-z0-9+/_.~&=\-]*(?:%[0-9A-Fa-f]{2}[A-Za-z0-9+/_.~&=\-]*)+")
 _DROPPED = re.compile(r"\\[nr]|\s")
 
 
@@ -36,7 +37,8 @@ def encoded_parts(text: str) -> Iterator[tuple[tuple[int, int], str]]:
                 yield match.span(), decoded
 
 
-def _from_base64(text: str) -> str | None:
+def from_base64(text: str) -> str | None:
+    """The printable text that base 64 of either alphabet says, line ends dropped; None for other bytes."""
     digits = _DROPPED.sub("", text).rstrip("=").replace("-", "+").replace("_", "/")
     if len(digits) % 4 == 1:
         return None
@@ -51,8 +53,8 @@ def _from_url(text: str) -> str | None:
     return unquote(text, errors="replace")
 
 
-_DECODERS: tuple[tuple[re.Pattern[str], Callable[[str], str | None]], ...] = (
-    (_BASE64, _from_base64), (_HEX, _from_hex), (_ESCAPED, _from_hex), (_PERCENT, _from_url),
+_DECODERS: tuple[tuple[Gated, Callable[[str], str | None]], ...] = (
+    (_BASE64, from_base64), (_HEX, _from_hex), (_ESCAPED, _from_hex), (_PERCENT, _from_url),
 )  # fmt: skip
 
 

@@ -11,6 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import re2
+
+from nano_shared.redact.encodings import from_base64
+from nano_shared.redact.gate import Gated
+
 _CANDIDATE = re.compile(r"(?<![A-Za-z0-9/_=.])[A-Za-z0-9][A-Za-z0-9+/_\-]{23,199}={0,2}(?![A-Za-z0-9+/_=\-])")
 _HASH_BEFORE = re.compile(
     r"(?:sha(?:1|224|256|384|512)|md5|blake2[bs]|h1|integrity|base64)[\-:=,\"' ]+$", re.I
@@ -20,22 +25,42 @@ BITS = 4.1
 """lowest entropy, bits per character; 24 random characters of base 64 have 4.3 on average, English
 identifiers less than 4"""
 _AT_LEAST_EACH = 3
+_NAMED_ID = re.compile(
+    r"(?:(?:srv)?toolu|msg(?:batch)?|call|chatcmpl|cmpl|resp|fc|rs|gen|run|step|thread|asst|file|batch|vs"
+    r"|req|wrkspc|ftjob|cus|evt|price|prod|acct)[_\-]"
+)
+"""beginnings of the ids of answers, calls and objects in APIs"""
+_WORDS = re.compile(r"[A-Z]?[a-z]{3,}")
+_MOST_WORDS = 0.6
+"""share of a string's characters in words by which it is a name"""
 
 
 def random_looking(text: str) -> list[tuple[int, int]]:
     """Spans of random-looking strings: 24 to 200 characters of base 64 or its URL form, with at least three
     characters of each of three classes, no seven letters of one case in a row, and 4.1 bits per character.
 
-    Hexadecimal strings do not count: commits and checksums look like keys. Neither do words joined by dashes
-    or slashes, nor anything after the name of a hash.
+    Hexadecimal strings do not count: commits and checksums look like keys. Neither do names made of words,
+    ids of objects in APIs, base 64 of a text with spaces, nor anything after the name of a hash.
     """
     return [
         match.span()
         for match in _CANDIDATE.finditer(text)
         if _mixed(match[0])
         and entropy(match[0]) >= BITS
+        and not _named(match[0])
         and not _HASH_BEFORE.search(text[max(0, match.start() - 12) : match.start()])
     ]
+
+
+def _named(text: str) -> bool:
+    """Whether it is a name made of words, an object's id, or base 64 of a text with spaces."""
+    words = sum(len(word[0]) for word in _WORDS.finditer(text))
+    decoded = from_base64(text[: len(text) // 4 * 4]) or ""
+    return (
+        words >= _MOST_WORDS * len(text)
+        or _NAMED_ID.match(text) is not None
+        or any(c in " \n" for c in decoded)
+    )
 
 
 def entropy(text: str) -> float:
@@ -68,11 +93,13 @@ _FIXED = {
     # distinctive beginnings, whatever follows
     "vendor-token": r"(?:gsk_|pplx-|xai-|tvly-|nvapi-|rpa_|rubygems_|pul-|shp(?:at|ca|pa|ss)_|EAA[AMC]"
     r"|sq0[a-z]{3}-|NRAK-|sntry[su]_|gls?[ac]_|PMAK-|AGE-SECRET-KEY-1|ops_eyJ|dt0c01\.|pscale_[a-z]{2,5}_"
-    r"|lin_(?:api|oauth)_|sb_secret_|fig[dr]_|AT[ACB]TT3|ATBB|BBDC-|CFPAT-|HRKU-|LTAI|nfp_|pnu_|rdme_|sgp_"
+    r"|lin_(?:api|oauth)_|sb_secret_|AT[ACB]TT3|ATBB|BBDC-|CFPAT-|HRKU-|LTAI|nfp_|pnu_|rdme_|sgp_"
+    r"|sbp_|bku[ai]_|CCIPAT_|tskey-[a-z]+-|lsv2_[a-z]+_|pcsk_|sq[uap]_|dckr_oat_|glft-|figo?[dr]_"
     r"|xkeysib-|xsmtpsib-|AQVN|AKCp|GR1348941|hv[br]\.|ABSK|vcp_|[A-Za-z0-9]{14}\.atlasv1\."
     r"|pat[A-Za-z0-9]{14}\.)(?=[A-Za-z0-9_\-.]*[0-9])[A-Za-z0-9_\-.=+/]{18,}",
     # beginnings that names have too: what follows has both cases and digits
-    "short-prefix-token": r"(?:ntn_|secret_|re_|ph[cx]_|fm[12]_|tfp_|sbp_|sl\.|s\.|dp\.[a-z]{2,5}\.)"
+    "short-prefix-token": r"(?:ntn_|secret_|re_(?:[A-Za-z0-9]{8}_)?|ph[cx]_|fm[12]_|tfp_|sl\.|s\."
+    r"|dp\.[a-z]{2,5}\.)"
     r"(?=[A-Za-z0-9\-]*[0-9])(?=[A-Za-z0-9\-]*[A-Z])(?=[A-Za-z0-9\-]*[a-z])[A-Za-z0-9][A-Za-z0-9\-]{19,}",
     "jwt": r"eyJ[A-Za-z0-9_\-]{8,1024}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}",
 }
@@ -81,82 +108,120 @@ _NAME = (
     r"[A-Za-z0-9_.\-]{0,64}?(?:api[_\-]?key|secret(?:[_\-]?(?:access[_\-]?)?key|[_\-]?token)?"
     r"|(?:access|private|encryption|signing|auth|account|master|service|logged_in|nonce)[_\-]?(?:key|salt)"
     r"|token|passwords?|passwd|passphrase|pwd|[_.\-]pass|credentials?|(?:session|phpsess|jsession)[_\-]?id"
-    r"|[a-z]\.sid)(?:_base|[_\-]?\d{1,2})?"
+    r"|(?<![A-Za-z0-9])pass|[a-z]\.sid|[_\-]key(?:[_\-]data)?)(?:_base|[_\-]?\d{1,2})?"
 )
-PATTERNS: dict[str, re.Pattern[str]] = {
-    **{kind: re.compile(f"{_WORD}(?:{pattern})") for kind, pattern in _FIXED.items()},
+PATTERNS: dict[str, Gated] = {
+    **{kind: Gated(f"{_WORD}(?:{pattern})") for kind, pattern in _FIXED.items()},
     # a truncated block ends with the text
-    "private-key": re.compile(
+    "private-key": Gated(
         r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
         # each character can match in one way only: otherwise untrusted text could cause exponential
         # backtracking
         r"(?P<secret>(?>[A-Za-z\-]+: (?:(?![A-Za-z0-9+/=]{16})[^\n\\])*+|[A-Za-z0-9+/=\s]|\\[nr])*?"
-        r"[A-Za-z0-9+/=]{16}(?:[A-Za-z0-9+/=\s]|\\[nr])*+)"
+        r"[A-Za-z0-9+/=]{16}(?:[A-Za-z0-9+/=\s]|\\[nr])*+)",
+        gate="-----BEGIN ",
     ),
-    "webhook": re.compile(
+    "webhook": Gated(
         r"(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks"
         r"|\.webhook\.office\.com/webhookb2)/(?P<secret>[A-Za-z0-9_/@\-]{20,})"
     ),
     # curl -u NAME:..., mysql -p..., sshpass -p ..., docker login -p ...
-    "login": re.compile(
+    "login": Gated(
         r"(?<![\w/.])(?:(?:curl|wget|xh|https?)[ \t][^\n|;]{0,300}?(?<=[ \t])"
         r"(?:-u|-U|--user|--proxy-user|-a|--auth)[ \t=]?[\"']?[^\s:\"'$]+:"
         r"|(?:mysql\w*|mariadb\w*)[ \t][^\n|;]{0,300}?(?<=[ \t])-p"
+        r"|sqlplus[ \t]+(?:-\S+[ \t]+)*[^\s/@\"']+/"
+        r"|(?:wandb|huggingface-cli|hf auth|vault|railway|infisical)[ \t]login[ \t]+(?:--token[= ])?"
         r"|(?:sshpass|(?:docker|podman|helm registry|az) login|redis-cli|ldap\w+|smbclient|mongo\w*|7z)[ \t]"
-        r"[^\n|;]{0,300}?(?<=[ \t])-[paw][ \t=]?[\"']?)(?P<secret>[^\s\"'$<{]{4,})"
+        r"[^\n|;]{0,300}?(?<=[ \t])-[paw][ \t=]?[\"']?)(?P<secret>[^\s\"'$<{-][^\s\"'$<{]{3,})"
     ),
-    "netrc": re.compile(
-        r"\b(?:machine|login|account)[ \t]+[^\s\"']+(?:\s{1,40}(?:login|account|user)\s{1,40}[^\s\"']+)?"
-        r"\s{1,40}password\s{1,40}(?P<secret>[^\s\"']{4,})"
+    # auth=("me", "..."), HTTPBasicAuth("me", "...")
+    "auth-pair": Gated(
+        r"(?:auth[\"']?[ \t]*[=:][ \t]*|(?i:basic_?auth)[ \t]*=?[ \t]*)[(\[][ \t]*"
+        r"[rbf]?[\"'][^\"'\n]*[\"'][ \t]*,[ \t]*[rbf]?[\"'](?P<secret>[^\"'\n]{4,})[\"']"
     ),
-    "pgpass": re.compile(
+    # host=... user=... password=...
+    "connection-string": Gated(
+        r"(?i:host|hostaddr|user|user id|uid|dbname|database|server|data source)=[^\s\"'=,;&]*"
+        r"(?:[ ;&][A-Za-z_ ]{1,30}=[^\s\"'=,;&]*){0,20}[ ;&](?i:password|pwd)=(?P<secret>[^\s\"'`;&,()]{4,})"
+    ),
+    "secure-string": Gated(
+        r"(?i:ConvertTo-SecureString)[ \t]+(?:-(?i:string)[ \t]+)?[\"'](?P<secret>[^\"'\n$]{4,})[\"']"
+    ),
+    # a variable of Terraform, an entry of an environment in YAML or JSON
+    "named-value": Gated(
+        rf"variable[ \t]+\"(?i:{_NAME})\"[ \t]*\{{[^}}]{{0,300}}?default[ \t]*=[ \t]*"
+        r"\"(?P<secret>[^\"\s${<]{4,})\""
+        rf"|[\"']?(?i:name|key)[\"']?[ \t]*:[ \t]*[\"']?(?i:{_NAME})[\"']?[ \t]*,?[ \t\r\n]{{1,60}}"
+        r"[\"']?(?i:value)[\"']?[ \t]*:[ \t]*[\"']?(?P<value>[^\s\"'`,{}\[\]$<][^\s\"'`,]{3,})"
+    ),
+    "netrc": Gated(
+        r"\b(?:machine|login|account)[ \t]+[^\s\"']+"
+        r"(?:[ \t\r\n]{1,40}(?:login|account|user)[ \t\r\n]{1,40}[^\s\"']+)?"
+        r"[ \t\r\n]{1,40}password[ \t\r\n]{1,40}(?P<secret>[^\s\"']{4,})"
+    ),
+    "pgpass": Gated(
         r"^[+\- ]?[A-Za-z0-9_.*\-]+:(?:[0-9]{2,5}|\*):[^:\s]+:[^:\s]+:(?P<secret>[^:\s]{4,})$", re.MULTILINE
     ),
-    "cookie": re.compile(
+    "cookie": Gated(
         r"(?i:cookie)[\"']?[ \t]*[:=][ \t]*[\"']?(?P<secret>[A-Za-z0-9_.\-]+=[^\r\n\"']{8,})"
         r"|(?<![\w/])curl\b[^\n|;]{0,300}?[ \t](?:-b|--cookie)[ =]?[\"']?"
         r"(?P<jar>[A-Za-z0-9_.\-]+=[^\s\"']{8,})"
     ),
-    "cookie-jar": re.compile(
+    "cookie-jar": Gated(
         r"^\S+\t(?:TRUE|FALSE)\t\S+\t(?:TRUE|FALSE)\t[0-9]+\t\S+\t(?P<secret>\S{8,})$", re.MULTILINE
     ),
-    "registry-auth": re.compile(
+    "registry-auth": Gated(
         r"\"(?:auth|identitytoken|registrytoken)\"[ \t]*:[ \t]*\"(?P<secret>[A-Za-z0-9+/_\-.]{8,}={0,2})\""
+        r"|(?i:npmAuthIdent)[\"']?[ \t]*:[ \t]*[\"']?[^\s:\"']+:(?P<ident>[^\s\"']{4,})"
         r"|:_(?:authToken|auth|password)[ \t]*=[ \t]*[\"']?(?P<npm>[^\s\"'$]{8,})"
     ),
-    "url-password": re.compile(
+    "url-password": Gated(
         r"(?<![A-Za-z0-9])[A-Za-z][A-Za-z0-9+.\-]{1,20}://[^\s:/@\"'`<>]*:(?P<secret>[^\s@/\"'`<>]{3,})@"
     ),
-    "authorization": re.compile(
+    "authorization": Gated(
         r"(?i:authorization)" + f"(?:{_QUOTE})?" + r"[ \t]*[:=][ \t]*" + f"(?:{_QUOTE})?"
         r"(?i:bearer|basic|token|apikey)[ \t]+(?P<secret>[A-Za-z0-9_\-.~+/=]{8,})"
     ),
-    "connection-key": re.compile(r"(?:AccountKey|SharedAccessKey|sig)=(?P<secret>[A-Za-z0-9+/%]{30,}={0,2})"),
+    "connection-key": Gated(r"(?:AccountKey|SharedAccessKey|sig)=(?P<secret>[A-Za-z0-9+/%]{30,}={0,2})"),
 }
-_QUOTED = re.compile(
-    rf"(?<![A-Za-z0-9_.])(?P<name>(?i:{_NAME}))(?:{_QUOTE})?[ \t]*(?:=>|:=|[:=])[ \t]*"
-    r"""(?:[rbf]?)\\?(?P<quote>["'`])(?P<secret>[^\s"'`\\]{6,})\\?(?P=quote)"""
+_ASSIGNED = rf"(?<![A-Za-z0-9_.])(?P<name>(?i:{_NAME}))(?:{_QUOTE})?[ \t]*(?:=>|:=|[:=])[ \t]*"
+_QUOTED = Gated(
+    _ASSIGNED + r"""(?:[rbf]?)(?:(?P<quote>["'`])(?P<secret>(?:(?!(?P=quote))[^\s\\]|\\\S){6,})(?P=quote)"""
+    r"""|\\(?P<escaped>["'`])(?P<value>[^\s"'`\\]{6,})\\(?P=escaped))"""
 )
 """a quoted text assigned to a key-like name: JSON, YAML, code"""
-_BARE = re.compile(
-    r"(?:^[+\- ]?|\\n|[\"'`;&|] ?)[ \t]*(?:export[ \t]+|set[ \t]+|ENV[ \t]+|-[ \t]+|-e[ \t]+)?"
+_PHRASE = Gated(
+    r"(?<![A-Za-z0-9_.])(?P<name>(?i:[A-Za-z0-9_.\-]{0,64}?(?:passwords?|passwd|passphrase|pwd)))"
+    rf"(?:{_QUOTE})?[ \t]*(?:=>|:=|[:=])[ \t]*"
+    r"""(?P<quote>["'])(?P<secret>(?=[^"'\n]*[0-9])(?=[^"'\n]*[!@#$%^&*+~])[^"'\n\\]{8,80})(?P=quote)"""
+)
+"""a password of several words"""
+_BARE = Gated(
+    r"(?:^[+\- ]?|\\n|[\"'`;&|] ?|\?|,(?! )|--(?:from-literal|set|set-string)[ =])[ \t]*"
+    r"(?:(?:export|set|ENV|ARG|-|-e)[ \t]+)?"
     rf"(?P<name>(?i:{_NAME}))(?P<sign>[ \t]*[:=][ \t]*)(?P<secret>[^\s\"'`#;,\\]{{6,}})(?=[\s\"'`#;,\\]|$)",
     re.MULTILINE,
 )
 """the same without quotes, at the start of a line: .env files, INI, YAML"""
-_TAGGED = re.compile(
+_SET = Gated(
+    rf"(?<![A-Za-z0-9_])(?:setx|ENV|set[ \t]+-[a-zA-Z]+)[ \t]+(?P<name>(?i:{_NAME}))[ \t]+[\"']?"
+    r"(?P<secret>[^\s\"'`=]{6,})"
+)
+"""the same without a sign: Dockerfiles, setx, fish"""
+_TAGGED = Gated(
     rf"<(?:[a-z]+:)?(?P<name>(?i:{_NAME}))(?:[ \t][^<>\n]{{0,200}})?>[ \t]*(?P<secret>[^<>\s]{{6,}})[ \t]*</"
-    rf"|[\"'](?P<key>(?i:{_NAME}))[\"']\s{{0,40}}(?:,|value[ \t]*=)\s{{0,40}}"
+    rf"|[\"'](?P<key>(?i:{_NAME}))[\"'][ \t\r]{{0,40}}(?:,|value[ \t]*=)[ \t\r]{{0,40}}"
     rf"[rbf]?[\"'](?P<value>[^\"'\n]{{6,}})[\"']"
 )
 """an element of XML, and a second argument or attribute: define('DB_PASSWORD', '...')"""
-_PROSE = re.compile(
-    r"(?i)(?<![A-Za-z0-9_])(?P<name>password|passphrase|passcode|api[ \-]key|secret|token)"
-    r"[ \t]+(?:is|was|to|:)[ \t]+"
+_PROSE = Gated(
+    r"(?i)(?<![A-Za-z0-9_])(?:(?P<name>password|passphrase|passcode|api[ \-]key|secret|token)"
+    r"[ \t]+(?:is|was|to|:)|(?P<key>password|passphrase|passcode|api[ \-]key):)[ \t]+"
     r"[\"'`]?(?P<secret>[^\s\"'`,;]{6,})"
 )
 """the password is ..."""
-_FLAG = re.compile(
+_FLAG = Gated(
     r"(?<![A-Za-z0-9_\-])--?(?P<name>(?:[a-z]+-)?(?:password|passwd|token|api-?key|secret))[= ]"
     r"(?P<secret>[^\s\"'`$;|&\\]{6,})"
 )
@@ -169,34 +234,54 @@ _PLACEHOLDER = re.compile(
     r"|(?:your|my|example|change|changeme|replace|insert|placeholder|dummy|fake|todo|none|null|true|false"
     r"|undefined|default|optional|required)(?![A-Za-z0-9])"
 )
-_KEYWORD = re.compile(
-    r"(?i)key|token|secret|passw|passphrase|passcode|pwd|credential|[_.\-]pass|sess(?:ion)?[_\-]?id|\.sid|_salt"
+_STRONG = re.compile(
+    r"(?i)(?:api|secret|access|private|encryption|signing|auth|account|master|service|logged_in|nonce)[_\-]?key$"
 )
+_KEY = 20
+"""fewest characters of a value of any other `..._key`"""
+_CALL = re.compile(r"[A-Za-z_][A-Za-z_.]*\(")
+_ADDRESS = re.compile(r"[a-z0-9.\-]*[a-z][a-z0-9.\-]*:[0-9]{2,5}")
+_KEY_LINE = re2.compile(
+    r"(?i)[^\n]*(?:key|token|secret|passw|passphrase|passcode|pass[\"'`]?[ \t]*[:=]|pwd|credential"
+    r"|[_.\-]pass|sess(?:ion)?[_\-]?id|\.sid|_salt)[^\n]*"
+)
+
+
+_EXAMPLE = re.compile(r"(?i)pass(?:word|wd)?|pwd|secret|token|user(?:name)?|none|null|x-oauth-basic")
+_COOKIE = re.compile(r"=(?=[^;=]{0,40}?[0-9])(?=[^;=]{0,40}?[A-Za-z])[^\s;,=]{10,}|=[A-Za-z0-9]{20,}")
+_WORD_ALONE = re.compile(r"[A-Za-z_.\-]+")
+
+
+def telling(kind: str, value: str) -> bool:
+    """Whether what a pattern found says anything: not `user:password@`, a cookie of words, or a variable."""
+    if kind == "cookie":
+        return _COOKIE.search(value) is not None
+    return (_WORD_ALONE if kind in ("connection-string", "named-value") else _EXAMPLE).fullmatch(
+        value
+    ) is None
 
 
 def assignments(text: str) -> Iterator[tuple[int, int]]:
     """Spans of values that are assigned to key-like names and look like keys."""
-    looked = 0
-    for word in _KEYWORD.finditer(text):
-        if word.start() < looked:
-            continue
-        start = text.rfind("\n", 0, word.start()) + 1
-        end = text.find("\n", word.end())
-        looked = len(text) if end < 0 else end
-        for pattern in (_QUOTED, _BARE, _TAGGED, _PROSE, _FLAG):
-            for match in pattern.finditer(text, start, looked):
-                group = "value" if match.groupdict().get("value") else "secret"
+    for line in _KEY_LINE.finditer(text):
+        for pattern in (_QUOTED, _PHRASE, _BARE, _SET, _TAGGED, _PROSE, _FLAG):
+            for match in pattern.finditer(line[0]):
+                group = match.lastgroup or "secret"
                 if _credible(match, match[group], match.groupdict().get("key") or match["name"]):
-                    yield match.span(group)
+                    yield line.start() + match.start(group), line.start() + match.end(group)
 
 
 def _credible(match: re.Match[str], value: str, name: str) -> bool:
     """Whether a value assigned to a key-like name looks like a key, and not like code or an example."""
     if _PLACEHOLDER.match(value):
         return False
+    if _CALL.match(value) or _ADDRESS.fullmatch(value):
+        return False
     if any(c in value for c in "()[]{}<>"):
         return len(value) >= _GENERATED and " " not in value and entropy(value) >= BITS
-    if match.re is _PROSE and not any(map(str.isdigit, value)):
+    if name.lower().endswith(("_key", "-key", "key_data", "key-data")) and not _STRONG.search(name):
+        return len(value) >= _KEY and not _plain_word(value)
+    if match.re is _PROSE.pattern and not any(map(str.isdigit, value)):
         return False
     if value.isdigit() or value.replace(".", "").isdigit():
         return "pass" in name.lower() or "pwd" in name.lower()
@@ -206,6 +291,12 @@ def _credible(match: re.Match[str], value: str, name: str) -> bool:
     mixed = any(c.islower() for c in value) and any(c.isupper() for c in value)
     identifier = re.fullmatch(r"[A-Za-z_][A-Za-z_]*(?:[.\-][A-Za-z_]+)*", value) is not None
     return (letters and digits) or (mixed and not identifier) or (not identifier and not value.isalpha())
+
+
+def _plain_word(value: str) -> bool:
+    """Whether it is a name, a path or words, and not a key with digits in it."""
+    digits = sum(map(str.isdigit, value))
+    return digits < _AT_LEAST_EACH or any(c in value for c in " :,;()[]{}<>\\") or _named(value)
 
 
 SHORTEST = 6

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from nano_shared.blobs import BlobStore
 from nano_shared.redact.encodings import DEEPEST, encoded_parts, file_form
-from nano_shared.redact.patterns import PATTERNS, Known, assignments, random_looking
+from nano_shared.redact.patterns import PATTERNS, Known, assignments, random_looking, telling
 from nano_shared.redact.vendor_rules import vendor_secrets
 from nano_shared.snapshot.tree import EntryKind, load, make_snapshot, save
 
@@ -26,6 +27,8 @@ _MOST_WORK = 300_000_000
 """bound on the matches of configured patterns times the text's length; some seconds"""
 _FEWEST_MATCHES = 100
 _MOST_ROUNDS = 8
+_MOST_SEEN = 10_000
+"""texts whose finds are remembered"""
 
 
 class RedactConfig(BaseModel):
@@ -102,6 +105,8 @@ class Redactor:
     """Finds patterns of common secrets, random-looking strings, and the user's own patterns. Thread-safe."""
 
     config: RedactConfig = RedactConfig()  # noqa: RUF009 (frozen, so one is enough)
+    _seen: dict[bytes, tuple[Span, ...]] = field(default_factory=dict, compare=False, repr=False)
+    """what was found in texts, by their hash: a run's texts are learnt, scrubbed, and looked at again"""
 
     def scrub(self, text: str, known: Known | None = None) -> tuple[str, tuple[Span, ...]]:
         """The text with a marker `[redacted:KIND]` for each secret, and the spans in the given text.
@@ -126,8 +131,14 @@ class Redactor:
         return self._found(text, known, DEEPEST)
 
     def _found(self, text: str, known: Known | None, depth: int) -> list[Span]:
-        markers = [match.span() for match in MARKER.finditer(text)]
-        found = [Span(*span, kind) for span, kind in self._candidates(text, known, depth)]
+        # the patterns' engine takes no lone surrogates; offsets stay
+        plain = text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+        found = list(self._own(plain))
+        for (start, end), decoded in encoded_parts(plain) if depth else ():
+            if inner := self._found(decoded, known, depth - 1):
+                found.append(Span(start, end, f"encoded-{inner[0].kind}".removeprefix("encoded-encoded-")))
+        found += [Span(*span, "repeated") for span in known.find(text)] if known else []
+        markers = [match.span() for match in MARKER.finditer(text)] if found else []
         return _merge(
             span for span in found if not any(a <= span.start and span.end <= b for a, b in markers)
         )
@@ -136,40 +147,44 @@ class Redactor:
         """The texts of the secrets in a text."""
         return (text[span.start : span.end] for span in self.find(text))
 
-    def _candidates(
-        self, text: str, known: Known | None, depth: int
-    ) -> Iterator[tuple[tuple[int, int], str]]:
-        for kind, pattern in PATTERNS.items():
-            for match in pattern.finditer(text):
-                group = match.lastgroup or 0
-                if not self._allowed(match[group]) and not _variable(match[group]):
-                    yield match.span(group), kind
+    def _own(self, text: str) -> tuple[Span, ...]:
+        """What is found in a text as it stands, not decoded; remembered by the text's hash."""
+        key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        spans = self._seen.get(key)
+        if spans is None:
+            spans = tuple(Span(*span, kind) for span, kind in self._candidates(text))
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen[key] = spans
+        return spans
+
+    def _candidates(self, text: str) -> Iterator[tuple[tuple[int, int], str]]:
         yield from self._configured(text)
+        ours = (
+            (match.span(match.lastgroup or 0), kind)
+            for kind, pattern in PATTERNS.items()
+            for match in pattern.finditer(text)
+            if telling(kind, match[match.lastgroup or 0])
+        )
         for (start, end), kind in itertools.chain(
+            ours,
             vendor_secrets(text),
             ((span, "assignment") for span in assignments(text)),
             ((span, "high-entropy") for span in random_looking(text)),
         ):
             if not self._allowed(text[start:end]) and not _variable(text[start:end]):
                 yield (start, end), kind
-        for span, decoded in encoded_parts(text) if depth else ():
-            if found := self._found(decoded, known, depth - 1):
-                yield span, f"encoded-{found[0].kind}".removeprefix("encoded-encoded-")
-        if known:
-            for span in known.find(text):
-                yield span, "repeated"
 
     def _configured(self, text: str) -> Iterator[tuple[tuple[int, int], str]]:
         """Matches of the configured patterns; if there are too many, the whole text is hidden.
 
         One search is linear in the text, but each match starts another.
         """
-        plain = _SURROGATE.sub("\ufffd", text) if self.config.patterns else ""
         left = max(_FEWEST_MATCHES, _MOST_WORK // max(1, len(text)))
         for kind, source in self.config.patterns.items():
             pattern = compiled(source)
             group = pattern.groupindex.get("secret", 0)
-            for match in pattern.finditer(plain):
+            for match in pattern.finditer(text):
                 left -= 1
                 if left < 0:
                     yield (0, len(text)), kind
@@ -178,8 +193,7 @@ class Redactor:
                     yield match.span(group), kind
 
     def _allowed(self, value: str) -> bool:
-        plain = _SURROGATE.sub("\ufffd", value) if value and self.config.allow else value
-        return not value or any(compiled(pattern).fullmatch(plain) for pattern in self.config.allow)
+        return not value or any(compiled(pattern).fullmatch(value) for pattern in self.config.allow)
 
 
 def _variable(value: str) -> bool:
