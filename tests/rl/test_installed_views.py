@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from nano_coder.commands.serve import _pages, _shown
 from nano_coder.serve.access import Access
 from nano_coder.views import TrainingView, Viewer
-from nano_rl.commands.preferences import _calibration
+from nano_preferences.command import _calibration
 from nano_rl.watch import LinesView, open_view
 from nano_shared import extensions
 from nano_shared.errors import ConfigError

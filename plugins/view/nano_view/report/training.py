@@ -160,7 +160,7 @@ def choose(steps: Mapping[int, Sequence[Rollout]], *, seed: int = 0) -> list[Cho
     )
     for why, is_hack in kinds:
         for step in sorted(steps, reverse=True):
-            hacks = [run for run in steps[step] if run.tampered and bool(run.control) is control]
+            hacks = [run for run in steps[step] if is_hack(run)]
             if hacks:
                 take(why, step, hacks)
                 break
