@@ -239,8 +239,7 @@ class CoreConfig(BaseModel):
 if TYPE_CHECKING:
     AgentConfig = CoreConfig
 else:
-    AgentConfig = with_tables(CoreConfig)
-    AgentConfig.__name__ = AgentConfig.__qualname__ = "AgentConfig"
+    AgentConfig = with_tables("AgentConfig", CoreConfig)
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,22 +75,20 @@ class SettingsTable:
 TABLES: Extensions[SettingsTable] = Extensions("nano.settings", SettingsTable)
 
 
-def with_tables(kind: type[M]) -> type[M]:
+def with_tables(name: str, kind: type[M]) -> type[M]:
     """The model of a configuration with the tables of the installed plug-ins.
 
     Raises ConfigError for a plug-in that cannot be loaded, and for a table that has the name of a setting.
     """
-    if clash := [name for name in TABLES if name in kind.model_fields]:
+    if clash := [table for table in TABLES if table in kind.model_fields]:
         raise ConfigError(
             f"{TABLES.source(clash[0])}: {clash[0]} is a setting of nano; name the table otherwise"
         )
     fields: dict[str, Any] = {
-        name: (table.model, Field(table.model(), description=table.model.__doc__))
-        for name, table in TABLES.items()
+        key: (table.model, Field(table.model(), description=table.model.__doc__))
+        for key, table in TABLES.items()
     }
-    return create_model(
-        kind.__name__, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **fields
-    )
+    return create_model(name, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **fields)
 
 
 def settings_of(config: BaseModel, table: str, kind: type[M]) -> M:

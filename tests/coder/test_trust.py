@@ -11,7 +11,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nano_coder.cli import cli
-from nano_coder.config import STRANGERS_CHECK, AgentConfig, load_config, read_config, user_config_path
+from nano_coder.config import (
+    STRANGERS_CHECK,
+    AgentConfig,
+    CoreConfig,
+    load_config,
+    read_config,
+    user_config_path,
+)
 from nano_coder.grading.submission import grade_folder
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.trust import read_project_file, trust
@@ -46,7 +53,6 @@ BEYOND = {
     "agent": "'theirs'",
     "agent_folders": "['/opt/theirs']",
     "tools": "['mine.py:tool']",
-    "mcp": "{servers = {theirs = {command = 'theirs'}}}",
     "search": "{engine = 'http://elsewhere/{query}'}",
     "instructions": "['THEIRS.md']",
     "catalogue": "{theirs = {hub = 'their/model', file = 'x.gguf', bytes = 1, sha256 = '" + "0" * 64 + "'}}",
@@ -74,9 +80,7 @@ BEYOND = {
 
 def test_all_settings_are_either_tightened_or_refused(project: Path) -> None:
     tightens = {"check", "exclude", "redact", "max_cost"}
-    assert set(BEYOND) | tightens >= set(AgentConfig.model_fields), (
-        "say what a stranger's file may do with it"
-    )
+    assert set(BEYOND) | tightens >= set(CoreConfig.model_fields), "say what a stranger's file may do with it"
 
 
 @pytest.mark.parametrize("key", BEYOND)
@@ -278,24 +282,3 @@ def test_what_is_shown_is_what_is_trusted(project: Path) -> None:
     (project / "nano.toml").write_text("log = 'swapped.db'")
     trust(file.path, file.content)
     assert read_config({}, project).config.log is None
-
-
-def test_a_projects_mcp_servers_count_once_they_are_trusted(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = project / ".mcp.json"
-    file.write_text('{"mcpServers": {"theirs": {"command": "run-me", "args": ["x"]}}}')
-    user_config_path().write_text("[mcp.servers.mine]\nurl = 'http://127.0.0.1:1/mcp'\n")
-    assert list(load_config({}, project)[0].mcp.servers) == ["mine"]
-    assert f"{file} is ignored" in capsys.readouterr().err
-    told = nano("trust", project, "--yes")
-    assert 'theirs: {"command": "run-me", "args": ["x"]}' in told.stderr
-    config, sources = load_config({}, project)
-    assert sorted(config.mcp.servers) == ["mine", "theirs"]
-    assert sources["mcp"] == "user config, .mcp.json"
-    file.write_text(file.read_text().replace("run-me", "run-other"))
-    assert list(load_config({}, project)[0].mcp.servers) == ["mine"]
-    file.write_text("{")
-    trust(file, b"{")
-    with pytest.raises(ConfigError, match="cannot read"):
-        load_config({}, project)

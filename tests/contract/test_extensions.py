@@ -146,7 +146,7 @@ def test_what_is_unknown_is_refused_with_the_names_there_are() -> None:
     refused(lambda: part_kind("fly"), "unknown reward part 'fly'", "tests")
     refused(lambda: find_objective("fly"), "nano.objectives has no 'fly'", "grpo")
     refused(lambda: find_format("fly"), "unknown format 'fly'", "harbor", "nemo-gym")
-    refused(lambda: open_sandbox("fly"), "unknown sandbox 'fly'", "ns", "bwrap")
+    refused(lambda: open_sandbox("fly"), "unknown sandbox 'fly'", "ns")
     refused(lambda: DIALECTS.find("fly"), "nano.dialects has no 'fly'; there are api, compact", "hermes")
     refused(lambda: find_extension("nano.nothing", "fly"), "nano.nothing has no 'fly'; there are none")
 

@@ -25,7 +25,6 @@ from nano_coder.plugin_settings import settings_of
 from nano_coder.run.further_tools import Place
 from nano_coder.sandbox.captured_output import Output
 from nano_coder.sandbox.protocol import Sandbox
-from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.schema import object_schema
 from nano_coder.tools.tool import Tool, ToolContext, ToolFailure, ToolResult
 from nano_mcp.connection import McpConnection, McpFailure
@@ -109,7 +108,7 @@ def _change(tool: ToolSpec, store: LogStore) -> str | None:
 def offer_servers(
     servers: Mapping[str, McpServer], sandbox: Sandbox, limits: Limits, warn: Callable[[str], None]
 ) -> list[Tool]:
-    """Ask the enabled servers for their tools, and put these into the registry.
+    """Ask the enabled servers for their tools.
 
     A server that cannot be started is left out with a warning. Raises ConfigError for one that is required.
     """
@@ -126,8 +125,6 @@ def offer_servers(
             if server.required:
                 raise ConfigError(f"the MCP server {name} is required: {problem}") from None
             warn(f"the MCP server {name} is left out: {problem}; nano-coder mcp test {name} tries again")
-    for each in offered:
-        TOOLS.add(each)
     return offered
 
 
