@@ -72,7 +72,7 @@ def test_one_place_turns_any_exception_into_data() -> None:
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException"))
     ]
-    # the grading of what a policy left always gives a verdict; code of strangers may raise anything
+    # the grading of what a policy left always gives a verdict; code of strangers may raise anything,
     # and so may the client of MCP servers, by what they send
     ours = ["connection.py", "grade.py", "user_code.py"]
     assert sorted(place.partition(":")[0] for place in broad) == ours

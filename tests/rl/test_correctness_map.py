@@ -16,7 +16,8 @@ def written() -> set[str]:
     """`file.py::test` of every test function; files have names of their own across the folders."""
     return {
         f"{path.name}::{node.name}"
-        for path in TESTS.rglob("test_*.py")
+        for folder in (TESTS, TESTS.parent / "plugins")
+        for path in folder.rglob("test_*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     }
