@@ -8,7 +8,7 @@ TASK ?= The tests fail. Find the bug in stats.py and fix it.
 CHECK ?= python -m pytest -q
 
 BIN := .venv/bin
-PLUGINS := $(wildcard plugins/*)
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 INSTALLED := .venv/.installed
 EXAMPLES_DIR := $(CURDIR)/.venv/exchange-examples
 

@@ -42,7 +42,7 @@ def nano(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("fresh")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     built = ["wheel", "--no-deps", "--no-build-isolation", "-w", folder / "wheels"]
-    ours = sorted((REPOSITORY / "plugins").iterdir())
+    ours = sorted(file.parent for file in (REPOSITORY / "plugins").glob("*/pyproject.toml"))
     subprocess.run([*pip, *built, REPOSITORY, *ours, REPOSITORY / "examples" / "plugins"], check=True)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     wheels = sorted((folder / "wheels").iterdir())
