@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.dialects.native import HERMES_JSON, TOOLS_JSON
+from nano_coder.agent.dialects.native import HERMES_JSON, KEEPS_TOOLS_JSON, TOOLS_JSON
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile, logged_profile
 from nano_coder.models.catalogue import catalogue, fetch, fetched, offer
 from nano_coder.models.registry import MODELS, ModelOptions, find_opener
@@ -37,11 +36,6 @@ SHIPPED = Path(__file__).parents[1] / "shipped"
 """folder of the policy that comes with the package"""
 OWN_MODELS = ("shipped", "smollm2-135m-instruct")
 """names of models that come with nano, which no checkpoint may have"""
-
-
-_KEEPS_TOOLS_JSON = re.compile(r"qwen[-_]?2\.5[-_]?coder", re.IGNORECASE)
-"""names of the family that writes `<tools>` whatever its chat template asks for, and keeps to it where the
-prompt shows examples"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +336,7 @@ def own_profile(name: str) -> str:
     if not template:
         raise UsageError(NO_TEMPLATE.format(dequantised(name)))
     dialect = dialect_of(template)
-    if dialect == HERMES_JSON.name and _KEEPS_TOOLS_JSON.search(name):
+    if dialect == HERMES_JSON.name and KEEPS_TOOLS_JSON.search(name):
         return f"prompted-1-{TOOLS_JSON.name}"
     shown = dialect is not None and shows_tools(tokenizer, template)
     profile = f"{'native' if shown else 'prompted'}-1-{dialect or HERMES_JSON.name}"

@@ -22,6 +22,7 @@ from nano_coder.agent.profiles import API_1
 from nano_coder.config import Price
 from nano_coder.models.endpoint.answer import read_answer
 from nano_coder.models.endpoint.exchange import _server_events
+from nano_coder.models.endpoint.model_card import ModelCard
 from nano_coder.models.endpoint.policy import EndpointPolicy, find_price, open_endpoint
 from nano_coder.models.registry import ModelOptions
 from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, PolicyError
@@ -651,3 +652,20 @@ def test_the_strict_server_is_strict() -> None:
                 headers={"Authorization": f"Bearer {KEY}"},
             )
             assert answer.status_code == 400, body
+
+
+@pytest.mark.parametrize(
+    ("model", "profile"),
+    [
+        ("qwen2.5-coder:1.5b", "prompted-1-tools-json"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "prompted-1-tools-json"),
+        ("qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", "prompted-1-tools-json"),
+        ("Qwen2.5-Coder-32B-Instruct", "api-1"),
+        ("qwen2.5-coder", "api-1"),
+        ("llama-3.2-1.5b", "api-1"),
+    ],
+)
+def test_a_small_coder_that_copies_lists_of_tools_is_shown_examples_instead(model: str, profile: str) -> None:
+    assert EndpointPolicy(model, "http://127.0.0.1:9/v1").profile == profile
+    ours = ModelCard(id=model, profile="compact-1")
+    assert EndpointPolicy(model, "http://127.0.0.1:9/v1", card=ours).profile == "compact-1"

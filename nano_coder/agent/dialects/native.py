@@ -471,6 +471,9 @@ HERMES_JSON = Native(
     read=_json_frame("arguments"),
     write=_one_each(_object("arguments")),
 )  # fmt: skip
+KEEPS_TOOLS_JSON = re.compile(r"qwen[-_]?2\.5[-_]?coder", re.IGNORECASE)
+"""names of the family that writes `<tools>` whatever its chat template asks for, and keeps to it where the
+prompt shows examples"""
 TOOLS_JSON = replace(
     HERMES_JSON,
     name="tools-json",

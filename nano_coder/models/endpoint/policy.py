@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import tenacity
 
+from nano_coder.agent.dialects.native import KEEPS_TOOLS_JSON, TOOLS_JSON
 from nano_coder.agent.profiles import API_1
 from nano_coder.config import Price, load_config
 from nano_coder.models.endpoint.answer import (
@@ -53,6 +54,8 @@ _CHARS_PER_TOKEN = 4
 """typical for English and code; only the server has the tokenizer"""
 _LONGEST_ANSWER_S = 3600.0
 _LONGEST_WAIT_S = 60.0
+_SMALL = re.compile(r"(?<![\d.])(0\.5|1\.5|3|7)b(?![a-z])", re.IGNORECASE)
+"""sizes that copy the list of tools where a server shows it to them"""
 _FIRST_CONTACT_S = 5.0
 """seconds for which a server that has never answered is retried"""
 _GARBLED_ATTEMPTS = 3
@@ -112,7 +115,8 @@ class EndpointPolicy:
         self.card = card or ModelCard()
         self.id = f"openai:{model}"
         self.version = self.card.version
-        self.profile = self.card.profile or API_1.name
+        small = KEEPS_TOOLS_JSON.search(model) and _SMALL.search(model)
+        self.profile = self.card.profile or (f"prompted-1-{TOOLS_JSON.name}" if small else API_1.name)
         """profile of runs that name none"""
         self.model = model
         self._context_limit = self.card.context_limit or context_limit
