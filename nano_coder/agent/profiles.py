@@ -18,7 +18,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.prompt import DELEGATE
 from nano_coder.tools.registry import TOOLS
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import Extensions, is_reference
+from nano_shared.extensions import Extensions, is_reference, refuse_missing
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.profile import CompactionFormat, InterfaceProfile, ObservationFormat
 from nano_shared.run_facts import RunFacts
@@ -205,6 +205,7 @@ def find_profile(name: str) -> InterfaceProfile:
         return PROFILES.find(name)
     if missing := missing_tools(name):
         raise UsageError(f"the interface profile {name!r} needs {missing}")
+    refuse_missing(PROFILES.group, name)
     if (dialect := native_dialect(name)) is not None:
         known = ", ".join(DIALECTS)
         raise UsageError(f"unknown dialect {dialect!r} of the interface profile {name!r}; known: {known}")

@@ -11,6 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_shared.errors import UsageError
+from nano_shared.extensions import refuse_missing
 from nano_shared.policy import Conversation
 from nano_shared.profile import InterfaceProfile
 from nano_shared.types import Message, Role, Task, ToolSpec, Trajectory
@@ -28,6 +29,7 @@ def offered_tools(profile: InterfaceProfile, task: Task) -> tuple[ToolSpec, ...]
         return profile.tools
     known = {tool.name: tool for tool in profile.tools}
     if missing := [name for name in task.tools if name not in known]:
+        refuse_missing("nano.tools", missing[0])
         raise UsageError(
             f"task {task.key!r} allows {missing[0]!r}, which profile {profile.name} does not have; "
             f"it has {', '.join(known)}"

@@ -22,7 +22,7 @@ from nano_rl.tasks.suite import TaskSuite, find_suite, suite_names
 from nano_shared.command_line import JsonOption
 from nano_shared.console import Console
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import call_extension, extension_names, is_reference
+from nano_shared.extensions import call_extension, extension_names, is_reference, missing_plugin
 from nano_shared.refusal import Refusal, first_problem
 from nano_shared.types import Split, Task
 
@@ -185,6 +185,8 @@ def list_tasks(
     """What is in a task file: tasks by level, view and split. With --suites: what can be made."""
     if suites == (file is not None):
         raise UsageError("name a task file, or give --suites to see what can be made")
+    if suites and not suite_names():
+        raise missing_plugin("what can be made", "suites")
     rows, broken = _suite_rows() if file is None else (_task_rows(file), [])
     for problem in broken:
         print(f"error: {problem}", file=sys.stderr)

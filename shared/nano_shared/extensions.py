@@ -70,6 +70,22 @@ PLUGINS = {
     ),
     "nano.workers": {"ray": "cluster"},
     "nano.learners": {"ranks": "cluster"},
+    "nano.tools": dict.fromkeys(
+        (
+            "list_mail",
+            "read_mail",
+            "send_mail",
+            "delete_mail",
+            "list_events",
+            "create_event",
+            "move_event",
+            "cancel_event",
+            "find_contact",
+            "save_contact",
+            "call_service",
+        ),
+        "suites",
+    ),
     "nano.profiles": dict.fromkeys(("compact-2", "hermes-2"), "suites"),
 }
 """group -> an extension of ours that the core's wheel does not hold -> the plug-in that does"""

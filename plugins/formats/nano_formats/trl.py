@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nano_coder.agent.profiles import find_profile
+from nano_coder.agent.profiles import PROFILES
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
@@ -66,7 +66,7 @@ def environment_class(
 
     Raises UsageError for an unknown tool.
     """
-    widest = find_profile("hermes-2")  # has the tools of every domain
+    widest = PROFILES.get("hermes-2") or PROFILE  # that of the plug-in suites has the tools of every domain
     known = {tool.name: tool for tool in widest.tools}
     names = [tool.name for tool in PROFILE.tools] if tools is None else list(tools)
     if unknown := [name for name in names if name not in known]:
