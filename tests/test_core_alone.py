@@ -58,7 +58,7 @@ class Alone:
 
     def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [self._python, *arguments],
+            [self._python, "-S", *arguments],  # the interpreter's own packages are none of ours
             cwd=self.folder, env=self._environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
 
