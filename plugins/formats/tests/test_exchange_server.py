@@ -88,6 +88,7 @@ def test_what_is_asked_wrongly_is_answered_with_a_sentence(client: TestClient) -
     refused("/read_file", 422, json={"path": "a", "how": "fast"})
     refused("/verify", 422, json={})
     refused("/aggregate_metrics", 422, json={"verify_responses": [{"reward": "high"}]})
+    refused("/aggregate_metrics", 422, json={"verify_responses": [{"reward": 10**400}]})
 
 
 def test_sessions_are_bounded_and_apart(client: TestClient) -> None:

@@ -82,7 +82,7 @@ class LogView:
 
     def runs(self, query: Query) -> ViewData:
         """A page of runs. `may` is "train" or a RefusalCode; such pages may be short, and still go on."""
-        chosen, after, may = _chosen(query), _cursor(query, 2), query.get("may")
+        chosen, after, may = _chosen(query), _cursor(query, float, str), query.get("may")
         if may not in (None, "train", *RefusalCode):
             raise UsageError(f"no refusal code {may!r:.60}; there are {', '.join(RefusalCode)}")
         if may == "train":
@@ -104,7 +104,7 @@ class LogView:
         return [row | {"refused": refused.get(row["id"], [])} for row in rows]
 
     def groups(self, query: Query) -> ViewData:
-        rows = self._pages.groups(_chosen(query), _cursor(query, 4), limit=PAGE)
+        rows = self._pages.groups(_chosen(query), _cursor(query, float, str, str, int), limit=PAGE)
         after = None
         if len(rows) == PAGE:
             last = rows[-1]
@@ -118,7 +118,7 @@ class LogView:
         if group is None:
             raise LogError(f"no run {query['id']!r:.100} in log {self.store.url}")
         chosen = RunChoice(group=group)
-        after = _cursor(query, 2)
+        after = _cursor(query, float, str)
         rows = self._refused(self._pages.page(chosen, after, limit=PAGE))
         ends = {end: self._pages.page(chosen, limit=1, order=end) for end in ("best", "worst")}
         return {
@@ -239,10 +239,10 @@ class LogView:
         if name in ("prompt", "answer", "diff"):
             return {"prompt": run.task.prompt, "answer": run.answer or "", "diff": run.diff}[name]
         at, _, kind = rest.partition(":")
-        if name == "turn" and at.isdecimal() and int(at) < len(run.turns):
+        if name == "turn" and at.isdecimal() and len(at) < 10 and int(at) < len(run.turns):
             kind, _, number = kind.partition(":")
             found = self._turn_part(run, run.turns[int(at)], kind)
-            place = int(number) if number.isdecimal() else 0
+            place = int(number[:10]) if number.isdecimal() else 0
             if place < len(found):
                 return found[place]
         raise UsageError(f"run {run.id} has no part {part!r:.100}")
@@ -344,21 +344,30 @@ def _chosen(query: Query) -> RunChoice:
         raise UsageError(f"{first['loc'][0]}: {first['msg']}") from None
 
 
-def _cursor(query: Query, length: int) -> tuple[Any, ...] | None:
+_LONGEST_CURSOR = 2000
+_LARGEST = 1e15
+"""no second and no number of a row is above"""
+
+
+def _cursor(query: Query, *kinds: type) -> tuple[Any, ...] | None:
+    """The values of `after`, of these kinds; a float may be written as an integer."""
     if not query.get("after"):
         return None
     try:
-        values = json.loads(query["after"])
-    except ValueError:
+        values = json.loads(query["after"]) if len(query["after"]) <= _LONGEST_CURSOR else None
+        json.dumps(values, ensure_ascii=False).encode()  # a lone surrogate is no text of a log
+    except (ValueError, RecursionError):
         values = None
-    if (
-        not isinstance(values, list)
-        or len(values) != length
-        or not isinstance(values[0], int | float)
-        or not math.isfinite(values[0])
-    ):
+    if not isinstance(values, list) or len(values) != len(kinds) or not all(map(_fits, values, kinds)):
         raise UsageError("`after` is no cursor of this list")
     return tuple(values)
+
+
+def _fits(value: object, kind: type) -> bool:
+    if kind is str:
+        return isinstance(value, str)
+    whole = isinstance(value, int) or kind is float
+    return isinstance(value, int | float) and whole and abs(value) < _LARGEST  # which not a number is not
 
 
 def _required(query: Query, name: str) -> str:

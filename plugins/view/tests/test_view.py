@@ -137,6 +137,11 @@ def test_a_row_says_why_its_run_may_not_train(store: LogStore) -> None:
         {"after": "[1]"},
         {"after": '["a","b"]'},
         {"after": "[1e999,1]"},
+        {"after": f"[{10**400},1]"},
+        {"after": f"[1,{10**400}]"},
+        {"after": "[NaN,1]"},
+        {"after": "[" * 1500},
+        {"after": r'[1,"\ud800"]'},
         {"may": "fly"},
     ],
 )

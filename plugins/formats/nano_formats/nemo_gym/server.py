@@ -6,7 +6,6 @@ an observation with status 200.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -206,7 +206,7 @@ class _Server:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise Problem(422, "verify_responses: must be a list of objects")
         rewards = [row.get("reward") for row in rows if not row.get("mask_sample")]
-        if not all(isinstance(r, int | float) and math.isfinite(r) for r in rewards):
+        if not all(isinstance(r, int | float) and abs(r) <= sys.float_info.max for r in rewards):
             raise Problem(422, "verify_responses: every reward must be a finite number")
         mean = sum(rewards) / len(rewards) if rewards else None
         metrics = {"mean/reward": mean, "samples": len(rows), "masked": len(rows) - len(rewards)}
