@@ -21,7 +21,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make toy        the whole loop with a tiny policy, narrated"
 	@echo "make bench      the benchmarks"
-	@echo "make dist       the wheel, in dist/"
+	@echo "make dist       the wheels, in dist/"
 	@echo "make docs       the pictures and tables of the documents, and a site of them in site/"
 
 run: $(INSTALLED)
@@ -69,7 +69,7 @@ docs: figures
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 dist: $(INSTALLED)
-	$(BIN)/python -m build --wheel --no-isolation
+	for part in . $(PLUGINS); do $(BIN)/python -m build --wheel --no-isolation --outdir dist $$part || exit; done
 
 $(INSTALLED): pyproject.toml constraints.txt $(PLUGINS:=/pyproject.toml)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -173,9 +173,9 @@ def functions() -> dict[str, str]:
 def contracts() -> dict[str, str]:
     program = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
-    told = [line for line in done.stdout.splitlines() if line.startswith("Contracts:")]
+    counts = [line for line in done.stdout.splitlines() if line.startswith("Contracts:")]
     return {
-        "contracts of imports broken (`lint-imports`)": told[0].split(", ")[1].split()[0] if told else "?"
+        "contracts of imports broken (`lint-imports`)": counts[0].split(", ")[1].split()[0] if counts else "?"
     }
 
 
@@ -216,7 +216,7 @@ def settings() -> dict[str, str]:
 
 SEEN = """
 import json, os, sys, threading
-folders, told = tuple(json.loads(os.environ["HOUSE_FOLDERS"])), os.environ["HOUSE_TOLD"]
+folders, result = tuple(json.loads(os.environ["HOUSE_FOLDERS"])), os.environ["HOUSE_RESULT"]
 files, frames = set(), 0
 
 def see(frame, event, _argument):
@@ -243,7 +243,7 @@ try:
 finally:
     sys.setprofile(None)
     threading.setprofile(None)
-    with open(told, "w") as file:
+    with open(result, "w") as file:
         json.dump([sorted(files), frames], file)
 """
 MODEL = r"""
@@ -275,11 +275,11 @@ class Journeys:
     def __init__(self, folder: Path) -> None:
         from nano_rl.tiny_model import build_tiny
 
-        self.folder, self.told = folder, folder / "told.json"
+        self.folder, self.result = folder, folder / "seen.json"
         packages = [*PACKAGES.values(), *(ROOT / "plugins").glob("*/nano_*")]
         self.environment = os.environ | {
             "HOUSE_FOLDERS": json.dumps([f"{package}/" for package in packages]),
-            "HOUSE_TOLD": str(self.told), "NANO_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1",
+            "HOUSE_RESULT": str(self.result), "NANO_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         texts = [page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))[:4]]
         build_tiny(folder / "tiny", texts, hidden=64, layers=2, max_positions=2048, vocab_size=600)
@@ -319,7 +319,7 @@ class Journeys:
         return self._read()
 
     def _read(self) -> tuple[list[str], int]:
-        files, frames = json.loads(self.told.read_text())
+        files, frames = json.loads(self.result.read_text())
         return [str(Path(file).relative_to(ROOT)) for file in files], frames
 
     def _served(self) -> tuple[list[str], int]:

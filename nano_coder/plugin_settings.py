@@ -14,11 +14,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, Field, create_model
 
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import Extensions, call_extension, missing_plugin
+from nano_shared.extensions import PLUGINS, Extensions, call_extension, missing_plugin
 
 M = TypeVar("M", bound=BaseModel)
-OUR_PLUGINS = {"mcp": "mcp"}
-"""table -> our plug-in that brings it"""
 
 
 def _checked_hosts(value: str) -> str:
@@ -101,6 +99,5 @@ def settings_of(config: BaseModel, table: str, kind: type[M]) -> M:
 def missing_table(name: str) -> str | None:
     """About a setting of our plug-in that is not installed."""
     table = name.partition(".")[0]
-    if table in TABLES or table not in OUR_PLUGINS:
-        return None
-    return str(missing_plugin(f"[{table}]", OUR_PLUGINS[table]))
+    plugin = PLUGINS[TABLES.group].get(table)
+    return str(missing_plugin(f"[{table}]", plugin)) if plugin and table not in TABLES else None

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from nano_rl.formats.row_format import ReadOptions, RowFormat, is_own
 from nano_shared.errors import UsageError
-from nano_shared.extensions import Extensions, is_reference, missing_plugin
+from nano_shared.extensions import PLUGINS, Extensions, is_reference, refuse_missing
 from nano_shared.refusal import Refusal
 from nano_shared.strict_json import Row, validated
 from nano_shared.types import Task
@@ -39,18 +39,14 @@ class TaskFormat(Protocol):
 
 @runtime_checkable
 class RecognisesPath(Protocol):
-    """A format whose tasks are told by a path alone: a folder by its files, a file by its suffix."""
+    """A format that is recognised by a path alone: a folder by its files, a file by its suffix."""
 
     def recognises_path(self, path: Path) -> bool: ...
 
 
 FORMATS: Extensions[TaskFormat] = Extensions("nano.task_formats", check=lambda value: _no_format(value))
-PLUGIN = "formats"
-OF_PLUGIN = (
-    "harbor", "exercism", "nemo-gym", "swe-bench", "evalplus", "humaneval", "mbpp", "rows", "verifiers",
-    "trl", "csv",
-)  # fmt: skip
-"""what the plug-in brings, in the order in which a folder or a row is tried: more specific fields first"""
+OF_PLUGIN = PLUGINS[FORMATS.group]
+"""of a plug-in, in the order in which a folder or a row is tried: more specific fields first"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +67,8 @@ OWN = _OwnFormat(
 def find_format(name: str) -> TaskFormat:
     """The format of that name, or of `path.py:name`. Raises UsageError with the names there are, or with the
     plug-in that brings it, and ConfigError for one that cannot be loaded."""
-    if name in OF_PLUGIN and name not in FORMATS:
-        raise missing_plugin(f"the format {name!r}", PLUGIN)
     if name not in FORMATS and not is_reference(name):
+        refuse_missing(FORMATS.group, name)
         raise UsageError(f"unknown format {name!r}; the formats are {_names()}, or path.py:name")
     return FORMATS.find(name)
 
@@ -101,8 +96,9 @@ def guess_format(path: Path) -> TaskFormat:
 
 
 def _names() -> str:
-    without = f"those of the plug-in {PLUGIN}: pip install 'nano-rl-coder[{PLUGIN}]'"
-    return ", ".join([*FORMATS, *([] if OF_PLUGIN[0] in FORMATS else [without])])
+    missing = dict.fromkeys(plugin for name, plugin in OF_PLUGIN.items() if name not in FORMATS)
+    without = [f"those of the plug-in {name}: pip install 'nano-rl-coder[{name}]'" for name in missing]
+    return ", ".join([*FORMATS, *without])
 
 
 def _no_format(value: object) -> str | None:

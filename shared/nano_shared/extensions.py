@@ -28,65 +28,32 @@ from nano_shared.user_code import OURS, error_text, note_source, raised_at, resu
 
 T = TypeVar("T")
 PLUGINS = {
-    "nano.sandboxes": dict.fromkeys(("bwrap", "podman"), "containers"),
-    "nano.suites": dict.fromkeys(
-        (
-            "functions",
-            "shell",
-            "sql",
-            "data",
-            "logic",
-            "workplace",
-            "search",
-            "perceive",
-            "long",
-            "plan",
-            "memory",
-            "services",
-            "reasoning-gym",
-        ),
-        "suites",
-    ),
-    "nano.terms": {"preferences": "preferences"},
-    "nano.rewards": dict.fromkeys(
-        (
-            "process",
-            "format",
-            "length",
-            "diff_size",
-            "lint",
-            "reasoning",
-            "safety",
-            "judge",
-            "constitution",
-            "preference",
-            "human",
-        ),
-        "preferences",
-    ),
-    "nano.environments": dict.fromkeys(("nemo-gym", "openenv", "verifiers"), "formats"),
-    "nano.run_formats": dict.fromkeys(
-        ("atif", "nemo-gym", "harbor", "mini-swe-agent", "claude-code", "codex"), "formats"
-    ),
-    "nano.workers": {"ray": "cluster"},
-    "nano.learners": {"ranks": "cluster"},
-    "nano.tools": dict.fromkeys(
-        (
-            "list_mail",
-            "read_mail",
-            "send_mail",
-            "delete_mail",
-            "list_events",
-            "create_event",
-            "move_event",
-            "cancel_event",
-            "find_contact",
-            "save_contact",
-            "call_service",
-        ),
-        "suites",
-    ),
-    "nano.profiles": dict.fromkeys(("compact-2", "hermes-2"), "suites"),
+    group: {name: plugin for plugin, names in brought.items() for name in names.split()}
+    for group, brought in {
+        "nano.environments": {"formats": "nemo-gym openenv verifiers"},
+        "nano.learners": {"cluster": "ranks"},
+        "nano.profiles": {"suites": "compact-2 hermes-2"},
+        "nano.rewards": {
+            "preferences": "process format length diff_size lint reasoning safety judge constitution"
+            " preference human"
+        },
+        "nano.run_formats": {"formats": "atif nemo-gym harbor mini-swe-agent claude-code codex"},
+        "nano.sandboxes": {"containers": "bwrap podman"},
+        "nano.settings": {"mcp": "mcp"},
+        "nano.suites": {
+            "suites": "functions shell sql data logic workplace search perceive long plan memory services"
+            " reasoning-gym"
+        },
+        "nano.task_formats": {
+            "formats": "harbor exercism nemo-gym swe-bench evalplus humaneval mbpp rows verifiers trl csv"
+        },
+        "nano.terms": {"preferences": "preferences"},
+        "nano.tools": {
+            "suites": "list_mail read_mail send_mail delete_mail list_events create_event move_event"
+            " cancel_event find_contact save_contact call_service"
+        },
+        "nano.workers": {"cluster": "ray"},
+    }.items()
 }
 """group -> an extension of ours that the core's wheel does not hold -> the plug-in that does"""
 Validator = Callable[[Any], str | None]

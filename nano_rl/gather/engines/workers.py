@@ -95,4 +95,4 @@ def started_ranks() -> RankedTraining | None:
 
 
 OpenWorkers = Callable[[OpenedWeights, Runtime, TrainConfig, Path, Callable[[str], None]], Workers]
-"""of (weights, runtime, config, folder of the training, what is told of lost workers)"""
+"""of (weights, runtime, config, folder of the training, what reports lost workers)"""
