@@ -64,6 +64,14 @@ FORMS: dict[str, Any] = {
     key=st.sampled_from(("arguments", "parameters", "args")),
     shape=st.sampled_from(("lines", "list", "blocks")),
 )
+@example(
+    dialect="api",
+    lead="",
+    form="fence",
+    several=[ToolCall(name="shell", arguments={"command": "EXAMPLE"}), LS],
+    key="arguments",
+    shape="blocks",
+)
 def test_a_call_is_read_in_any_form(
     dialect: str, lead: str, form: str, several: list[ToolCall], key: str, shape: str
 ) -> None:

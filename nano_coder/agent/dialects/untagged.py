@@ -123,7 +123,7 @@ class _BlockReader:
 
 def blocks(text: str) -> Iterator[Block]:
     """The blocks of a text in their order; a block that holds anything beside JSON has no values."""
-    at, failures = 0, 0
+    at, failures, lead = 0, 0, 0
     while failures < _MOST_FAILURES and (opening := _OPENING.search(text, at)):
         form = str(opening.lastgroup)
         reading = _BlockReader(text, form)
@@ -132,8 +132,9 @@ def blocks(text: str) -> Iterator[Block]:
             at = reading.read(opening.end())
             yield Block(
                 form=form, start=start, end=at, values=tuple(reading.values),
-                repairs=(_REPAIRS[form], *reading.repairs), is_example=is_example(text[:start]),
+                repairs=(_REPAIRS[form], *reading.repairs), is_example=is_example(text[lead:start]),
             )  # fmt: skip
+            lead = at
         except ValueError:
             failures += 1
             at = _after(text, opening)
