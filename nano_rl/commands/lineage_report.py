@@ -43,6 +43,13 @@ def summaries() -> list[dict[str, Any]]:
     return rows
 
 
+def print_summaries(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        marked = "  (promoted)" if row["promoted"] else ""
+        description = row["problem"] or f"from {row['parent'] or '-'}  {row['score'] or 'not evaluated'}"
+        print(printable(f"{row['name']}  {description}{marked}"))
+
+
 def score(evaluation: Evaluation) -> str:
     of = evaluation.success
     return f"{of.mean:.1%} ({of.low:.1%} to {of.high:.1%}, {len(evaluation.tasks)} tasks)"

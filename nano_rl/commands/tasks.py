@@ -16,10 +16,10 @@ from rich.table import Table
 from typer import Argument, Option
 
 from nano_coder.commands.options import open_log
-from nano_rl.commands.options import Jobs, KeepGoing, Log, Seed, TaskFile
+from nano_rl.commands.options import KeepGoing, Log, Seed, TaskFile
 from nano_rl.tasks.make import draw_tasks, read_tasks, refuse_unwritable, write_tasks
 from nano_rl.tasks.suite import TaskSuite, find_suite, suite_names
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.console import Console
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import call_extension, extension_names, is_reference, missing_plugin
@@ -49,7 +49,6 @@ def make(
     check: Annotated[
         bool, Option("--check", help="Draw until N tasks are admitted, as by nano-rl tasks check.")
     ] = False,
-    jobs: Jobs = 2,
 ) -> int:
     """Make N tasks into a JSON lines file. Train and test share no program family."""
     supply = find_suite(suite)
@@ -65,7 +64,7 @@ def make(
     name = supply.name if is_reference(suite) else suite
     target = out or Path(f"{name}-{levels}-{split}-{seed}.jsonl")
     refuse_unwritable(target)
-    tasks = _admitted(drawn, n, jobs) if check else list(itertools.islice(drawn, n))
+    tasks = _admitted(drawn, n) if check else list(itertools.islice(drawn, n))
     write_tasks(target, tasks)
     if len(tasks) > 1 and len({task.program_hash or task.key for task in tasks}) == 1:
         print(
@@ -77,13 +76,13 @@ def make(
     return 0
 
 
-def _admitted(drawn: Iterator[Task], n: int, jobs: int) -> list[Task]:
+def _admitted(drawn: Iterator[Task], n: int) -> list[Task]:
     from nano_rl.commands.progress import bar
     from nano_rl.tasks.admission import admitted_tasks
 
     with bar("admitted", n) as progress:
         tasks, findings = admitted_tasks(
-            drawn, n, jobs=jobs, on_task=lambda found: progress.advance() if found.admitted else None
+            drawn, n, on_task=lambda found: progress.advance() if found.admitted else None
         )
     print_findings(findings)
     return tasks
@@ -114,7 +113,6 @@ def check(
         Option(help="A task file whose programs must not occur, as the held-out tasks; repeatable."),
     ] = None,
     as_json: JsonOption = False,
-    jobs: Jobs = 2,
     log: Log = None,
 ) -> int:
     """Run every task's oracle, starter and mutants. Exit code 1 where a task is refused and no --out takes
@@ -134,7 +132,8 @@ def check(
     blobs = open_log(log).blobs.address if borrowed else None
     findings, admitted = [], []
     with bar("checked", len(tasks)) as progress:
-        found = check_tasks(tasks, jobs=min(jobs, len(tasks)), blobs=blobs, opener=sandbox_opener())
+        jobs = min(os.cpu_count() or 1, len(tasks))
+        found = check_tasks(tasks, jobs=jobs, blobs=blobs, opener=sandbox_opener())
         for task, finding in without_repeats(found, others=others):
             findings.append(finding)
             if finding.admitted:
@@ -143,11 +142,9 @@ def check(
             progress.advance()
     if out is not None and admitted:
         write_tasks(out, admitted)
-    if as_json:
-        rows = [finding.as_json() for finding in findings]
-        print(json.dumps({"tasks": len(tasks), "admitted": len(admitted), "findings": rows}))
-    else:
-        print_findings(findings)
+    rows = [finding.as_json() for finding in findings]
+    report = {"tasks": len(tasks), "admitted": len(admitted), "findings": rows}
+    emit(report, as_json, lambda: print_findings(findings))
     if out is not None and not as_json:
         print(out if admitted else f"{out} is not written: no task is admitted")
     return int(not admitted if out is not None else len(admitted) < len(tasks))
