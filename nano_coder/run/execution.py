@@ -278,7 +278,7 @@ def branch_run(
     fork = fork.model_copy(
         update={"turns": tuple(turns), "parent_step": len(turns), "directory": parent.directory}
     )
-    record = RecordedAnswers(parent, runtime.store.get_blob, for_fork=True, after=len(turns))
+    record = RecordedAnswers(parent, runtime.store.get_blob, after=len(turns))
     with runtime.store.claim(fork.id):
         runtime.store.begin(fork)
         if on_start:

@@ -588,7 +588,7 @@ class Conversations:
             conversation.append(message)
         said = [*(m.content for m in conversation.messages), request.prefill]
         policy.refuse_long(said, contexts * policy.context_limit)
-        return (*policy.delta(conversation), *policy.template.encoder.text(request.prefill))
+        return (*policy.template.delta(conversation), *policy.template.encoder.text(request.prefill))
 
     def log_scored(self, request: ModelRequest, session: ClientSession, model: ServedModel) -> None:
         """Log a prompt that was scored: a run without turns."""

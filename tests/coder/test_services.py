@@ -1,4 +1,4 @@
-"""Notes, pages and searches as tools of a run, and that replays and forks answer from the log."""
+"""Notes, pages and searches as tools of a run, and that forks answer from the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from nano_coder.cli import cli
 from nano_coder.config import SearchSettings
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.run.fork import fork_run
-from nano_coder.run.replay import execute
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.tools.tool import ToolContext, ToolFailure
@@ -194,16 +193,6 @@ def test_a_run_of_no_project_remembers_nothing(tmp_path: Path, port: int) -> Non
     _, runtime = logged(tmp_path, port)
     run = run_task(a_task(), replace(scripted(runtime, tmp_path, "@remember\nx"), notes=None))
     assert "belongs to no project" in texts_of(run)[0]
-
-
-def test_a_replay_asks_nobody(tmp_path: Path, port: int) -> None:
-    run, runtime = logged(tmp_path, port, "@remember\nfact one", "@recall query=fact", "@web_search query=x")
-    asked = len(_Site.asked)
-    if runtime.notes:
-        runtime.notes.forget(None)
-    assert execute(run, runtime.sandbox, runtime.store.blobs).drifts == ()
-    assert len(_Site.asked) == asked
-    assert not runtime.notes or not runtime.notes.all()
 
 
 def test_a_fork_sees_the_world_of_its_parent(tmp_path: Path, port: int) -> None:
