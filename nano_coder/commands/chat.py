@@ -53,10 +53,10 @@ def command(
     config, sources = configured(settings, directory, limit, tools)
     trusted = sources["check"] != STRANGERS_CHECK
     store = LogStore.open(config.log)
-    runtime = replace(
-        open_runtime(config, directory, store), directory=str(directory.resolve()),
-        history=history_of(directory, config),
-    )  # fmt: skip
+    runtime = open_runtime(config, directory, store)
+    history = history_of(directory, config)
+    project = replace(runtime.project, directory=str(directory.resolve()), history=history)
+    runtime = replace(runtime, project=project)
     print(_HELP, file=sys.stderr)
     run: Trajectory | None = None
     while (text := message or _line()) is not None:

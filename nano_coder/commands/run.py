@@ -79,11 +79,10 @@ def command(
         raise UsageError("--reflect needs a --check: without one no attempt fails")
     store = LogStore.open(config.log)
     work = make_task(prompt, directory, check, store, config)
-    runtime = replace(
-        open_runtime(config, directory, store),
-        directory=str(directory.resolve()),
-        history=history_of(directory, config),
-    )
+    runtime = open_runtime(config, directory, store)
+    history = history_of(directory, config)
+    project = replace(runtime.project, directory=str(directory.resolve()), history=history)
+    runtime = replace(runtime, project=project)
     shown = instructions_of(directory, config, runtime.profile)
     trusted = sources["check"] != STRANGERS_CHECK
     work = work.model_copy(update={"instructions": shown, "check_trusted": trusted})
