@@ -171,7 +171,7 @@ def open_runtime(
     """
     from nano_coder.agent.profiles import completion_tokens, days_profile, with_tools
     from nano_coder.models.opening import open_configured
-    from nano_coder.run.execution import Runtime
+    from nano_coder.run.execution import Project, RunSettings, Runtime
     from nano_coder.run.further_tools import further_tools
     from nano_coder.run.redacting_log import redacting_store
     from nano_coder.sandbox.proxy import allowed_hosts
@@ -191,12 +191,11 @@ def open_runtime(
             temperature=TEMPERATURE if config.temperature is None else config.temperature,
             max_tokens=config.max_completion_tokens or completion_tokens(profile),
         ),
-        limits=limits or {},
         policy_name=opened.name,
-        hosts=allowed_hosts(config.net),
-        notes=store.notes(str(directory.resolve()), Redactor(config.redact).scrub),
-        search=config.search,
-        ends_repetition=True,
+        settings=RunSettings(
+            limits=limits or {}, hosts=allowed_hosts(config.net), search=config.search, ends_repetition=True
+        ),
+        project=Project(notes=store.notes(str(directory.resolve()), Redactor(config.redact).scrub)),
     )
 
 
@@ -247,8 +246,8 @@ def reopen_runtime(run: Trajectory, setup: Setup, store: LogStore) -> Runtime:
     runtime = open_runtime(
         config, directory, store, model=config.model or run.policy, limits=setup.limits
     )  # fmt: skip
-    history = history_of(directory, config) if run.directory and config.git else None
-    return replace(runtime, history=history)
+    history = history_of(Path(run.directory), config) if run.directory and config.git else None
+    return replace(runtime, project=replace(runtime.project, history=history))
 
 
 def _project_python(directory: Path) -> str | None:

@@ -125,7 +125,8 @@ def open_work(setup: Setup, store: LogStore) -> Runtime:
     """The runtime of runs in the directory, which they see with its history."""
     runtime = open_runtime(setup.config, setup.directory, store)
     directory = str(setup.directory.resolve())
-    return replace(runtime, directory=directory, history=history_of(setup.directory, setup.config))
+    project = replace(runtime.project, directory=directory, history=history_of(setup.directory, setup.config))
+    return replace(runtime, project=project)
 
 
 def take_snapshot(setup: Setup, store: LogStore) -> str:

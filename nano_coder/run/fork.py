@@ -49,8 +49,8 @@ def fork_run(
     refuse_step(run, at)
     _refuse_other_reader(run, runtime, at)
     task = run.task if check is None else checked_by(run.task, check)
-    if runtime.notes is not None:
-        runtime = replace(runtime, notes=runtime.notes.for_forks())
+    if (notes := runtime.project.notes) is not None:
+        runtime = replace(runtime, project=replace(runtime.project, notes=notes.for_forks()))
     base = secrets.randbits(32) if seed is None else seed
     at_once = min(n, _AT_ONCE)
     slots = slots_for(runtime.policy, n, at_once)

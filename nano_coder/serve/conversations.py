@@ -39,10 +39,10 @@ from nano_coder.serve.request import (
 from nano_coder.serve.text_stream import TextStream
 from nano_shared.errors import BudgetExhausted, ContextFull, LogError, PolicyError
 from nano_shared.hashing import content_hash
-from nano_shared.journal import ClientRequest
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact.redactor import MARKER
+from nano_shared.rows import ClientRequest
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,

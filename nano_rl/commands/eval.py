@@ -69,7 +69,7 @@ class How:
         config, sources = self.setup.config, self.setup.sources
         runtime = policy_runtime(config, sources, model=name, temperature=self.temperature)
         runtime = replace(runtime, environments=self.environments)
-        tasks = [with_limits(task, runtime.limits) for task in self.tasks]
+        tasks = [with_limits(task, runtime.settings.limits) for task in self.tasks]
         if self.without:
             tasks = [without_tools(task, self.without, runtime.profile) for task in tasks]
         with bar(f"eval {name}", number_of_runs(tasks) * self.repeat) as progress:

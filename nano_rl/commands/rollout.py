@@ -74,7 +74,7 @@ def _placed(
     how: dict[str, Any],
 ) -> list[Trajectory]:  # fmt: skip
     """`collect` by workers on a Ray cluster."""
-    if runtime.agent or not find_opener(config.model or ""):
+    if runtime.settings.agent or not find_opener(config.model or ""):
         raise UsageError(
             "--ray runs nano's own agent on a hosted model: give --model openai:NAME --base-url URL, which"
             " may be that of vLLM or nano-coder serve, and leave --agent out"

@@ -9,7 +9,7 @@ from typing import Any
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, logged_profile
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime
+from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import ExecResult
 from nano_coder.verify.tokens import PromptProof, PromptRenderer, prove_prompts
@@ -54,5 +54,7 @@ def stopped_after_output(run: Callable[[float], ExecResult]) -> ExecResult:
 def a_runtime(folder: Path, texts: Iterable[str] = (), *, tokens: bool = True, **changes: Any) -> Runtime:
     """A runtime with a script for a policy; `folder` holds its log."""
     policy = ScriptedPolicy(texts, tokens=tokens, context_limit=changes.pop("context_limit", 1_000_000))
+    settings = RunSettings(hosts=changes.pop("hosts", frozenset()))
+    changes.setdefault("settings", settings)
     fields = {"policy": policy, "sandbox": open_sandbox(), "store": LogStore.open(folder / "log.db")}
     return Runtime(**fields | changes)

@@ -20,8 +20,7 @@ from nano_coder.verify.trainable import findings, verify
 from nano_formats.token_triple import TokenRows, triples
 from nano_rl.imitation.rows import run_messages
 from nano_rl.learn.rows.sample import to_samples
-from nano_shared.run_fact_rows import RunFilter
-from nano_shared.run_facts import facts_of
+from nano_shared.run_facts import RunFilter, facts_of
 from nano_shared.types import Sampling, StopReason, Trajectory
 
 DAY = find_profile("workday-2-hermes-json")
@@ -76,7 +75,7 @@ def test_a_sub_agent_has_rows_of_its_own_and_answers_its_call(
     assert "Check:" not in first[1].content
     assert runtime.store.get(run.id) == run
     assert blocks(run) == []
-    (facts,) = runtime.store.facts(RunFilter(run=run.id))
+    (facts,) = runtime.store.facts(RunFilter(runs=(run.id,)))
     assert facts == facts_of(run)
     assert [f.kind for f in findings(facts) if f.blocks] == ["no verdict"]
 

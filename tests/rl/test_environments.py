@@ -240,7 +240,7 @@ def test_a_server_that_is_killed_mid_step_leaves_no_reward(tmp_path: Path) -> No
         (group,) = form_groups([run, again])  # of one task, whatever a session showed
         assert all(map(math.isnan, group.rewards_G))
         stored = list(runtime.store.facts())
-        assert {facts.task.id for facts in stored} == {task.id} == {run.task.listed.id, again.task.listed.id}
+        assert {facts.task_id for facts in stored} == {task.id} == {run.task.listed.id, again.task.listed.id}
 
 
 # ------------------------------------------------------------------------------------- the commands
