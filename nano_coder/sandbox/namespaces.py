@@ -169,23 +169,6 @@ class NsSandbox:
         assert jail.listener is not None
         return jail, jail.listener
 
-    def open_traceable(self, workspace: Path, limits: Limits) -> NsJail:
-        """As `open`, with a jail in which our tracer may watch the system calls of a program."""
-        check_limits(limits)
-        packed = pack_workspace(Path(workspace))
-        with packed.stream:
-            jail = self._jail(
-                self.pool.make({**_room(packed.size, packed.entries, limits=limits), "traceable": True}),
-                limits,
-                packed.size,
-            )
-            try:
-                jail.fill(packed.stream.fileno())
-            except (UsageError, SandboxError):
-                jail.close()
-                raise
-        return jail
-
     def _open(
         self, workspace: Path | None, limits: Limits, usual: Callable[[], JailProcess], *, listen: int = 0
     ) -> NsJail:
@@ -254,7 +237,6 @@ def _room(size: int, entries: int = 0, *, listen: int = 0, limits: Limits | None
     return {
         "listen": listen,
         "base": "",
-        "traceable": False,
         "work_bytes": (limits.workspace_mb or WORK_MB) * _MB + 2 * size,
         "work_inodes": WORK_INODES + entries,
         "tmp_mb": TMP_MB,
