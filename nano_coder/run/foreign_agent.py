@@ -88,8 +88,8 @@ class ForeignAgent:
         return {**ours, **self.environment}
 
 
-def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtime: Runtime) -> Trajectory:
-    """Let the agent work on the task of `begun`, from the workspace `start`. Its requests are the turns.
+def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, runtime: Runtime) -> Trajectory:
+    """Let the agent work on the task of `begun`, from its workspace. Its requests are the turns.
 
     The longest of its conversations is the run; others are logged without a verdict. An agent that sent no
     request leaves a run without turns, with a stop reason that counts as our failure."""
@@ -101,7 +101,7 @@ def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtim
             raise
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
 
-    task, policy = begun.task, runtime.policy
+    task, policy, start = begun.task, runtime.policy, str(begun.snapshot)
     episode = AgentEpisode(run=begun, sampling=runtime.sampling, slot=getattr(policy, "slot", None))
     model = ServedModel(policy=policy, profile=runtime.profile, store=runtime.store, name=begun.policy)
     conversations = Conversations(model, episode)

@@ -39,10 +39,10 @@ from nano_coder.serve.request import (
 from nano_coder.serve.text_stream import TextStream
 from nano_shared.errors import BudgetExhausted, ContextFull, LogError, PolicyError
 from nano_shared.hashing import content_hash
-from nano_shared.journal import ClientRequest
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.redact.redactor import MARKER
+from nano_shared.rows import ClientRequest
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
@@ -588,7 +588,7 @@ class Conversations:
             conversation.append(message)
         said = [*(m.content for m in conversation.messages), request.prefill]
         policy.refuse_long(said, contexts * policy.context_limit)
-        return (*policy.delta(conversation), *policy.template.encoder.text(request.prefill))
+        return (*policy.template.delta(conversation), *policy.template.encoder.text(request.prefill))
 
     def log_scored(self, request: ModelRequest, session: ClientSession, model: ServedModel) -> None:
         """Log a prompt that was scored: a run without turns."""
