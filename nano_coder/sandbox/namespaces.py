@@ -21,7 +21,7 @@ from typing import Any, Unpack
 
 from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output, captured
 from nano_coder.sandbox.interpreter import find_interpreter
-from nano_coder.sandbox.kept_processes import KeptProcesses
+from nano_coder.sandbox.jail_server import JailServer
 from nano_coder.sandbox.launcher import files, message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.launcher.root import BASES
@@ -264,7 +264,7 @@ class NsJail:
         """a packed workspace to be unpacked by the next request"""
         self._ahead: PendingFiles | None = None
         self._keeps = False
-        self._kept: KeptProcesses | None = None
+        self._kept: JailServer | None = None
 
     def keep(self) -> bool:
         if not self._keeps:
@@ -454,13 +454,13 @@ class NsJail:
             self._first = None
         return reply, drain
 
-    def _server(self) -> JailProcess | KeptProcesses:
+    def _server(self) -> JailProcess | JailServer:
         """What serves the next request."""
         if not self._keeps:
             return self._process
-        if self._kept is None or self._kept.over:
+        if self._kept is None or self._kept.end is not None:
             # files that stay are not the memory of the program that wrote them
-            self._kept = KeptProcesses(lambda source, fd: self.occupy(source, fd, self._room))
+            self._kept = JailServer(lambda source, fd: self.occupy(source, fd, self._room), "kept")
         return self._kept
 
     def probe(self, secret: Path) -> dict[str, bool]:
