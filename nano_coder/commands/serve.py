@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from nano_coder.models.opening import OpenedPolicy
     from nano_coder.serve.adapters import Adapters
-    from nano_coder.serve.conversations import ServedModel
+    from nano_coder.serve.served_model import ServedModel
     from nano_shared.store import LogStore
 
 API_PROFILE = "api-1"
@@ -177,7 +177,7 @@ class _ModelOpener:
 
     def _served(self, found: OpenedPolicy) -> ServedModel:
         from nano_coder.run.redacting_log import redacting_store
-        from nano_coder.serve.conversations import ServedModel
+        from nano_coder.serve.served_model import ServedModel
 
         decode = getattr(found.policy, "decode", None)
         return ServedModel(
