@@ -182,25 +182,29 @@ def contracts() -> dict[str, str]:
 
 
 def options_shown() -> dict[str, str]:
-    """Options that `--help` shows, of every command of the core; --help and --version are not counted."""
-    counts: list[int] = []
+    """Options of every command of the core, and each of the common ones once; --help and --version are not
+    counted."""
+    from nano_shared.command_line import COMMON_PANEL
+
+    own, common = 0, set[str]()
 
     def walk(command: Any) -> None:
+        nonlocal own
         if hasattr(command, "load"):
             for name, target in command.targets.items():
                 if not target.startswith("+"):  # of a plug-in
                     walk(command.load(name))
             return
-        counts.append(
-            sum(
-                param.param_type_name == "option" and not param.hidden and "--help" not in param.opts
-                for param in command.params
-            )
-        )
+        for param in command.params:
+            if param.param_type_name == "option" and not param.hidden and "--help" not in param.opts:
+                if param.rich_help_panel == COMMON_PANEL:
+                    common.update(param.opts[:1])
+                else:
+                    own += 1
 
     for module in ("nano_coder.cli", "nano_rl.cli"):
         walk(importlib.import_module("typer.main").get_command(importlib.import_module(module).cli))
-    return {"options of the core's commands": str(sum(counts))}
+    return {"options of the core's commands": str(own + len(common))}
 
 
 def settings() -> dict[str, str]:

@@ -281,7 +281,7 @@ def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: 
 def _limits(runtime: Runtime) -> dict[str, Any]:
     usual = Sampling().max_tokens
     completion = runtime.sampling.max_tokens
-    return {**runtime.limits, **({"completion": completion} if completion != usual else {})}
+    return {**runtime.settings.limits, **({"completion": completion} if completion != usual else {})}
 
 
 def _gatherer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -168,13 +167,6 @@ class Display:
     def grading(self, trajectory: Trajectory) -> None:
         if trajectory.task.check and trajectory.stop and not trajectory.stop.ours:
             self._progress.print(f"\nchecking in a fresh sandbox: {printable(trajectory.task.check)}")
-
-    def report(self, trajectory: Trajectory, *, as_json: bool) -> None:
-        """The end of a run whose changes nothing applied, on the terminal or as JSON."""
-        if as_json:
-            print(json.dumps(summary(trajectory, applied=False)))
-        else:
-            self.end(trajectory, applied=False)
 
     def end(self, trajectory: Trajectory, *, applied: bool) -> None:
         if not (sys.stdin.isatty() and sys.stdout.isatty() and trajectory.diff):

@@ -18,8 +18,7 @@ from nano_coder.verify.trainable import RunFinding, findings
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
-from nano_shared.run_fact_rows import RunFilter
-from nano_shared.run_facts import RunFacts
+from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _tell_all(looks: Iterator[_Look], as_json: bool) -> int:
 
 def _facts(store: LogStore, runs: Sequence[str]) -> Iterator[RunFacts]:
     """The columns, which can be judged where a run is too damaged to be loaded."""
-    chosen = [RunFilter(run=store.resolve(run)) for run in runs] or [RunFilter()]
+    chosen = [RunFilter(runs=(store.resolve(run),)) for run in runs] or [RunFilter()]
     for one in chosen:
         with closing(store.facts(one)) as found:  # type: ignore[type-var]
             yield from found

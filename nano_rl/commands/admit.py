@@ -12,7 +12,7 @@ from nano_rl.commands.options import Log, Seed
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import NanoError
 from nano_shared.redact.exports import moment
-from nano_shared.run_fact_rows import RunFilter
+from nano_shared.run_facts import RunFilter
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights

@@ -10,14 +10,13 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from nano_coder.commands.options import Limit, configured, open_log
-from nano_coder.config import AgentConfig
+from nano_coder.commands.options import Setup, agent_options, open_log
 from nano_coder.models.opening import default_model
 from nano_rl.checkpoints.checkpoint import ancestry
 from nano_rl.checkpoints.evaluate import manifest_hash, stored_evaluations
 from nano_rl.checkpoints.promotion import Evidence, compare, not_held_out, objections, stored_evidence
 from nano_rl.checkpoints.promotion_history import promote
-from nano_rl.commands.eval import How, Repeat, Temperature, how_options, print_differences
+from nano_rl.commands.eval import How, Repeat, Temperature, print_differences
 from nano_rl.commands.lineage_report import as_json_report, print_lineage, summaries
 from nano_rl.commands.options import Log, RewardOption, Seed
 from nano_rl.commands.session import checkpoint_target, look_first, trainings_dir
@@ -25,7 +24,6 @@ from nano_shared.checkpoint import latest_checkpoint, latest_name, resolve_check
 from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
-from nano_shared.settings_options import Settings
 
 command = lazy_app(
     "nano-rl.checkpoints",
@@ -67,9 +65,9 @@ def show(name: Checkpoint, as_json: JsonOption = False) -> int:
     return 0
 
 
-@how_options
+@agent_options("log", more=("limit",))
 def promote_checkpoint(
-    settings: Settings[AgentConfig],
+    setup: Setup,
     name: Checkpoint,
     tasks: Annotated[
         Path | None,
@@ -85,7 +83,6 @@ def promote_checkpoint(
     repeat: Repeat = 1,
     reward: RewardOption = None,
     seed: Seed = 0,
-    limit: Limit = None,
     as_json: JsonOption = False,
 ) -> int:
     """Make NAME the model that nano-coder runs when none is named, if it is better beyond noise.
@@ -96,10 +93,9 @@ def promote_checkpoint(
     from nano_rl.commands.checkpoints import decide
     from nano_rl.tasks.make import read_tasks
 
-    config, sources = configured(settings, limit=limit)
     look_first(files=(tasks,), models=(against,))
     how = How(
-        tasks=read_tasks(tasks), config=config, sources=sources, reward=reward, seed=seed, repeat=repeat,
+        tasks=read_tasks(tasks), setup=setup, reward=reward, seed=seed, repeat=repeat,
         temperature=temperature,
     ) if tasks else None  # fmt: skip
     decision = decide(Path(resolve_checkpoint(name)), name, how, against, force=force)

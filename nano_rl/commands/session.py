@@ -26,7 +26,7 @@ from nano_coder.models.opening import (
 )
 from nano_coder.models.registry import find_opener
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime
+from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.run.foreign_agent import open_agent
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
@@ -117,10 +117,12 @@ def _configured(
     return {
         "profile": with_tools(profile, tools),
         "sampling": Sampling(temperature=temperature, max_tokens=longest),
-        "limits": said_limits(config, sources),
-        "hosts": allowed_hosts(config.net),
-        "search": config.search,
-        "agent": open_agent(config.agent, config.agent_folders),
+        "settings": RunSettings(
+            limits=said_limits(config, sources),
+            hosts=allowed_hosts(config.net),
+            search=config.search,
+            agent=open_agent(config.agent, config.agent_folders),
+        ),
     }
 
 

@@ -120,7 +120,7 @@ class Worker:
         from nano_coder.environment import Environments
         from nano_coder.models.opening import local_policy, open_weights
         from nano_coder.models.scripted import ScriptedPolicy
-        from nano_coder.run.execution import Runtime
+        from nano_coder.run.execution import RunSettings, Runtime
         from nano_coder.run.redacting_log import redacting_store
         from nano_coder.sandbox.backend import open_sandbox
         from nano_coder.tools.registry import TOOLS
@@ -149,8 +149,7 @@ class Worker:
             ),
             profile=find_profile(config.runtime_profile),
             policy_name=config.policy_name,
-            limits=config.limits,
-            hosts=config.hosts,
+            settings=RunSettings(limits=config.limits, hosts=config.hosts),
             environments=Environments.open(config.environments),
         )
 

@@ -23,7 +23,7 @@ from nano_coder.agent.profiles import API_1, COMPACT_1, HERMES_1
 from nano_coder.config import Price
 from nano_coder.formats import messages
 from nano_coder.models.endpoint.policy import EndpointPolicy
-from nano_coder.run.execution import grade_run, resume_run, run_task
+from nano_coder.run.execution import RunSettings, grade_run, resume_run, run_task
 from nano_coder.verify.trainable import verify
 from nano_rl.imitation.rows import RunEncoder, run_messages
 from nano_shared.errors import ConfigError, UsageError
@@ -216,7 +216,7 @@ def test_hosts_need_consent_and_are_in_the_log(tmp_path: Path, monkeypatch: pyte
     asks = a_task(network="allow=api.example.org")
     for hosts in (frozenset(), frozenset({"other.org"}), frozenset({"*.org.example"})):
         with pytest.raises(UsageError, match=r"nobody consented to api\.example\.org; --net allow=api"):
-            run_task(asks, replace(runtime, hosts=hosts))
+            run_task(asks, replace(runtime, settings=RunSettings(hosts=hosts)))
     for task, hosts, network in (
         (asks, {"*.example.org"}, "allow=api.example.org"),
         (a_task(), {"b.org", "a.org"}, "allow=a.org,b.org"),

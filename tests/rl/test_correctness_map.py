@@ -10,7 +10,7 @@ TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "correctness.md"
 
 
-def tested() -> set[int]:
+def criteria_with_tests() -> set[int]:
     """The N of every test `test_ac_NN_*`."""
     return {
         int(number[1])
@@ -25,4 +25,4 @@ def test_every_criterion_has_a_row_and_a_test_and_no_test_is_without_a_row() -> 
     rows = [int(number) for number in re.findall(r"^- AC-(\d+): ", PAGE.read_text("utf-8"), re.MULTILINE)]
     assert rows == list(range(1, len(rows) + 1))
     assert len(rows) >= 43
-    assert tested() == set(rows)
+    assert criteria_with_tests() == set(rows)

@@ -22,7 +22,7 @@ from nano_coder.config import AgentConfig
 from nano_coder.environment import Environments
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.opening import bound_template, open_policy
-from nano_coder.run.execution import Runtime, grade_run, log_unexecuted, resume_run, run_task
+from nano_coder.run.execution import RunSettings, Runtime, grade_run, log_unexecuted, resume_run, run_task
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.registry import TOOLS
@@ -226,9 +226,7 @@ class RolloutExecutor:
             store=redacting_store(store, getattr(policy, "decode", None), config),
             profile=setup.profile,
             policy_name=setup.policy_name,
-            limits=setup.limits,
-            hosts=setup.hosts,
-            search=config.search,
+            settings=RunSettings(limits=setup.limits, hosts=setup.hosts, search=config.search),
             environments=Environments.open(setup.environments),
         )
 
