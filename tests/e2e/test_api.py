@@ -13,7 +13,7 @@ import pytest
 from nano_rl.tiny_model import build_tiny
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text().partition("## From Python")[2]
-MODULES = re.findall(r"\| `((nano_\w+)\.[\w.]+)` \| (.*) \|", PAGE)
+MODULES = re.findall(r"^- `((nano_\w+)\.[\w.]+)`: (.*)$", PAGE, re.MULTILINE)
 NAMES = {module: re.findall(r"`(\w+)`", names) for module, _, names in MODULES}
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
