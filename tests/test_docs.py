@@ -97,11 +97,22 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#([\w-]+))?\)", PAGES[page])
     for path, heading in links:
         assert (folder / path).exists(), path
-        if heading:
-            heads = re.findall(r"^#+ (.*)$", (folder / path).read_text(encoding="utf-8"), re.MULTILINE)
-            assert heading in {
-                re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads
-            }
+        assert not heading or heading in headings(folder / path), f"{path}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads}
+
+
+def test_pages_and_anchors_that_code_names_exist() -> None:
+    for file in files():
+        if file.endswith((".py", ".toml")) and not file.startswith("/tests/"):
+            text = (ROOT / file[1:]).read_text(encoding="utf-8")
+            for page, anchor in re.findall(r"(?<![\w/.])docs/(\w+\.md)(?:#([\w-]+))?", text):
+                assert (ROOT / "docs" / page).exists(), f"{file}: docs/{page}"
+                assert not anchor or anchor in headings(ROOT / "docs" / page), f"{file}: docs/{page}#{anchor}"
 
 
 def test_figures_and_tables_are_those_of_the_result_files() -> None:
