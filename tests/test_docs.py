@@ -1,6 +1,7 @@
 """Documentation that can rot is tested: the files it names exist, its commands and queries run."""
 
 import functools
+import itertools
 import re
 import shlex
 import subprocess
@@ -138,28 +139,29 @@ def commands_of(page: str) -> list[list[str]]:
     ]
 
 
-def options_of(words: list[str]) -> tuple[set[str], list[str]]:
-    """The options of the command that the words call, and the words behind its name."""
+def called(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that the words call, and the words behind its name."""
     command: Any = {"nano-coder": coder.cli, "nano-rl": rl.cli}[words[0]]
     command, rest = typer.main.get_command(command), words[1:]
     while hasattr(command, "load"):
         assert rest, f"no such command: {shlex.join(words)}"
         assert rest[0] in command.targets, f"no such command: {shlex.join(words)}"
         command, rest = command.load(rest[0]), rest[1:]
-    known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
-    return known | {"--help", "-h"}, rest
+    return command, rest
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_that_is_shown_exists_with_its_options(page: str) -> None:
+def test_every_command_that_is_shown_exists_with_its_options_and_settings(page: str) -> None:
     for words in commands_of(page):
-        known, rest = options_of(words)
+        command, rest = called(words)
         given = rest[: rest.index("--")] if "--" in rest else rest
         # what `exec` runs has options of its own
-        given = given[:1] if words[1] == "exec" else given
-        given = [word.strip("[]|") for word in given]
-        wrong = [w for w in given if re.match(r"--?[a-z]", w) and w.partition("=")[0] not in known]
-        assert wrong == [], shlex.join(words)
+        given = [word.strip("[]|") for word in (given[:1] if words[1] == "exec" else given)]
+        known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+        wrong = {w.partition("=")[0] for w in given if re.match(r"--?[a-z]", w)} - known - {"--help", "-h"}
+        assert wrong == set(), shlex.join(words)
+        set_here = {word.partition("=")[0] for option, word in itertools.pairwise(given) if option == "--set"}
+        assert set_here <= set(command.settings), shlex.join(words)
 
 
 def test_the_guide_and_the_readme_show_commands() -> None:
