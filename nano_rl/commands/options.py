@@ -30,14 +30,14 @@ Seed = Annotated[int, Option(help="The same one repeats the random choices.")]
 Tasks = Annotated[Path | None, Option("--tasks", help="JSON lines file of tasks.")]
 RewardOption = Annotated[
     str | None,
-    Option(help="Parts and weights, tests=1,process=0.2, or a file of settings (docs/rewards.md)."),
+    Option(help="Parts and weights, tests=1,process=0.2, or a file of settings (docs/training.md#rewards)."),
 ]
 EnvOption = Annotated[
     list[str] | None,
     Option(
         "--env", metavar="ENV",
         help="Tasks, tools and rewards of others: verifiers:NAME, nemo-gym:URL, openenv:URL or FILE.py:NAME,"
-        " with limits of its runs behind it; repeatable (docs/environments.md).",
+        " with limits of its runs behind it; repeatable (docs/extending.md#an-environment).",
     ),
 ]  # fmt: skip
 NameOption = Annotated[
