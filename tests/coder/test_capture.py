@@ -26,8 +26,9 @@ from nano_coder.models.opening import local_policy, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.serve.conversations import ClientSession, Conversations, ServedModel, UnknownSession
+from nano_coder.serve.conversations import ClientSession, Conversations, UnknownSession
 from nano_coder.serve.request import ClientMessage, ModelRequest
+from nano_coder.serve.served_model import ServedModel
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, refusal_of
