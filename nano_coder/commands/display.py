@@ -184,6 +184,14 @@ class Display:
         if trajectory.diff and not applied:
             self._result.print(f"not applied; nano-coder apply {trajectory.id} does it", style="dim")
 
+    def whole(self, trajectory: Trajectory) -> None:
+        """A logged run from its task to its end."""
+        self.start(trajectory)
+        print(printable(trajectory.task.prompt), flush=True)
+        for turn in trajectory.turns:
+            self.turn(turn)
+        self.end(trajectory, applied=True)
+
     def answered(self, trajectory: Trajectory) -> None:
         """What a message of a conversation came to."""
         if trajectory.stop is not StopReason.FINISHED:

@@ -36,8 +36,8 @@ from nano_shared.types import Task, Trajectory
 
 
 @agent_options(
-    "model", "base_url", "profile", "device", "check", "max_turns", "max_seconds", "max_cost",
-    "temperature", "sandbox", "image", "net", "python", "exclude", "log",
+    "model", "base_url", "profile", "device", "check", "temperature", "sandbox", "image", "net", "python",
+    "log",
 )  # fmt: skip
 def command(
     task: Annotated[str, Argument(metavar="TASK", help="Text, or - for standard input.")],

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 API_PROFILE = "api-1"
 
 
-@agent_options("model", "base_url", "dtype", "profile", "log", more=())
+@agent_options("model", "base_url", "profile", "log", more=())
 def command(
     setup: Setup,
     host: Annotated[
@@ -53,8 +53,6 @@ def command(
             metavar="KEY", help="Key that may also load adapters; repeatable.", envvar="NANO_SERVE_ADMIN_KEY"
         ),
     ] = None,
-    concurrent: Annotated[int, Option(min=1, help="Requests answered at a time; more wait.")] = 64,
-    idle: Annotated[float, Option(min=1, help="Seconds after which a conversation's run is ended.")] = 600.0,
 ) -> int:
     """Serve a model on OpenAI's and Anthropic's APIs; every request is logged.
 
@@ -84,7 +82,7 @@ def command(
 
     with listening_socket(host, port) as listening:  # before a model is loaded for nothing
         store = LogStore.open(config.log)
-        end_interrupted(store, idle)
+        end_interrupted(store, ServerLimits().idle_seconds)
         opener = _ModelOpener(config, store)
         conversations = Conversations(opener.open(config.model))
         pages = _pages(store, access)
@@ -92,7 +90,6 @@ def command(
             conversations, access=access, tracing=tracing,
             adapters=opener.adapters(conversations.model),
             promoted=None if config.model else lambda: opener.promoted(conversations.model),
-            limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
             pages=pages,
         )  # fmt: skip
         root = f"http://{host}:{listening.getsockname()[1]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
@@ -31,7 +30,7 @@ from nano_rl.commands.progress import bar, print_components, print_rows, tell_un
 from nano_rl.commands.session import all_tasks, chosen_reward, dtype_of, look_first, policy_runtime
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.attempts import number_of_runs
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile
 from nano_shared.types import Split, Task, Trajectory
@@ -121,22 +120,25 @@ def command(
     report: dict[str, Any] = {"evaluation": evaluation.id, "rows": [vars_of(row) for row in rows]}
     if components:
         report["components"] = components
-    if not as_json:
-        print_rows(rows)
-        if components:
-            print_components(components)
+    found = None
     if against:
         other, other_runs = setting.evaluate(against)
         found = compare(evaluation, other)
         report["difference"] = {name: getattr(found.overall, name) for name in ("mean", "low", "high")}
         report["suites"] = [suite.model_dump() for suite in found.suites]
-        report["against"] = [vars_of(row) for row in table(other_runs)]
-        if not as_json:
+        other_rows = table(other_runs)
+        report["against"] = [vars_of(row) for row in other_rows]
+
+    def show() -> None:
+        print_rows(rows)
+        if components:
+            print_components(components)
+        if found:
             print(f"\nagainst {against}:")
-            print_rows(table(other_runs))
+            print_rows(other_rows)
             print_differences(found.overall, found.suites)
-    if as_json:
-        print(json.dumps(report))
+
+    emit(report, as_json, show)
     return 0
 
 

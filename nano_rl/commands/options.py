@@ -10,7 +10,7 @@ from typer import Argument, Option
 from nano_coder.commands.options import Log
 
 __all__ = [
-    "DeviceOption", "DtypeOption", "EnvOption", "Jobs", "KeepGoing", "Log", "ModelOption", "NameOption",
+    "DeviceOption", "DtypeOption", "EnvOption", "KeepGoing", "Log", "ModelOption", "NameOption",
     "RewardOption", "Seed", "TaskFile", "Tasks",
 ]  # fmt: skip
 
@@ -18,7 +18,6 @@ KeepGoing = Annotated[
     bool, Option("--keep-going", help="List every refusal and write the rest; exits with 2.")
 ]
 TaskFile = Annotated[Path, Argument(metavar="FILE", help="JSON lines of tasks.")]
-Jobs = Annotated[int, Option(min=1, help="Processes that check tasks.")]
 ModelOption = Annotated[
     str | None, Option(help="Checkpoint name, folder, hub id, or openai:NAME with --base-url.")
 ]

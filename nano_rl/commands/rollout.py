@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from nano_rl.commands.session import (
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.rewards import outcome
 from nano_rl.tasks.attempts import ORACLE, number_of_runs, oracle_policy
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Task, Trajectory, Value
 
@@ -147,14 +146,16 @@ def command(
     tell_ungraded(runs)
     first, second = split_attempts(runs)
     rows = [*table(first), *([row_of("second attempts", second)] if second else [])]
-    if as_json:
-        report: dict[str, Any] = {"rows": [vars_of(row) for row in rows], "runs": [run.id for run in runs]}
-        report |= {"reflection": worth_of(runs).model_dump()} if reflect else {}
-        print(json.dumps(report | ({"components": component_means(runs)} if composed else {})))
-        return 0
-    print_rows(rows)
-    if reflect:
-        print(worth_of(runs))
-    if composed:
-        print_components(component_means(runs))
+    worth, components = worth_of(runs), component_means(runs) if composed else {}
+    report: dict[str, Any] = {"rows": [vars_of(row) for row in rows], "runs": [run.id for run in runs]}
+    report |= ({"reflection": worth} if reflect else {}) | ({"components": components} if composed else {})
+
+    def show() -> None:
+        print_rows(rows)
+        if reflect:
+            print(worth)
+        if composed:
+            print_components(components)
+
+    emit(report, as_json, show)
     return 0

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 PRINT = "--print-config"
 COMMON = frozenset(
-    ("--log", "--json", "--verbose", "--seed", "--tool", "--net", "--limit", "--base-url", "--profile",
-     "--device", "--python", "--agent-folders", "--log-to", "--config", "--set", PRINT)
+    ("-C", "--model", "--temperature", "--tasks", "--env", "--agent", "--task", "--since", "--policy",
+     "--sandbox", "--image", "--at", "--out", "--log", "--json", "--verbose", "--seed", "--tool", "--net",
+     "--limit", "--base-url", "--profile", "--device", "--python", "--agent-folders", "--log-to", "--config",
+     "--set", PRINT)
 )  # fmt: skip
 """options that many commands share: they stand last in a command's help, in a panel of their own"""
 COMMON_PANEL = "Common options"
@@ -49,6 +51,7 @@ ALIASES = {
     "--max-new-tokens": ("--limit max_completion_tokens=N",),
     "--max-completion-tokens": ("--limit max_completion_tokens=N",),
     "--max-turns": ("--limit max_turns=N",),
+    "--max-cost": ("--limit max_cost=X",),
     "--max-seconds": ("--limit max_seconds=N",),
     "--timeout": ("--limit max_seconds=N", "--timeout"),
     "--dataset": ("--tasks", "--messages", "--pairs"),

@@ -118,7 +118,7 @@ def test_the_command_reports_both_rewards(
     (work / "a.py").write_text("one\n")
     flags = ("-C", str(work), "--log", str(tmp_path / "log.db"), "--model", str(tiny_folder))
     code, out, _ = command(
-        capsys, "fix it", *flags, "--max-turns", "1", "--check", "false", "--json", "--reflect"
+        capsys, "fix it", *flags, "--limit", "max_turns=1", "--check", "false", "--json", "--reflect"
     )
     report = json.loads(out)
     assert code == report["exit_code"] != 0

@@ -284,6 +284,6 @@ def test_what_the_user_excludes_is_in_no_snapshot(
 
 
 def test_a_pattern_with_a_slash_is_refused(cli: Cli, project: Path) -> None:
-    done = cli("run", "x", "-C", str(project), "--exclude", "data/big.bin")
+    done = cli("run", "x", "-C", str(project), "--set", "exclude=data/big.bin")
     assert done.returncode == 2
     assert "'data/big.bin' is no pattern for a name" in done.stderr
