@@ -1,4 +1,4 @@
-"""`nano-coder log migrate`: copies a log into another, SQLite to Postgres and back, as stored, blobs included.
+"""`nano-coder log migrate`: copies a log into another, as stored, blobs included; SQLite, Postgres, or both.
 
 Values are taken as the database keeps them and not read, so that damaged runs are copied too, damage and all.
 """
