@@ -66,7 +66,7 @@ def _of_tree(task: Task, hidden: CommandChecks | None, delivery: Delivery) -> st
     before = laid_over(delivery.before, tests, delivery.blobs)
     after = laid_over(delivery.after, tests, delivery.blobs)
     command = hidden.command if hidden is not None else str(task.check)
-    return tree_hash(restored(command, before, after, task.artifacts)[0])
+    return tree_hash(restored(command, before, after, delivery.blobs, task.artifacts).tree)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,9 @@ def all_tasks(
 ) -> tuple[Environments, list[Task]]:
     """The environments of --env, and the tasks of --tasks and theirs. Raises UsageError without either."""
     if file is None and not env:
-        raise UsageError("there are no tasks: give --tasks FILE, or --env ENV (docs/environments.md)")
+        raise UsageError(
+            "there are no tasks: give --tasks FILE or --env E (docs/extending.md#an-environment)"
+        )
     environments = Environments.open(env or ())
     own = read_tasks(file) if file else []
     return environments, [*own, *environments.tasks(split, seed)]

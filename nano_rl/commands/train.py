@@ -56,7 +56,7 @@ _FROM_LOGS_SFT = 1.0
 """lambda_sft beside fresh rollouts: imitation of the logged successes and of mended mutants"""
 
 
-@settings_options(TrainConfig, FLAGS, names=NAMES, moved={"--overlap": "--async"})
+@settings_options(TrainConfig, FLAGS, names=NAMES)
 def command(
     settings: Settings[TrainConfig],
     name: NameOption,

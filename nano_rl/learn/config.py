@@ -349,7 +349,7 @@ class LogsConfig(Config):
     lambda_preference: float = Field(0.0, ge=0)
     """weight of the preference loss on outcomes that policy gradients may not use"""
     preference_beta: float = Field(0.1, gt=0)
-    """strength of that loss's KL constraint to the initial policy (docs/preferences.md)"""
+    """strength of that loss's KL constraint to the initial policy (plugins/preferences/README.md)"""
 
 
 class UpdateConfig(Config):

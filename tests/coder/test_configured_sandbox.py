@@ -41,7 +41,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rollout --tasks tasks.jsonl --oracle",
         "rollout --tasks tasks.jsonl",
         "tasks check tasks.jsonl",
-        "tasks check tasks.jsonl --jobs 1",
         "tasks from-log last --check true",
         "tasks serve tasks.jsonl --port 1",
         "grade last",

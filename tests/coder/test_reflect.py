@@ -98,7 +98,7 @@ def test_a_failed_run_of_the_log_can_be_reflected_on_many_times(tmp_path: Path) 
 def test_what_reflection_is_worth_is_a_query_of_the_documentation(tmp_path: Path) -> None:
     runtime = a_runtime(tmp_path, [WRONG, SUBMIT, RIGHT, SUBMIT])
     attempt_task(a_task(check=CHECK), runtime, reflect=1)
-    page = (Path(__file__).parents[2] / "docs/replay.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/running.md").read_text()
     (query,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     assert runtime.store.sql(query).rows == [(0.0, 1.0)]
 
@@ -118,7 +118,7 @@ def test_the_command_reports_both_rewards(
     (work / "a.py").write_text("one\n")
     flags = ("-C", str(work), "--log", str(tmp_path / "log.db"), "--model", str(tiny_folder))
     code, out, _ = command(
-        capsys, "fix it", *flags, "--max-turns", "1", "--check", "false", "--json", "--reflect"
+        capsys, "fix it", *flags, "--limit", "max_turns=1", "--check", "false", "--json", "--reflect"
     )
     report = json.loads(out)
     assert code == report["exit_code"] != 0

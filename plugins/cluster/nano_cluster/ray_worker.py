@@ -205,7 +205,7 @@ class RolloutExecutor:
         if setup.log_is_local and machine() != setup.machine:
             raise UsageError(
                 f"the log {setup.log} is an SQLite file, which a worker on another machine cannot write: give"
-                " --log postgresql://... (docs/store.md), or workers on the trainer's machine alone"
+                " --log postgresql://... (docs/running.md#the-log), or workers on the trainer's machine alone"
             )
         store = LogStore.open(setup.log, blobs=setup.blobs, create=False)
         try:
@@ -213,7 +213,8 @@ class RolloutExecutor:
         except (LogError, OSError):
             raise UsageError(
                 f"the blobs at {setup.blobs} are not the trainer's there: give"
-                " --log ...?blobs=s3://BUCKET/PREFIX, or a folder that all machines share (docs/store.md)"
+                " --log ...?blobs=s3://BUCKET/PREFIX, or a folder that all machines share"
+                " (docs/running.md#the-log)"
             ) from None
         for tool in setup.tool_files:
             TOOLS.give(tool)

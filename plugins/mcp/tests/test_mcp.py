@@ -27,12 +27,12 @@ from nano_coder.run.fork import fork_run
 from nano_coder.run.further_tools import further_tools
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Jail
-from nano_coder.sandbox.resident_program import ResidentProgram
 from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import HeldOpen, ToolContext, ToolFailure
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.trainable import verify
 from nano_mcp.connection import McpConnection, McpFailure
+from nano_mcp.resident_program import ResidentProgram
 from nano_mcp.settings import McpServer, McpSettings, read_project_servers
 from nano_mcp.tools import made_tools, offer_servers, tool_name
 from nano_shared.errors import ConfigError, SandboxError
