@@ -15,7 +15,7 @@ from nano_shared import database
 
 gc.disable()
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # 20 ms for each client of httpx
-_upgrade = database._upgrade
+_upgrade = database.Database.upgrade
 
 
 def pytest_collection_finish() -> None:
@@ -30,7 +30,7 @@ def _empty_log() -> bytes:
     """The file of a log that was migrated and holds nothing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log.db"
-        made = database.Database(database._engine(database._resolve(path)[0]), None)
+        made = database._connect(path)
         _upgrade(made)
         made.close()
         with closing(sqlite3.connect(path)) as connection:  # all of it into this file
@@ -48,4 +48,4 @@ def _made(log: database.Database) -> None:
     return None
 
 
-database._upgrade = _made
+database.Database.upgrade = _made  # type: ignore[method-assign]

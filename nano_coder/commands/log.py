@@ -29,7 +29,7 @@ command = lazy_app(
         "verify": ("nano_coder.commands.log_verify", "May runs train a policy gradient, and if not, why?"),
         "export": ("nano_coder.commands.log_transfer:export", "Write runs in another format."),
         "import": ("nano_coder.commands.log_transfer:import_runs", "Add the runs of files to the log."),
-        "migrate": ("nano_coder.commands.log_transfer:migrate", "Copy a log into another, as to Postgres."),
+        "migrate": ("+cluster", "Copy a log into another, as to Postgres."),
         "redact": (f"{__name__}:redact", "Take the secrets out of runs for good."),
         "path": (f"{__name__}:path", "Where the log is."),
     },

@@ -168,8 +168,8 @@ def test_a_lock_that_is_never_released(log, monkeypatch):
 
 def test_a_write_that_has_waited_its_time_is_not_begun_again(log, monkeypatch):
     monkeypatch.setattr(database, "_BUSY_SECONDS", 0.05)
-    once, tried = database.Database._write_once, []
-    monkeypatch.setattr(database.Database, "_write_once", lambda *given: tried.append(1) or once(*given))
+    once, tried = database.Database.write_once, []
+    monkeypatch.setattr(database.Database, "write_once", lambda *given: tried.append(1) or once(*given))
     with closing(sqlite3.connect(log, isolation_level=None)) as other, LogStore.open(log) as store:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LogError, match="another process held it"):
