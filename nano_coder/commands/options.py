@@ -15,8 +15,8 @@ from nano_coder.config import (
     TEMPERATURE,
     AgentConfig,
     load_config,
+    overriding_limits,
     parse_limits,
-    said_limits,
     user_config_path,
 )
 from nano_coder.plugin_settings import TABLES
@@ -86,7 +86,7 @@ class Setup(NamedTuple):
     @property
     def limits(self) -> dict[str, Any]:
         """The limits that flags and the environment set, which replace those of a task of its own."""
-        return said_limits(self.config, self.sources)
+        return overriding_limits(self.config, self.sources)
 
 
 def agent_options(
@@ -167,7 +167,7 @@ def open_runtime(
 ) -> Runtime:
     """Sandbox first, since it refuses in milliseconds, then the policy, which takes seconds to load.
 
-    `limits` take the place of a task's own (`said_limits`).
+    `limits` take the place of a task's own (`overriding_limits`).
     """
     from nano_coder.agent.profiles import completion_tokens, days_profile, with_tools
     from nano_coder.models.opening import open_configured

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Option
 
@@ -17,9 +17,6 @@ from nano_rl.commands.options import Log
 from nano_shared.errors import UsageError
 from nano_shared.logged_run import ChosenRuns, moment
 from nano_shared.printable import printable
-
-if TYPE_CHECKING:
-    from nano_shared.store import LogStore
 from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
@@ -55,7 +52,6 @@ def command(
     task: TaskChoice = None,
     since: SinceChoice = None,
     policy: PolicyChoice = None,
-    successes: Annotated[bool, Option("--successes", hidden=True)] = False,
     out: Annotated[
         Path | None,
         Option("-o", "--out", help="New file, .jsonl or, for tokens, .parquet; else standard output."),
@@ -77,8 +73,6 @@ def command(
     """
     if name not in FORMATS:
         raise UsageError(f"there is no format {name!r}; the formats are {', '.join(FORMATS)}")
-    if successes:
-        raise UsageError("--successes leaves nothing to compare with; leave it out")
     if redact and name == "tokens":
         raise UsageError("--redact: ids cannot be redacted here; export text, or redact the log itself")
     parquet = out is not None and out.suffix == ".parquet"
