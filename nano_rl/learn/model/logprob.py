@@ -1,22 +1,24 @@
 """Log-probs of the trained tokens under a causal LM, with shared prefixes computed once.
 
 The backbone runs over the token tree of the rows (`prefix_tree.py`), or over the padded rows if the model
-does not support it; the head runs only at positions that predict a trained token (`logprob_head.py`), and the
-logits of a whole batch never exist at once. Values and gradients equal those of independent rows.
+does not support it. A site is a hidden state at which one or several trained tokens are predicted; the head
+runs over chunks of sites, whose logits are freed and computed again in the backward pass, so that those of a
+whole batch never exist at once. Values and gradients equal those of independent rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from nano_rl.learn.model.logprob_head import Anticipate, Targets, selected_scores
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.tree_forward import (
     backbone,
@@ -36,8 +38,16 @@ class TokenScores:
     """entropy of the distribution at each trained token, nats; 0 elsewhere; with gradient only on request"""
 
 
-ScoreLoss = Callable[[TokenScores, Batch], tuple[Tensor, dict[str, float]]]
-"""scores of a batch -> its share of the loss, and metrics that are summed over batches"""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Targets:
+    """N tokens to score at S sites, ordered by site."""
+
+    site_N: Tensor
+    """int64 index of each token's site, ascending"""
+    ids_N: Tensor
+    temperature_S: Tensor
+    softcap: float | None = None
+    """logits x become softcap * tanh(x / softcap), before the temperature"""
 
 
 def token_logprobs(model: nn.Module, batch: Batch, *, chunk_tokens: int | None = None) -> Tensor:
@@ -50,35 +60,6 @@ def token_logprobs(model: nn.Module, batch: Batch, *, chunk_tokens: int | None =
     Raises ConfigError for a model whose logits are computed in a way that is not known here.
     """
     return score_tokens(model, batch, chunk_tokens=chunk_tokens, entropy=False).logprobs_BT
-
-
-def loss_and_scores(
-    model: nn.Module,
-    batch: Batch,
-    loss: ScoreLoss,
-    *,
-    separable: bool,
-    entropy: bool = True,
-    entropy_gradient: bool = False,
-) -> tuple[Tensor, dict[str, float]]:
-    """The `loss` of the batch's scores, and its metrics; faster than `score_tokens` for training.
-
-    `separable`: the loss is a sum over tokens of functions of that token's own scores and columns. The head's
-    gradient is then computed in the forward pass. If that is wrong, the result is right and takes longer.
-    """
-
-    def anticipate(logprobs_n: Tensor, entropy_n: Tensor, tokens: Batch) -> Tensor:
-        scores = TokenScores(logprobs_BT=logprobs_n[:, None], entropy_BT=entropy_n[:, None])
-        return loss(scores, tokens)[0]
-
-    scores = score_tokens(
-        model,
-        batch,
-        entropy=entropy,
-        entropy_gradient=entropy_gradient,
-        anticipate=anticipate if separable else None,
-    )
-    return loss(scores, batch)
 
 
 def can_share(model: nn.Module) -> bool:
@@ -96,14 +77,9 @@ def plain_rows(model: nn.Module) -> Iterator[None]:
 
 
 def score_tokens(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    chunk_tokens: int | None = None,
-    entropy: bool = True,
+    model: nn.Module, batch: Batch, *, chunk_tokens: int | None = None, entropy: bool = True,
     entropy_gradient: bool = False,
-    anticipate: Callable[[Tensor, Tensor, Batch], Tensor] | None = None,
-) -> TokenScores:
+) -> TokenScores:  # fmt: skip
     """As `token_logprobs`, with entropies from the same logits."""
     causal = _causal_lm(model)
     batch = batch.to(next(causal.parameters()).device)
@@ -116,12 +92,6 @@ def score_tokens(
         key_N, order_N = key_N.sort(stable=True)
         rows_N, positions_N = rows_N[order_N], positions_N[order_N]
         sites_S, site_N = key_N.unique_consecutive(return_inverse=True)
-        sliced: Anticipate | None = None
-        if anticipate is not None:
-
-            def sliced(logprobs_n: Tensor, entropy_n: Tensor, tokens: slice) -> Tensor:
-                return anticipate(logprobs_n, entropy_n, batch.tokens(rows_N[tokens], positions_N[tokens]))
-
         logprobs_N, entropy_N = selected_scores(
             causal.get_output_embeddings(),
             states_MH[sites_S // len(temperatures)],
@@ -134,7 +104,6 @@ def score_tokens(
             chunk_tokens=chunk_tokens,
             entropy=entropy,
             entropy_gradient=entropy_gradient,
-            anticipate=sliced,
         )
     place = rows_N, positions_N
 
@@ -142,6 +111,56 @@ def score_tokens(
         return values_N.new_zeros(batch.mask_BT.shape).index_put(place, values_N)
 
     return TokenScores(logprobs_BT=scatter(logprobs_N), entropy_BT=scatter(entropy_N))
+
+
+CHUNK_LOGITS, GPU_CHUNK_LOGITS = 2**22, 2**26
+"""number of logits that exist at once, in float32: few enough for a CPU's caches, and many launches' worth"""
+
+
+def chunk_logits(device: torch.device) -> int:
+    return CHUNK_LOGITS if device.type == "cpu" else GPU_CHUNK_LOGITS
+
+
+def selected_scores(
+    head: nn.Module, hidden_SH: Tensor, targets: Targets, *, chunk_tokens: int | None = None,
+    entropy: bool = True, entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """[N] log-probs and [N] entropies, nats, at least float32; entropies are 0 without `entropy`."""
+    sites = hidden_SH.shape[0]
+    if sites == 0:
+        # keep the graph, so that a batch without trained tokens has a gradient of zero
+        nothing = hidden_SH.sum(dim=1).to(torch.promote_types(hidden_SH.dtype, torch.float32))
+        return nothing, nothing.detach()
+
+    def score(hidden_sH: Tensor, temperature_s: Tensor, local_n: Tensor, ids_n: Tensor) -> tuple[Tensor, ...]:
+        logits_sV = head(hidden_sH)
+        logits_sV = logits_sV.to(torch.promote_types(logits_sV.dtype, torch.float32))
+        if targets.softcap:
+            logits_sV = (logits_sV / targets.softcap).tanh() * targets.softcap
+        logs_sV = (logits_sV / temperature_s.to(logits_sV.dtype)[:, None]).log_softmax(dim=-1)
+        logprobs_n = logs_sV[local_n, ids_n]
+        if not entropy:
+            return logprobs_n, torch.zeros_like(logprobs_n)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropy_s = -torch.linalg.vecdot(logs_sV.exp(), logs_sV)
+        return logprobs_n, entropy_s[local_n]
+
+    vocabulary = getattr(head, "out_features", 2**15)
+    size = chunk_tokens or max(1, chunk_logits(hidden_SH.device) // vocabulary)
+    starts = [*range(0, sites, size), sites]
+    bounds = torch.searchsorted(targets.site_N, torch.tensor(starts, device=targets.site_N.device)).tolist()
+    parts = []
+    for i, (start, end) in enumerate(pairwise(starts)):
+        tokens = slice(bounds[i], bounds[i + 1])
+        parts.append(
+            checkpoint(
+                score, hidden_SH[start:end], targets.temperature_S[start:end],
+                targets.site_N[tokens] - start, targets.ids_N[tokens], use_reentrant=False,
+                preserve_rng_state=False,
+            )
+        )  # fmt: skip
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
 
 
 def _causal_lm(model: Any) -> Any:
