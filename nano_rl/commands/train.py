@@ -30,6 +30,7 @@ from nano_shared.settings_options import Settings, settings_options
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
     from nano_coder.run.execution import Runtime
+    from nano_rl.sinks import Sink
     from nano_rl.watch import Watcher
     from nano_shared.store import LogStore
 
@@ -200,7 +201,6 @@ def _train(
     from nano_rl.commands.plan import refuse_unfit
     from nano_rl.commands.session import training_folder, training_runtime
     from nano_rl.rewards import open_reward
-    from nano_rl.sinks import open_sinks
     from nano_rl.tasks.make import read_tasks
 
     composed = open_reward(config.reward) if config.reward else None
@@ -213,7 +213,11 @@ def _train(
     from nano_rl.learn.loss import probe_objective  # torch
 
     probe_objective(config.objective.terms)
-    sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
+    sinks: list[Sink] = []
+    if log_to:
+        from nano_rl.sinks import open_sinks
+
+        sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     ranks = _ranks()
     size, beside = (ranks.size, ranks.beside) if ranks else (1, 0)
     refuse_unfit(asked.model, config, asked.device, ranks=size, beside=beside)

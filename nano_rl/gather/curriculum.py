@@ -1,10 +1,10 @@
 """Which tasks come next, so that groups have a signal.
 
 A group has a signal if some of its rollouts succeed and some fail. Each cell (a level and a view) has a
-decaying estimate p of its success; cells with p between `low` and `high` are drawn most, in proportion to
+decaying estimate p of its success; cells with p between LOW and HIGH are drawn most, in proportion to
 p(1 - p), the variance of a rollout's reward. Levels open from the lowest up: the next level opens when the
 mean success of the highest open level exceeds the middle of the band, and the highest level closes again when
-its success falls below `low` / 2. The same state, seed and step draw the same tasks; the state is plain JSON.
+its success falls below LOW / 2. The same state, seed and step draw the same tasks; the state is plain JSON.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
 from nano_rl.learn.rows.group import Group
 from nano_shared.errors import UsageError
 from nano_shared.types import Task
@@ -25,27 +23,14 @@ Cell = tuple[int, str]
 """level, view"""
 
 
-class CurriculumConfig(BaseModel):
-    """The target band of success, and how estimates of it are formed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    low: float = Field(0.2, ge=0, le=1)
-    high: float = Field(0.8, ge=0, le=1)
-    """target band of the success of groups"""
-    decay: float = Field(0.8, gt=0, lt=1)
-    """factor by which each new group reduces the weight of earlier groups"""
-    floor: float = Field(0.02, gt=0, le=1)
-    """weight of a cell outside the band, relative to 1 at p = 0.5: such cells are still sampled now and
-    then"""
-    tries: int = Field(3, ge=1)
-    """number of groups before the estimate of a cell is used"""
-
-    @model_validator(mode="after")
-    def _band(self) -> CurriculumConfig:
-        if self.low >= self.high:
-            raise ValueError("`low` must be less than `high`")
-        return self
+LOW, HIGH = 0.2, 0.8
+"""target band of the success of groups"""
+DECAY = 0.8
+"""factor by which each new group reduces the weight of earlier groups"""
+FLOOR = 0.02
+"""weight of a cell outside the band, relative to 1 at p = 0.5: such cells are still sampled now and then"""
+TRIES = 3
+"""number of groups before the estimate of a cell is used"""
 
 
 @dataclass(slots=True)
@@ -75,7 +60,6 @@ class Curriculum:
 
     tasks: Sequence[Task]
     seed: int = 0
-    config: CurriculumConfig = field(default_factory=CurriculumConfig)
     open_level: int = field(init=False)
     """highest level that is drawn from"""
     _cells: dict[Cell, list[Task]] = field(init=False)
@@ -102,17 +86,17 @@ class Curriculum:
         return [cell for cell in self._cells if cell[0] <= self.open_level]
 
     def weights(self) -> dict[Cell, float]:
-        """Sampling weight of each open cell: 1 without an estimate, 4p(1 - p) in the band, `floor`
+        """Sampling weight of each open cell: 1 without an estimate, 4p(1 - p) in the band, FLOOR
         outside."""
         return {cell: self._weight(self._records[cell]) for cell in self.open_cells}
 
     def _weight(self, record: _CellRecord) -> float:
         rate = record.rate
-        if rate is None or record.groups < self.config.tries:
+        if rate is None or record.groups < TRIES:
             return 1.0
-        if not self.config.low <= rate <= self.config.high:
-            return self.config.floor
-        return max(self.config.floor, 4 * rate * (1 - rate))
+        if not LOW <= rate <= HIGH:
+            return FLOOR
+        return max(FLOOR, 4 * rate * (1 - rate))
 
     def draw(self, step: int, count: int, *, taken: Collection[str] = ()) -> list[Task]:
         """`count` different tasks for one step, none with a key in `taken`; fewer if the open cells have no
@@ -153,21 +137,21 @@ class Curriculum:
             record = self._records[task.level, task.view or ""]
             success = min(1.0, max(0.0, math.fsum(scored) / len(scored)))
             record.groups += 1
-            record.success = self.config.decay * record.success + success
-            record.weight = self.config.decay * record.weight + 1
+            record.success = DECAY * record.success + success
+            record.weight = DECAY * record.weight + 1
         self._move()
 
     def _move(self) -> None:
         """Open the next level or close the highest open one, by its mean success."""
         top = [self._records[cell] for cell in self._cells if cell[0] == self.open_level]
-        known = [r.rate for r in top if r.rate is not None and r.groups >= self.config.tries]
+        known = [r.rate for r in top if r.rate is not None and r.groups >= TRIES]
         if len(known) < len(top):
             return
         mean = sum(known) / len(known)
         at = self.levels.index(self.open_level)
-        if mean > (self.config.low + self.config.high) / 2 and at + 1 < len(self.levels):
+        if mean > (LOW + HIGH) / 2 and at + 1 < len(self.levels):
             self.open_level = self.levels[at + 1]
-        elif mean < self.config.low / 2 and at > 0:
+        elif mean < LOW / 2 and at > 0:
             for record in top:  # estimates start afresh when the level opens again
                 record.groups, record.success, record.weight = 0, 0.0, 0.0
             self.open_level = self.levels[at - 1]
@@ -176,7 +160,7 @@ class Curriculum:
         """`curriculum_level`: the highest open level; `curriculum_in_band`: share of open cells in the
         band."""
         rates = [r for cell in self.open_cells if (r := self._records[cell].rate) is not None]
-        inside = [r for r in rates if self.config.low <= r <= self.config.high]
+        inside = [r for r in rates if LOW <= r <= HIGH]
         return {
             "curriculum_level": float(self.open_level),
             "curriculum_in_band": len(inside) / len(rates) if rates else 0.0,

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from nano_rl.learn.config import UpdateConfig
 from nano_rl.learn.metrics import SHORTEST
 from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.model.logprob import chunk_logits
+from nano_rl.learn.model.logprob import CHUNK_LOGITS, block_logits
 from nano_rl.learn.prefix_tree import TokenTree
 from nano_rl.learn.tree_forward import backbone, config_objection, layers_of, tree_hidden
 
@@ -239,11 +239,12 @@ class _Kept:
 
 
 def _logits(causal: Any, tokens: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Logits of a chunk in four copies, states and their gradient, and the gradient of a trained head."""
+    """Logits of a chunk, blocks in float32, states and their gradient, and the gradient of a trained head."""
     head: Tensor = causal.get_output_embeddings().weight
-    chunk = min(max(chunk_logits(device), head.shape[0]), tokens * head.shape[0]) * (dtype.itemsize + 4 * 4)
+    chunk = min(CHUNK_LOGITS, tokens * head.shape[0]) * dtype.itemsize
+    blocks = 4 * 4 * min(block_logits(device), tokens * head.shape[0])
     states = 2 * tokens * head.shape[1] * dtype.itemsize
-    return chunk + states + (2 * head.numel() * dtype.itemsize if head.requires_grad else 0)
+    return chunk + blocks + states + (2 * head.numel() * dtype.itemsize if head.requires_grad else 0)
 
 
 def _sampler_copy(causal: Any, dtype: torch.dtype, device: torch.device, config: UpdateConfig) -> int:
