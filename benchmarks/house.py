@@ -2,7 +2,7 @@
 
     python benchmarks/house.py              prints every figure, its value before the rebuild, and its bar
     python benchmarks/house.py --write      also writes docs/results/house.json, from which `make docs` fills
-                                            the tables of docs/design.md, and which tests/test_house.py holds
+                                            the table of CONTRIBUTING.md, and which tests/test_house.py holds
                                             the library to
     python benchmarks/house.py --entered    names the files that each journey enters
 
@@ -118,7 +118,9 @@ def sizes() -> dict[str, str]:
 
 
 def words() -> dict[str, str]:
+    """Words of the pages written by hand, tables included: docs/commands.md is made from the programs."""
     pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
+    pages.remove(ROOT / "docs" / "commands.md")
     return {
         "words of README": f"{len((ROOT / 'README.md').read_text(encoding='utf-8').split()):,}",
         "words of docs": f"{sum(len(page.read_text(encoding='utf-8').split()) for page in pages):,}",
@@ -180,25 +182,29 @@ def contracts() -> dict[str, str]:
 
 
 def options_shown() -> dict[str, str]:
-    """Options that `--help` shows, of every command of the core; --help and --version are not counted."""
-    counts: list[int] = []
+    """Options of every command of the core, and each of the common ones once; --help and --version are not
+    counted."""
+    from nano_shared.command_line import COMMON_PANEL
+
+    own, common = 0, set[str]()
 
     def walk(command: Any) -> None:
+        nonlocal own
         if hasattr(command, "load"):
             for name, target in command.targets.items():
                 if not target.startswith("+"):  # of a plug-in
                     walk(command.load(name))
             return
-        counts.append(
-            sum(
-                param.param_type_name == "option" and not param.hidden and "--help" not in param.opts
-                for param in command.params
-            )
-        )
+        for param in command.params:
+            if param.param_type_name == "option" and not param.hidden and "--help" not in param.opts:
+                if param.rich_help_panel == COMMON_PANEL:
+                    common.update(param.opts[:1])
+                else:
+                    own += 1
 
     for module in ("nano_coder.cli", "nano_rl.cli"):
         walk(importlib.import_module("typer.main").get_command(importlib.import_module(module).cli))
-    return {"options of the core's commands": str(sum(counts))}
+    return {"options of the core's commands": str(own + len(common))}
 
 
 def settings() -> dict[str, str]:

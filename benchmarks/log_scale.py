@@ -147,7 +147,7 @@ COLUMNS = """
 import json, sys
 from nano_rl.logs.admission import TargetPolicy
 from nano_rl.logs.admission_report import LogAdmission
-from nano_shared.run_fact_rows import RunFilter
+from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 report = LogAdmission(
     store=LogStore.open(sys.argv[1]), chosen=RunFilter(), target=TargetPolicy(), fresh=12

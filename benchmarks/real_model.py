@@ -36,7 +36,7 @@ def run(log: Path, model: list[str], seed: int, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "buggy_stats"
         shutil.copytree(EXAMPLES / "buggy_stats", work)
-        task = ["run", TASK, "-C", str(work), "--check", CHECK, "--max-seconds", str(seconds), "--json"]
+        task = ["run", TASK, "-C", str(work), "--check", CHECK, "--limit", f"max_seconds={seconds}", "--json"]
         _call("nano_coder.cli", [*task, *common])
         for line in (EXAMPLES / "seeds.jsonl").read_text().splitlines():
             (one := Path(folder) / "task.jsonl").write_text(line)

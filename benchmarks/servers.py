@@ -1,7 +1,7 @@
 """Servers of OpenAI's API side by side: tokens and requests a second and the time to the first token.
 
     python benchmarks/servers.py --model FOLDER --out FILE \
-        --server "nano=nano-coder serve --model {model} --dtype bfloat16 --port {port}" \
+        --server "nano=nano-coder serve --model {model} --set dtype=bfloat16 --port {port}" \
         --server "vllm=python -m vllm.entrypoints.openai.api_server --model {model} --port {port}"
 
 Every command is started once and stopped (SIGSTOP) while another is measured. A round asks each server in

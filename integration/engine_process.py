@@ -59,7 +59,12 @@ class EngineProcess:
         the seconds until it answers. Raises SystemExit if it does not."""
         began = time.monotonic()
         base = ["--host", "127.0.0.1", "--port", str(self.port)]
-        base += ["--model", str(model), "--dtype", dtype] if model else []
+        if model:
+            base += [
+                "--model",
+                str(model),
+                *(["--dtype", dtype] if self._vllm else ["--set", f"dtype={dtype}"]),
+            ]
         variables = {**os.environ, "NANO_HOME": str(self._home), "NANO_SERVE_ADMIN_KEY": KEY}
         command = [sys.executable, "-c", self.program, "serve", *base, *more]
         if self._vllm:

@@ -37,6 +37,7 @@ from own_project import nano, told, write
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import RunSettings
 from nano_coder.run.foreign_agent import open_agent
 from nano_rl.commands.session import oracle_runtime
 from nano_rl.gather.rollouts import execute
@@ -125,7 +126,7 @@ def warm(options: argparse.Namespace) -> Path:
     tasks = list(read_tasks(file))
     command = options.agent.format(folder=options.agent_folder)
     agent = open_agent(command, [str(options.agent_folder)])
-    runtime = replace(oracle_runtime(None), policy_name="teacher", agent=agent)
+    runtime = replace(oracle_runtime(None), policy_name="teacher", settings=RunSettings(agent=agent))
     runs = execute(tasks, [ScriptedPolicy(solution(task), id="teacher") for task in tasks], runtime)
     print(f"demonstrations: {sum(run.reward == 1 for run in runs)} of {len(runs)} solved", flush=True)
     # the weights of a tiny policy are random: an adapter would leave them so

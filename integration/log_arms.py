@@ -203,7 +203,11 @@ class Bench:
                 way = lineage(opened)
                 contents = read_logs(stores, opened, template, way, config)
                 print(f"   {name}: {contents.report()}", flush=True)
-                sources = Sources(logged=contents.groups, born=contents.born, learned_from=way.learned_from)
+                sources = Sources(
+                    logged=contents.groups,
+                    policy_versions=contents.policy_versions,
+                    learned_from=way.learned_from,
+                )
             used = train(model, opened, runtime, sources, config, folder, Watch(on_step))
         done = len(read_metrics(folder / METRICS))
         return self.save(name, model, opened, config, checkpoint, done, used)

@@ -43,7 +43,7 @@ def start(home: Path, name: str, ranks: int, steps: int) -> subprocess.Popen[byt
     arguments = [
         "-m", "nano_rl", "train", "--name", name, "--model", str(home / "tiny"), "--tasks",
         str(home / "tasks.jsonl"), "--steps", str(steps), "--prompts", "2", "--group-size", "4", "--reward",
-        "py:remote_engine:parity=1", "--set", "guards.patience=1000", "--limit", "max_completion_tokens=6",
+        "remote_engine:parity=1", "--set", "guards.patience=1000", "--limit", "max_completion_tokens=6",
         "--limit", "max_turns=1",
     ]  # fmt: skip
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])

@@ -49,7 +49,7 @@ def start_training(
     arguments = [
         "--name", name, "--model", str(home / "tiny"), "--tasks", str(home / "tasks.jsonl"), "--engine",
         ",".join(urls), "--lora-rank", "8", "--steps", str(steps), "--prompts", "2", "--group-size", "4",
-        "--learning-rate", "1e-3", "--reward", "py:remote_engine:parity=1", "--limit",
+        "--learning-rate", "1e-3", "--reward", "remote_engine:parity=1", "--limit",
         "max_completion_tokens=16", "--set", "guards.patience=1000", "--set", "guards.mismatch_max=1e-3",
         *more,
     ]  # fmt: skip

@@ -188,7 +188,7 @@ class Server:
         self.root = f"http://127.0.0.1:{self.port}"
         self._command = (
             sys.executable, "-c", "import sys; from nano_coder.cli import main; sys.exit(main())", "serve",
-            "--model", str(model), "--dtype", "float32", "--port", str(self.port), "--admin-key", ADMIN,
+            "--model", str(model), "--set", "dtype=float32", "--port", str(self.port), "--admin-key", ADMIN,
         )  # fmt: skip
         self._environment = {**os.environ, "NANO_HOME": str(home)}
         self._left, self._lock = requests, threading.Lock()

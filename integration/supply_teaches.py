@@ -6,6 +6,7 @@ families) and on families that it never saw.
 
     python integration/supply_teaches.py --seed 0 --out FOLDER      one seed
     python integration/supply_teaches.py --report FOLDER FOLDER...  the table of several
+    python integration/supply_teaches.py --seed 0 --constants       the best constant answer, without training
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     if options.report:
         return _report([json.loads((folder / RESULT).read_text()) for folder in options.report])
+    if options.constants:
+        return _constants(options.seed)
     if options.out is None:
         sys.exit("give --out FOLDER, where log, checkpoints and result.json are kept, or --report FOLDER...")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -70,6 +74,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     (options.out / RESULT).write_text(json.dumps(result, indent=2))
     return _report([json.loads(json.dumps(result))])
+
+
+def _constants(seed: int) -> int:
+    """Print which operator is the right answer most often in each held-out set, and how often."""
+    with tempfile.TemporaryDirectory() as home:
+        tasks = Flywheel(Path(home), SCALE, seed=seed, shuffle=False).make_tasks()
+    for kind, held_out in (("programs", tasks.held_out), ("families", tasks.families)):
+        answers = Counter(
+            call.arguments.get("answer", call.arguments.get("new"))
+            for call, *_ in (task.oracle for task in held_out if task.oracle)
+        )
+        ((answer, count),) = answers.most_common(1)
+        print(f"{kind}: always {answer!r} is right in {count / len(held_out):.1%} of {len(held_out)}")
+    return 0
 
 
 def _evaluate(circle: Flywheel, checkpoint: Path, tasks: list[Task], title: str) -> list[Trajectory]:
@@ -112,6 +130,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Whether the supply of tasks teaches a tiny policy.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="keep log, checkpoints and result.json here")
+    parser.add_argument("--constants", action="store_true", help="print the best constant answers, and end")
     parser.add_argument("--report", type=Path, nargs="+", help="folders of seeds that ran")
     return parser.parse_args(arguments)
 

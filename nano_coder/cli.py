@@ -13,7 +13,6 @@ COMMANDS = {
     "diff": ("nano_coder.commands.changes:diff", "Show what a run changed."),
     "undo": ("nano_coder.commands.changes:undo", "Take back what applying a run did."),
     "restore": ("nano_coder.commands.changes:restore", "Write the workspace as a step of a run left it."),
-    "replay": ("nano_coder.commands.replay", "Look at a run, execute it again, or prove its prompts."),
     "fork": ("nano_coder.commands.resume:fork", "Sample other continuations from a step of a run."),
     "feedback": (
         "nano_coder.commands.feedback",

@@ -332,12 +332,7 @@ def _project_layers(files: Mapping[str, ProjectFile]) -> list[tuple[str, dict[st
 def configured(
     flags: Mapping[str, Any], project: ProjectFile | None, files: Mapping[str, ProjectFile] | None = None
 ) -> Configured:
-    """The layers laid over each other.
-
-    pydantic-settings reads the environment. The files are read here, since a project's is a stranger's: it
-    may be a pipe or too large, what is trusted and what is used must be the same bytes, and pydantic-settings
-    could neither let it only tighten nor add up the names of several layers that runs do not see.
-    """
+    """The layers laid over each other."""
     ours, openai = _environment()
     layers = [
         ("OPENAI_* environment", openai),
@@ -449,33 +444,13 @@ def user_config_path() -> Path:
     return platformdirs.user_config_path("nano") / "config.toml"
 
 
-@cache
-def _environment_readers() -> tuple[Any, Any]:
-    """Readers of the NANO_* variables that are settings, and of OPENAI_*, which other programs read too."""
-    from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
-
-    class Ours(AgentConfig, BaseSettings):  # type: ignore[misc]  # two kinds of model_config
-        pass
-
-    class OpenAI(BaseSettings):
-        base_url: str | None = None
-        api_key: str | None = None
-
-        model_config = SettingsConfigDict(env_prefix="OPENAI_", env_ignore_empty=True)
-
-    class Reader(EnvSettingsSource):
-        def decode_complex_value(self, field_name: str, field: Any, value: Any) -> Any:
-            return value  # the model reads "a, b" and "write" itself
-
-    return lambda: Reader(Ours, env_prefix="NANO_", env_ignore_empty=True)(), OpenAI
-
-
 def _environment() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of NANO_* variables, and of OPENAI_*. Raises ConfigError for a misspelt setting.
+    """The settings of NANO_* variables, and of OPENAI_*, which other programs read too; an empty one sets
+    nothing. Raises ConfigError for a misspelt setting.
 
     A NANO_* variable that resembles no setting is another program's.
     """
-    known = {f"NANO_{key.upper()}" for key in AgentConfig.model_fields}
+    known = {f"NANO_{key.upper()}": key for key in AgentConfig.model_fields}
     for name in os.environ:
         if not name.startswith("NANO_") or name in known or name in _NO_SETTINGS:
             continue
@@ -483,8 +458,12 @@ def _environment() -> tuple[dict[str, Any], dict[str, Any]]:
             raise ConfigError(f"environment: {name}: {missing}")
         if meant := get_close_matches(name, known, n=1, cutoff=0.8):
             raise ConfigError(f"environment: {name}: no such setting; did you mean {meant[0]}?")
-    ours, openai = _environment_readers()
-    return ours(), openai().model_dump(exclude_none=True)
+    openai = {f"OPENAI_{key.upper()}": key for key in ("base_url", "api_key")}
+    ours, others = (
+        {key: value for name, key in names.items() if (value := os.environ.get(name))}
+        for names in (known, openai)
+    )
+    return ours, others
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -365,10 +365,9 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """The environments of a command, and the verdicts of runs that ended in them."""
+    """The environments of a command."""
 
     opened: tuple[OpenedEnvironment, ...] = ()
-    _verdicts: dict[str, Verdict] = field(default_factory=dict)
 
     @classmethod
     def open(cls, texts: Iterable[str]) -> Environments:
@@ -412,10 +411,3 @@ class Environments:
         if not isinstance(session, EnvironmentSession):
             raise UsageError(f"{name}: start gave {described(session)}, and no EnvironmentSession")
         return OpenSession(name, session)
-
-    def keep(self, run: Trajectory, session: OpenSession) -> None:
-        """End the session of a run, and keep the verdict until `verdict_of` takes it."""
-        self._verdicts[run.id] = session.end(run)
-
-    def verdict_of(self, run: Trajectory) -> Verdict:
-        return self._verdicts.pop(run.id, None) or ungraded(str(run.stop), run.stop_detail or "")

@@ -34,7 +34,7 @@ TASKS = {
     "import": ("nano_rl.commands.tasks:import_tasks", "Tasks of another format, into a task file."),
     "export": ("nano_rl.commands.tasks:export_tasks", "A task file into another format."),
     "serve": ("+formats", "Tasks over HTTP, as NeMo Gym asks for them."),
-    "from-log": ("nano_rl.commands.tasks_from_log", "Tasks of logged runs, into a task file."),
+    "from-log": ("nano_rl.commands.tasks:from_log", "Tasks of logged runs, into a task file."),
     "mine": ("+mining", "Tasks out of Python packages that have tests."),
     "list": ("nano_rl.commands.tasks:list_tasks", "What is in a task file, or which suites there are."),
 }

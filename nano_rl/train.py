@@ -176,7 +176,7 @@ def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: 
         template_hash=content_hash(opened.profile.chat_template or opened.loaded.chat_template),
         tasks=sources.hash,
         config=config.model_dump(mode="json"),
-        limits={**runtime.limits, **said},
+        limits={**runtime.settings.limits, **said},
         code=source_hashes(),
     )
 

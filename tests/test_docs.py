@@ -1,6 +1,7 @@
 """Documentation that can rot is tested: the files it names exist, its commands and queries run."""
 
 import functools
+import itertools
 import re
 import shlex
 import subprocess
@@ -16,7 +17,6 @@ from nano_rl import cli as rl
 from nano_shared.store import LogStore
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in [
@@ -43,58 +43,21 @@ def files() -> frozenset[str]:
     return frozenset(f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*") if ".venv" not in path.parts)
 
 
-def test_every_file_of_the_readme_tree_exists() -> None:
-    tree = README.split("## Where things are")[1].split("```")[1]
+def test_every_file_of_the_tree_in_concepts_exists() -> None:
+    tree = PAGES["docs/concepts.md"].split("## Where things are")[1].split("```")[1]
     folder = ROOT
     for line in tree.strip().splitlines():
         name = line.split()[0]
         if not line.startswith(" "):
             folder = ROOT / name
-            assert folder.exists(), name
-        else:
-            assert (folder / name).exists(), name
+        assert (folder if folder == ROOT / name else folder / name).exists(), name
 
 
-@pytest.mark.parametrize("path", re.findall(r"\]\(([^)#:]+)\)", README))
-def test_every_link_of_the_readme_leads_somewhere(path: str) -> None:
-    assert (ROOT / path).exists()
+QUERIES = re.findall(r"```sql\n(.*?)```", PAGES["docs/concepts.md"], re.DOTALL)[0].strip().split(";\n")
 
 
-@pytest.mark.parametrize("name", coder.COMMANDS)
-def test_the_readme_shows_every_command_of_nano_coder(name: str) -> None:
-    assert f"nano-coder {name}" in README
-
-
-@pytest.mark.parametrize("name", rl.COMMANDS)
-def test_the_readme_shows_every_command_of_nano_rl(name: str) -> None:
-    assert f"nano-rl {name}" in README
-
-
-@functools.cache
-def options() -> tuple[frozenset[str], dict[str, str]]:
-    """The options of all commands, and those that moved: earlier name -> what it is now."""
-    known, moved = set[str](), dict[str, str]()
-    groups: list[Any] = [typer.main.get_command(cli) for cli in (coder.cli, rl.cli)]
-    while groups:
-        group = groups.pop()
-        for command in map(group.load, group.targets):
-            if hasattr(command, "load"):
-                groups.append(command)
-                continue
-            known |= {option for param in command.params for option in param.opts}
-            moved |= command.moved
-    return frozenset(known), {name: now for name, now in moved.items() if name not in known}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_no_page_names_an_option_that_moved(page: str) -> None:
-    _, moved = options()
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", PAGES[page]))
-    assert {name: moved[name] for name in named & set(moved)} == {}
-
-
-@pytest.mark.parametrize("query", re.findall(r"```sql\n(.*?)```", README, re.DOTALL)[0].strip().split(";\n"))
-def test_the_queries_of_the_readme_run(query: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("query", QUERIES)
+def test_the_queries_of_concepts_run(query: str, tmp_path: Path) -> None:
     with LogStore.open(tmp_path / "log.db") as store:
         assert store.sql(query.strip().rstrip(";")).rows == []
 
@@ -135,11 +98,22 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#([\w-]+))?\)", PAGES[page])
     for path, heading in links:
         assert (folder / path).exists(), path
-        if heading:
-            heads = re.findall(r"^#+ (.*)$", (folder / path).read_text(encoding="utf-8"), re.MULTILINE)
-            assert heading in {
-                re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads
-            }
+        assert not heading or heading in headings(folder / path), f"{path}#{heading}"
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads}
+
+
+def test_pages_and_anchors_that_code_names_exist() -> None:
+    for file in files():
+        if file.endswith((".py", ".toml")) and not file.startswith("/tests/"):
+            text = (ROOT / file[1:]).read_text(encoding="utf-8")
+            for page, anchor in re.findall(r"(?<![\w/.])docs/(\w+\.md)(?:#([\w-]+))?", text):
+                assert (ROOT / "docs" / page).exists(), f"{file}: docs/{page}"
+                assert not anchor or anchor in headings(ROOT / "docs" / page), f"{file}: docs/{page}#{anchor}"
 
 
 def test_figures_and_tables_are_those_of_the_result_files() -> None:
@@ -154,34 +128,41 @@ def test_figures_and_tables_are_those_of_the_result_files() -> None:
 
 
 def commands_of(page: str) -> list[list[str]]:
-    """The words of each nano-coder and nano-rl command in the code blocks of a page, without comments."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE)
-    lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if re.match(r"nano-(coder|rl) ", line)]
+    """The words of each nano-coder and nano-rl command in the code of a page, without comments."""
+    text = PAGES[page].replace("\\\n", " ")
+    blocks = re.findall(r"^```(?:bash|sh)?\n(.*?)^```|((?:^ {4}.*\n)+)", text, re.DOTALL | re.MULTILINE)
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in "".join(block).splitlines()]
+    return [
+        shlex.split(line.partition(" #")[0], comments=True)
+        for line in lines
+        if re.match(r"nano-(coder|rl) ", line)
+    ]
 
 
-def options_of(words: list[str]) -> tuple[set[str], list[str]]:
-    """The options of the command that the words call, and the words behind its name."""
+def called(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that the words call, and the words behind its name."""
     command: Any = {"nano-coder": coder.cli, "nano-rl": rl.cli}[words[0]]
     command, rest = typer.main.get_command(command), words[1:]
     while hasattr(command, "load"):
         assert rest, f"no such command: {shlex.join(words)}"
         assert rest[0] in command.targets, f"no such command: {shlex.join(words)}"
         command, rest = command.load(rest[0]), rest[1:]
-    known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
-    return known | {"--help", "-h"}, rest
+    return command, rest
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
-def test_every_option_of_a_command_that_is_shown_exists(page: str) -> None:
-    shown = commands_of(page)
-    assert len(shown) >= 10
-    for words in shown:
-        known, rest = options_of(words)
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_that_is_shown_exists_with_its_options_and_settings(page: str) -> None:
+    for words in commands_of(page):
+        command, rest = called(words)
         given = rest[: rest.index("--")] if "--" in rest else rest
         # what `exec` runs has options of its own
-        given = given[:1] if words[1] == "exec" else given
-        wrong = [
-            word for word in given if re.match(r"--?[a-z]", word) and word.partition("=")[0] not in known
-        ]
-        assert wrong == [], shlex.join(words)
+        given = [word.strip("[]|") for word in (given[:1] if words[1] == "exec" else given)]
+        known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
+        wrong = {w.partition("=")[0] for w in given if re.match(r"--?[a-z]", w)} - known - {"--help", "-h"}
+        assert wrong == set(), shlex.join(words)
+        set_here = {word.partition("=")[0] for option, word in itertools.pairwise(given) if option == "--set"}
+        assert set_here <= set(command.settings), shlex.join(words)
+
+
+def test_the_guide_and_the_readme_show_commands() -> None:
+    assert all(len(commands_of(page)) >= 5 for page in ("README.md", "docs/guide.md"))

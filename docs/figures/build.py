@@ -1,6 +1,6 @@
 """Draw the pictures and fill the tables of the documents from docs/results/*.json.
 
-    python docs/figures/build.py            writes docs/figures/*.svg, and the tables between the markers
+    python docs/figures/build.py            writes docs/figures/*.svg, docs/commands.md, and tables
     python docs/figures/build.py --check    writes nothing; names what is stale, and ends with 1
 
 A table stands between `<!-- table: NAME -->` and `<!-- end -->` in README.md or a document; NAME is a key of
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from circle import circle
+from commands import commands_page
 from curve import supply
 from scale import engines, staleness
 from tables import TABLES
@@ -38,7 +39,8 @@ def made() -> Iterator[tuple[Path, str]]:
     yield FIGURES / "supply.svg", supply(result("supply_teaches"))
     yield FIGURES / "staleness.svg", staleness(result("staleness"))
     yield FIGURES / "engines.svg", engines(result("scale_simulation"))
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    yield ROOT / "docs" / "commands.md", commands_page()
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         if MARKED.search(text):
             yield page, MARKED.sub(filled, text)

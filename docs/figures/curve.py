@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 from svg import Svg
@@ -32,11 +33,13 @@ def supply(data: dict[str, Any]) -> str:
             ends = [place(steps[0], row[f"{name}_before"]), place(steps[-1], row[f"{name}_after"])]
             for x, y in ends:
                 svg.dot(x, y, 3, kind)
+        constant = fmean(row[f"{name}_constant"] for row in seeds)
+        svg.line([place(0, constant), place(steps[-1], constant)], f"constant {kind}")
         mean = [place(step, percent) for step, percent in zip(steps, data[name], strict=True)]
         svg.line(mean, f"curve {kind}")
         y = mean[-1][1] + (14 if kind == "a" else -6)
         ends_said = f"{label}: {data[name][0]} to {data[name][-1]} %"
         svg.text(RIGHT + 14, y, [ends_said], kind=kind, anchor="start")
-    legend = [f"thick: mean of {len(seeds)} seeds", "dots: each seed"]
-    svg.text(RIGHT + 14, BOTTOM - 24, legend, small=True, anchor="start")
+    legend = [f"thick: mean of {len(seeds)} seeds", "dots: each seed", "dashed: best constant answer"]
+    svg.text(RIGHT + 14, BOTTOM - 40, legend, small=True, anchor="start")
     return svg.end()

@@ -1,4 +1,4 @@
-"""The figures of docs/scale.md: success against staleness, and steps an hour, measured and predicted."""
+"""The figures of docs/results.md: success against staleness, and steps an hour, measured and predicted."""
 
 from __future__ import annotations
 

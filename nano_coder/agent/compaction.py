@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from nano_coder.agent.actions import cut_to
 from nano_coder.agent.dialects.dialect import function_schema
-from nano_coder.agent.observation import cut_to
 from nano_coder.agent.prompt import rendered
 from nano_shared.errors import ContextFull
 from nano_shared.policy import Conversation, Policy

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
+from nano_coder.agent.actions import Actions
 from nano_coder.agent.compaction import Compaction
 from nano_coder.agent.dialects.api import FILTERED, Api
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed
-from nano_coder.agent.observation import limits_met, shorten
-from nano_coder.agent.prompt import DELEGATE
-from nano_coder.agent.sub_agent import answered, child_result, delegating, sub_agent
-from nano_coder.agent.workspace import Workspace
-from nano_coder.tools.registry import TOOLS, RecordedAnswers
+from nano_coder.agent.prompt import DELEGATE, offered_tools
+from nano_coder.agent.sub_agent import answered, assignment, child_result, delegating, sub_agent
 from nano_coder.tools.run_control import submit
-from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult
+from nano_coder.tools.tool import ToolResult
 from nano_shared.errors import ContextFull
 from nano_shared.hashing import content_hash
 from nano_shared.policy import Conversation, Policy
 from nano_shared.profile import InterfaceProfile
-from nano_shared.snapshot import SnapshotError
 from nano_shared.types import (
     SUMMARY,
     Completion,
@@ -38,21 +33,14 @@ from nano_shared.types import (
     Turn,
 )
 
-if TYPE_CHECKING:
-    from nano_coder.environment import OpenSession
-
 _MAX_FORMAT_ERRORS = 3
 _MAX_REPEATS = 4
 _LONGEST_ROUND = 4
 """turns of a round that is a loop when it is repeated, such as a wrong call, and prose about its error"""
-_SHOWN = 5
-"""paths that a note names"""
 _MAX_REPETITIONS = 2
 """answers that repeat themselves: the model is told once"""
 SAID = "user"
 """tool name of an observation that is a further message of the user; no policy can call it"""
-_NO_NOTES = ("compact",)
-"""dialects whose frozen observations do not mention limits"""
 
 
 def turn_seed(seed: int | None, index: int) -> int | None:
@@ -63,70 +51,79 @@ def turn_seed(seed: int | None, index: int) -> int | None:
 
 
 @dataclass(slots=True, kw_only=True)
+class Dialogue:
+    """The conversation of one agent with its policy."""
+
+    policy: Policy
+    conversation: Conversation
+    sampling: Sampling
+    """with the run's seed, from which each completion gets its own"""
+    compaction: Compaction | None = None
+    """None: the run ends where its context is full"""
+
+    def complete(self, number: int, most: int, deadline: float) -> Completion:
+        """The completion of turn `number` of the run, of at most `most` sampled tokens, by a time of the
+        monotonic clock."""
+        self.conversation.deadline = deadline
+        own = {"seed": turn_seed(self.sampling.seed, number), "max_tokens": most}
+        completion = self.policy.complete(self.conversation, self.sampling.model_copy(update=own))
+        self.conversation.record(completion)
+        return completion
+
+
+@dataclass(slots=True, kw_only=True)
 class Agent:
     """One execution in memory. `step` takes one turn; `stop` is the reason to stop, or None."""
 
     task: Task
-    policy: Policy
     profile: InterfaceProfile
-    tools: tuple[ToolSpec, ...]
-    workspace: Workspace
-    context: ToolContext
-    conversation: Conversation
-    sampling: Sampling
-    seed: int | None
-    put_blob: Callable[[bytes], str]
+    dialogue: Dialogue
+    actions: Actions
+    began: float
+    """on the monotonic clock; of a run that was resumed, earlier by what it had used before"""
     turns: list[Turn] = field(default_factory=list)
+    """of the run: sub-agents' too"""
     stop: StopReason | None = None
     answer: str | None = None
-    compaction: Compaction | None = None
-    """None: the run ends where its context is full"""
-    session: OpenSession | None = None
-    """of the environment that the task is of; None for a task of ours"""
-    record: RecordedAnswers | None = None
-    """recorded answers of a logged run, used instead of calling recorded tools"""
-    elapsed: float = 0.0
-    """seconds used before this process, if the run was resumed"""
-    began: float = field(default_factory=time.monotonic)
     parent: int | None = None
     """of a sub-agent: index of the turn that delegated to it"""
-    most_turns: int | None = None
-    """of a sub-agent: turns that it may take"""
     child: Agent | None = None
     """the sub-agent at work, or the one whose logged turns are being replayed"""
-    log_observation: Callable[[int, Observation], None] | None = None
-    """gets the answer of a sub-agent, with the index of the turn that delegated to it"""
-    _liberties: list[str] = field(default_factory=list)
-    """deviations from the given arguments that tools accepted in the current turn"""
 
-    def step(self) -> Turn:
+    def step(self) -> Turn | None:
         """The next turn: the active sub-agent's, else a summary if the context is nearly full, else an
-        action."""
+        action. None where a sub-agent has ended without one."""
         if (at := self._delegating()) is not None:
-            return self._delegated(self._child_of(at))
-        if self.compaction is None:
+            child = self._child_of(at)
+            try:
+                return child.step()
+            except ContextFull:
+                child.stop = StopReason.CONTEXT_FULL
+                return None
+        compaction, conversation = self.dialogue.compaction, self.dialogue.conversation
+        if compaction is None:
             return self._act()
-        if self.compaction.due(self.conversation, self.own):
-            return self._summarise(self.compaction)
+        if compaction.due(conversation, self.own_turns):
+            return self._summarise(compaction)
         try:
             return self._act()
         except ContextFull:  # a server reads less than it says
-            if not self.conversation.rendered:
+            if not conversation.rendered:
                 raise
-            return self._summarise(self.compaction)
+            return self._summarise(compaction)
 
     def _act(self) -> Turn:
-        started = time.time()
-        anew = self.own[-1].is_summary if self.own else self.parent is not None
-        begun = self.conversation.messages if anew else ()
-        completion = self.complete()
-        parsed = self.parse(completion)
-        self._liberties.clear()
-        observations = self._execute_all(parsed.calls)
+        started, own = time.time(), self.own_turns
+        anew = own[-1].is_summary if own else self.parent is not None
+        begun = self.dialogue.conversation.messages if anew else ()
+        completion = self._complete()
+        parsed = self._parse(completion)
+        observations, repairs = self._execute(parsed.calls)
         if parsed.error:
-            observations = self._refuse(parsed, completion)
-        if observations and completion.finish.is_cut and self.profile.dialect not in _NO_NOTES:
+            observations = _refused(parsed, completion)
+        if observations and completion.finish.is_cut and self.actions.notes:
             observations[-1] = _with_cut_note(observations[-1], completion)
+        workspace = self.actions.workspace
         turn = Turn(
             index=len(self.turns),
             messages=begun,
@@ -135,60 +132,58 @@ class Agent:
             calls=parsed.calls,
             parse_error=parsed.error,
             parser=self.profile.dialect,
-            repairs=(*parsed.repairs, *self._liberties),
+            repairs=(*parsed.repairs, *repairs),
             observations=tuple(observations),
-            snapshot=self.workspace.snapshot if parsed.calls and not self.workspace.lost else None,
+            snapshot=workspace.snapshot if parsed.calls and not workspace.lost else None,
             started=started,
             ended=time.time(),
             delegated_by=self.parent,
         )
-        self.take(turn)
+        self.append_turn(turn)
         return turn
 
     def _summarise(self, compaction: Compaction) -> Turn:
         """Let the policy summarise the row. Raises ContextFull if there is no room."""
-        started = time.time()
-        compaction.refuse_more(self.own)
-        messages = compaction.asking(self.conversation, self.own)
-        self.conversation.replace_new(messages)
-        completion = self.complete(compaction.summary_tokens())
+        started, own, conversation = time.time(), self.own_turns, self.dialogue.conversation
+        compaction.refuse_more(own)
+        messages = compaction.asking(conversation, own)
+        conversation.replace_new(messages)
+        completion = self._complete(compaction.summary_tokens())
         turn = Turn(
             index=len(self.turns), messages=tuple(messages), completion=completion,
-            thought=self.parse_calls(completion).thought, parser=SUMMARY, started=started, ended=time.time(),
-            delegated_by=self.parent,
+            thought=self._parse_calls(completion).thought, parser=SUMMARY, started=started,
+            ended=time.time(), delegated_by=self.parent,
         )  # fmt: skip
-        self.take(turn)
+        self.append_turn(turn)
         return turn
 
-    def complete(self, most: int | None = None) -> Completion:
+    def _complete(self, most: int | None = None) -> Completion:
         """The policy's next completion, of at most `most` sampled tokens (None: the limit of an answer)."""
-        self.conversation.deadline = time.monotonic() + self.task.limits.max_seconds - self._used()
-        completion = self.policy.complete(self.conversation, self._sampling(most))
-        self.conversation.record(completion)
-        return completion
+        limits, dialogue = self.task.limits, self.dialogue
+        if most is None:
+            most = limits.completion_tokens or dialogue.sampling.max_tokens
+            if dialogue.compaction:
+                most = min(most, dialogue.compaction.answer_tokens(dialogue.conversation, self.own_turns))
+        left = limits.max_tokens - self._sampled_tokens()
+        deadline = self.began + dialogue.conversation.waited + limits.max_seconds
+        return dialogue.complete(len(self.turns), max(1, min(most, left)), deadline)
 
-    def parse(self, completion: Completion) -> Parsed:
+    def _parse(self, completion: Completion) -> Parsed:
         """The calls of a completion. Prose that follows a turn of prose is the answer: no call, no error. So
         is what ends the last turn of an environment without a call, and all text where no tool is offered."""
         if not self.tools:
             return Parsed(thought=completion.text)
-        parsed = self.parse_calls(completion)
-        if not parsed.calls and completion.finish is Finish.STOP and self._ends_environment():
+        parsed = self._parse_calls(completion)
+        if completion.finish is not Finish.STOP:
+            return parsed
+        in_environment = self.actions.session is not None
+        if not parsed.calls and in_environment and len(self.turns) + 1 >= self.task.limits.max_turns:
             return Parsed(thought=completion.text)
-        if parsed.prose and completion.finish is Finish.STOP and self._asked():
-            return Parsed(thought=parsed.thought)
-        return parsed
+        last = self.own_turns[-1] if self.own_turns else None
+        asked = last is not None and last.parse_error and self._parse_calls(last.completion).prose
+        return Parsed(thought=parsed.thought) if parsed.prose and asked else parsed
 
-    def _ends_environment(self) -> bool:
-        """True in an environment at the last turn that its limits allow."""
-        return self.session is not None and len(self.turns) + 1 >= self.task.limits.max_turns
-
-    def _asked(self) -> bool:
-        """True if the last turn was prose, after which the policy was asked for a call."""
-        last = self.own[-1] if self.own else None
-        return last is not None and last.parse_error is not None and self.parse_calls(last.completion).prose
-
-    def parse_calls(self, completion: Completion) -> Parsed:
+    def _parse_calls(self, completion: Completion) -> Parsed:
         if completion.api is not None and completion.api.filtered:
             return Parsed(thought=completion.text, error=FILTERED)
         dialect = DIALECTS.find(self.profile.dialect)
@@ -196,24 +191,25 @@ class Agent:
             return dialect.parse_api(completion.text, completion.api, self.tools)
         return dialect.parse(completion.text, self.tools)
 
-    def restore(self, turn: Turn) -> None:
-        """Bring the conversation to the completion of a logged turn."""
-        if turn.messages:
-            self.conversation.replace_new(turn.messages)
-        self.conversation.record(turn.completion)
+    def _execute(self, calls: Sequence[ToolCall]) -> tuple[list[Observation], list[str]]:
+        """One observation for each call, except a last one that starts a sub-agent; and repairs of tools."""
+        observations, repairs, turn = [], list[str](), len(self.turns)
+        offered = [tool.name for tool in self.tools]  # not all that are installed
+        for number, call in enumerate(calls):
+            if call.name == DELEGATE and number + 1 < len(calls):
+                misplaced = ToolResult(text=f"error: {DELEGATE} must be the last call of a message", ok=False)
+                seen = self.actions.observed(DELEGATE, turn, number, misplaced, time.time())
+            else:
+                seen, more = self.actions.execute(turn, number, call, offered)
+                repairs += more
+            observations.append(seen)
+        if calls and calls[-1].name == DELEGATE and observations[-1].ok:
+            observations.pop()
+        return observations, repairs
 
-    def inherit(self, turn: Turn) -> None:
-        """Append a turn of the parent run. Does not apply stop conditions."""
-        self.turns.append(turn)
-        if turn.is_summary:
-            new_row = self.compaction.new_row if self.compaction else _later
-            self.conversation.begin_row(new_row(self.own, observation_messages))
-        for message in observation_messages(turn):
-            self.conversation.append(message)
-
-    def take(self, turn: Turn) -> None:
+    def append_turn(self, turn: Turn) -> None:
         """Append a turn, new or logged: its observations become messages, and limits are applied."""
-        self.inherit(turn)
+        self.replay_turn(turn)
         for call, observation in zip(turn.calls, turn.observations, strict=False):
             if call.name == submit.spec.name and observation.ok:
                 answer = call.arguments.get("answer")
@@ -221,185 +217,90 @@ class Agent:
         if not turn.calls and turn.parse_error is None and not turn.is_summary:
             cut = not self.tools and turn.completion.finish is Finish.LENGTH
             self.stop, self.answer = StopReason.MAX_TOKENS if cut else StopReason.FINISHED, turn.thought
-        if self.session is not None and self.session.done:
+        if self.actions.session is not None and self.actions.session.done:
             self.stop = self.stop or StopReason.FINISHED
         self.stop = self.stop or self._limit()
 
-    def _sampling(self, most: int | None) -> Sampling:
-        left = self.task.limits.max_tokens - self._sampled_tokens()
-        if most is None:
-            most = self.task.limits.completion_tokens or self.sampling.max_tokens
-            if self.compaction:
-                most = min(most, self.compaction.answer_tokens(self.conversation, self.own))
-        return self.sampling.model_copy(
-            update={
-                "seed": turn_seed(self.seed, len(self.turns)),
-                "max_tokens": max(1, min(most, left)),
-            }
-        )
+    def replay_turn(self, turn: Turn) -> None:
+        """Append a turn of the parent run. Does not apply stop conditions."""
+        self.turns.append(turn)
+        conversation, compaction = self.dialogue.conversation, self.dialogue.compaction
+        if turn.is_summary:  # without compaction, the new row's messages are in the turn after it
+            row = compaction.new_row(self.own_turns, observation_messages) if compaction else []
+            conversation.begin_row(row)
+        for message in observation_messages(turn):
+            conversation.append(message)
 
-    def execute(self, number: int, call: ToolCall) -> Observation:
-        """Execute one call of the current turn."""
-        started = time.time()
-        recorded = self.record.take(call) if self.record else None
-        try:
-            result = recorded or self._tool(call)
-        except ToolFailure as failure:
-            result = ToolResult(text=f"error: {failure}", ok=False)
-        self._liberties += (f"{call.name}: {name}" for name in result.repairs)
-        changed: tuple[str, ...] = ()
-        if not recorded and call.name in self._offered() and call.name in TOOLS and TOOLS[call.name].mutates:
-            result, changed = self._kept(result)
-        return self._observed(call.name, len(self.turns), number, result, started, changed)
-
-    def _kept(self, result: ToolResult) -> tuple[ToolResult, tuple[str, ...]]:
-        """Keep the workspace after a call. Returns its result, with what could not be kept, and the changed
-        files."""
-        known = self.workspace.left_out
-        try:
-            changed = self.workspace.refresh()
-        except SnapshotError as problem:  # the workspace outgrew its limits, which the agent can mend
-            return replace(result, text=f"error: {problem}\n{result.text}", ok=False), ()
-        new = [repr(path) for path in self.workspace.left_out if path not in known]
-        if new and self.profile.dialect not in _NO_NOTES:
-            named = ", ".join(new[:_SHOWN]) + (f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else "")
-            note = f"[in no diff, since it is no file, folder or link, or cannot be read: {named}]"
-            result = replace(result, text=f"{result.text}\n{note}")
-        return result, changed
-
-    def _observed(
-        self, name: str, turn: int, number: int, result: ToolResult, started: float,
-        changed: tuple[str, ...] = (),
-    ) -> Observation:  # fmt: skip
-        """The observation of a result: truncated, with the whole text stored."""
-        # a call can quote half a surrogate pair, which no tokenizer accepts
-        full = result.text.encode("utf-8", "backslashreplace")
-        spill = spill_path(turn, number)
-        whole, form = full.decode(), self.profile.observation
-        text, cut = shorten(whole, self.policy.count, form, full_output=spill, tool=name)
-        blob = None
-        if text != whole:
-            blob = self.put_blob(full)
-            with contextlib.suppress(OSError):  # the agent may have put something else at that path
-                self.context.jail.write(spill, full)
-        run = result.execution
-        if run and self.profile.dialect not in _NO_NOTES:
-            text += limits_met(run, self.task.limits)
-        return Observation(
-            tool=name,
-            ok=result.ok,
-            text=text,
-            exit_code=run.exit_code if run else None,
-            signal=run.signal if run else None,
-            timed_out=run.timed_out if run else False,
-            bytes_total=run.stdout_bytes + run.stderr_bytes if run else len(full),
-            truncated=cut or (run.truncated if run else False),
-            blob=blob,
-            files_changed=changed,
-            **({"denials": run.denials} if run else {}),
-            started=started,
-            ended=time.time(),
-        )
-
-    def _tool(self, call: ToolCall) -> ToolResult:
-        offered = self._offered()
-        if call.name not in offered:
-            raise ToolFailure(f"unknown tool {call.name}; the tools are {', '.join(offered)}")
-        if self.session is not None and self.session.offers(call.name):
-            return self.session.step(call)
-        context = replace(self.context, turn=len(self.turns))
-        return TOOLS.find(call.name)(context, dict(call.arguments))
-
-    def _offered(self) -> list[str]:
-        """Names of the tools that this agent may call: not all that are installed."""
-        return [tool.name for tool in self.tools]
-
-    def _refuse(self, parsed: Parsed, completion: Completion) -> list[Observation]:
-        """The parse error as an observation; one for each call of an API, which requires an answer to
-        each."""
-        now = time.time()
-        text = f"error: {parsed.error}"
-        size = len(text.encode())
-        said = Observation(tool="", ok=False, text=text, bytes_total=size, started=now, ended=now)
-        return [said] * max(1, len(completion.api.calls if completion.api else ()))
+    def restore(self, turn: Turn) -> None:
+        """Bring the conversation to the completion of a logged turn."""
+        if turn.messages:
+            self.dialogue.conversation.replace_new(turn.messages)
+        self.dialogue.conversation.record(turn.completion)
 
     @property
-    def own(self) -> list[Turn]:
+    def tools(self) -> tuple[ToolSpec, ...]:
+        return offered_tools(self.profile, self.task)
+
+    @property
+    def own_turns(self) -> list[Turn]:
         """The turns of this agent, without its sub-agents'."""
         return [turn for turn in self.turns if turn.delegated_by == self.parent]
+
+    # -------------------------------------------------------------------------------- sub-agents
 
     def of(self, turn: Turn) -> Agent:
         """The agent of a logged turn: this one or its sub-agent."""
         if turn.delegated_by is not None:
             return self._child_of(turn.delegated_by)
-        if self.child is not None:
-            self._leave(self.child)
+        self._detach()
         return self
 
-    def settle(self) -> None:
-        """Record the answer of an ended sub-agent as the observation of the call that started it."""
+    def finish_subagent(self) -> tuple[int, Observation] | None:
+        """If a sub-agent has ended: the index of the turn that delegated, and the observation that its call
+        has now. None otherwise."""
         at = self._delegating()
         if at is None:
-            if self.child is not None:
-                self._leave(self.child)
-            return
+            self._detach()
+            return None
         self.stop = self.stop or self._budget()
         child = self._child_of(at)
         if child.stop is None and self.stop is None:
-            return
-        answer = self._observed(DELEGATE, at, len(self.turns[at].calls) - 1, child_result(child), time.time())
+            return None
+        number, result = len(self.turns[at].calls) - 1, child_result(child)
+        answer = self.actions.observed(DELEGATE, at, number, result, time.time())
         self.turns[at] = answered(self.turns[at], answer)
-        self.conversation.append(observation_messages(self.turns[at])[-1])
-        self._leave(child)
-        if self.log_observation is not None:
-            self.log_observation(at, answer)
+        self.dialogue.conversation.append(observation_messages(self.turns[at])[-1])
+        self._detach()
         self.stop = self.stop or self._limit()
+        return at, answer
 
     def _delegating(self) -> int | None:
         """The turn whose sub-agent is active."""
-        return delegating(self.own)
-
-    def _delegated(self, child: Agent) -> Turn:
-        """The next turn of the sub-agent; if it has ended, the parent's next turn."""
-        try:
-            return child.step()
-        except ContextFull:
-            child.stop = StopReason.CONTEXT_FULL
-        self.settle()
-        return self.step()
+        return delegating(self.own_turns)
 
     def _child_of(self, at: int) -> Agent:
         if self.child is None or self.child.parent != at:
             self.child = sub_agent(self, at)
         return self.child
 
-    def _leave(self, child: Agent) -> None:
-        self.conversation.last_row = child.conversation.last_row
-        self.conversation.waited += child.conversation.waited
-        self.child = None
+    def _detach(self) -> None:
+        if self.child is not None:
+            own, theirs = self.dialogue.conversation, self.child.dialogue.conversation
+            own.last_row = theirs.last_row
+            own.waited += theirs.waited
+            self.child = None
 
-    def _execute_all(self, calls: Sequence[ToolCall]) -> list[Observation]:
-        """One observation for each call, except a last one that starts a sub-agent."""
-        observations = []
-        for number, call in enumerate(calls):
-            if call.name == DELEGATE and number + 1 < len(calls):
-                misplaced = ToolResult(text=f"error: {DELEGATE} must be the last call of a message", ok=False)
-                observations.append(self._observed(DELEGATE, len(self.turns), number, misplaced, time.time()))
-            else:
-                observations.append(self.execute(number, call))
-        if calls and calls[-1].name == DELEGATE and observations[-1].ok:
-            observations.pop()
-        return observations
+    # ------------------------------------------------------------------------------------ limits
 
     def _limit(self) -> StopReason | None:
-        own = self.own
+        own = self.own_turns
         if _trailing(own, lambda t: t.parse_error is not None) >= _MAX_FORMAT_ERRORS:
             return StopReason.FORMAT_ERRORS
         if sum(turn.completion.finish is Finish.REPETITION for turn in own) >= _MAX_REPETITIONS:
             return StopReason.REPETITION
         if _goes_round([_action_key(turn) for turn in own[-_MAX_REPEATS * _LONGEST_ROUND :]]):
             return StopReason.LOOP
-        if self.most_turns is not None and len(own) >= self.most_turns:
+        if self.parent is not None and len(own) >= assignment(self.turns[self.parent])["max_turns"]:
             return StopReason.MAX_TURNS
         return self._budget()
 
@@ -410,23 +311,22 @@ class Agent:
             return StopReason.MAX_TURNS
         if self._sampled_tokens() >= limits.max_tokens:
             return StopReason.MAX_TOKENS
-        if self._used() >= limits.max_seconds:
+        # without time spent waiting for other rows of a batch
+        if time.monotonic() - self.began - self.dialogue.conversation.waited >= limits.max_seconds:
             return StopReason.MAX_SECONDS
         if limits.max_cost is not None and sum(map(turn_cost, self.turns)) >= limits.max_cost:
             return StopReason.MAX_COST
         return None
 
-    def _used(self) -> float:
-        """Seconds of the run so far, without time spent waiting for other rows of a batch."""
-        return self.elapsed + time.monotonic() - self.began - self.conversation.waited
-
     def _sampled_tokens(self) -> int:
-        return sum(turn_length(turn, self.policy.count) for turn in self.turns)
+        return sum(turn_length(turn, self.dialogue.policy.count) for turn in self.turns)
 
 
-def _later(turns: Sequence[Turn], messages: Callable[[Turn], list[Message]]) -> list[Message]:
-    """A row whose messages are in the log, in the turn after the summary."""
-    return []
+def _refused(parsed: Parsed, completion: Completion) -> list[Observation]:
+    """The parse error as an observation; one for each call of an API, which requires an answer to each."""
+    now, text = time.time(), f"error: {parsed.error}"
+    said = Observation(tool="", ok=False, text=text, bytes_total=len(text.encode()), started=now, ended=now)
+    return [said] * max(1, len(completion.api.calls if completion.api else ()))
 
 
 def _with_cut_note(observation: Observation, completion: Completion) -> Observation:
@@ -436,11 +336,6 @@ def _with_cut_note(observation: Observation, completion: Completion) -> Observat
     if completion.finish is Finish.REPETITION:
         note = "[your answer repeated itself, and was ended there: write each thing once, then one call]"
     return observation.model_copy(update={"text": f"{observation.text}\n{note}"})
-
-
-def spill_path(turn: int, call: int) -> str:
-    """Path at which the agent finds the whole output of a truncated observation; snapshots leave it out."""
-    return f".nano/output_{turn}{f'_{call}' if call else ''}.txt"
 
 
 def observation_messages(turn: Turn) -> list[Message]:

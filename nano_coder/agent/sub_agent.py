@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.compaction import compaction_of
 from nano_coder.agent.prompt import DELEGATE, open_conversation, without_delegate
@@ -28,22 +28,27 @@ def delegating(turns: Sequence[Turn]) -> int | None:
     return last.index if last is not None and waits else None
 
 
+def assignment(turn: Turn) -> dict[str, Any]:
+    """What a turn delegates: `prompt` and `max_turns`."""
+    return delegate.arguments.model_validate(turn.calls[-1].arguments).model_dump()
+
+
 def sub_agent(parent: Agent, at: int) -> Agent:
     """The agent to which the turn `at` delegates: same files, tools and limits, another task and context."""
-    given = delegate.arguments.model_validate(parent.turns[at].calls[-1].arguments).model_dump()
-    tools = without_delegate(parent.tools)
-    names = tuple(tool.name for tool in tools)
-    task = parent.task.model_copy(update={"prompt": given["prompt"], "tools": names, "check": None})
-    before = parent.conversation
-    conversation = open_conversation(parent.profile, task, parent.workspace.files(), before.started)
+    names = tuple(tool.name for tool in without_delegate(parent.tools))
+    prompt = assignment(parent.turns[at])["prompt"]
+    task = parent.task.model_copy(update={"prompt": prompt, "tools": names, "check": None})
+    before, policy = parent.dialogue.conversation, parent.dialogue.policy
+    conversation = open_conversation(parent.profile, task, parent.actions.workspace.files(), before.started)
     conversation.row = conversation.last_row = before.last_row + 1
     conversation.on_text, conversation.ends_repetition = before.on_text, before.ends_repetition
     conversation.run = before.run
-    most = task.limits.completion_tokens or parent.sampling.max_tokens
+    most = task.limits.completion_tokens or parent.dialogue.sampling.max_tokens
+    compaction = compaction_of(parent.profile.compaction, policy, conversation, most)
+    dialogue = replace(parent.dialogue, conversation=conversation, compaction=compaction)
     return replace(
-        parent, task=task, tools=tools, conversation=conversation, parent=at, most_turns=given["max_turns"],
-        compaction=compaction_of(parent.profile.compaction, parent.policy, conversation, most),
-        elapsed=parent.elapsed - before.waited, child=None, stop=None, answer=None,
+        parent, task=task, dialogue=dialogue, parent=at, began=parent.began + before.waited, child=None,
+        stop=None, answer=None,
     )  # fmt: skip
 
 
@@ -51,7 +56,7 @@ def child_result(child: Agent) -> ToolResult:
     """The result of a sub-agent: its answer, or why there is none and its last text."""
     if child.stop is StopReason.FINISHED:
         return ToolResult(text=child.answer or "(the sub-agent ended without an answer)")
-    last = child.own[-1].thought.strip() if child.own else ""
+    last = child.own_turns[-1].thought.strip() if child.own_turns else ""
     why = child.stop or "the run ended"
     return ToolResult(text=f"error: the sub-agent gave no answer ({why})" + (last and f"\n{last}"), ok=False)
 

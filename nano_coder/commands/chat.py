@@ -7,27 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from nano_coder.commands.changes import apply_to
 from nano_coder.commands.display import Display
-from nano_coder.commands.options import (
-    Limit,
-    ToolOption,
-    Verbose,
-    agent_options,
-    configured,
-    history_of,
-    instructions_of,
-    open_runtime,
-)
-from nano_coder.commands.run import make_task
-from nano_coder.config import STRANGERS_CHECK, AgentConfig
-from nano_coder.run.execution import Runtime, grade_run, run_task
-from nano_coder.run.fork import say_to_run
+from nano_coder.commands.options import DirectoryOption, Setup, Verbose, agent_options
+from nano_coder.commands.resume import answer
+from nano_coder.commands.run import make_task, open_work, take_snapshot
+from nano_coder.run.execution import Runtime, attempt_task
 from nano_shared.errors import NanoError
 from nano_shared.printable import printable
-from nano_shared.settings_options import Settings
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 
@@ -38,25 +27,18 @@ _HELP = (
 
 @agent_options("model", "base_url", "profile", "check", "net", "log")
 def command(
-    settings: Settings[AgentConfig],
+    setup: Setup,
     message: Annotated[str | None, Argument(metavar="[TEXT]", help="The first message.")] = None,
-    directory: Annotated[Path, Option("-C", metavar="DIR", help="Where the work is.")] = Path(),
+    directory: DirectoryOption = Path(),
     verbose: Verbose = False,
-    limit: Limit = None,
-    tools: ToolOption = None,
 ) -> int:
     """Work on DIR in a conversation: each message goes on where the one before ended, in a copy of DIR.
 
     Every message is a run of the log, so `log show`, `fork`, `apply` and the training know it. Nothing is
     applied before you say /apply.
     """
-    config, sources = configured(settings, directory, limit, tools)
-    trusted = sources["check"] != STRANGERS_CHECK
-    store = LogStore.open(config.log)
-    runtime = replace(
-        open_runtime(config, directory, store), directory=str(directory.resolve()),
-        history=history_of(directory, config),
-    )  # fmt: skip
+    store = LogStore.open(setup.config.log)
+    runtime = open_work(setup, store)
     print(_HELP, file=sys.stderr)
     run: Trajectory | None = None
     while (text := message or _line()) is not None:
@@ -66,7 +48,7 @@ def command(
                 break
             _order(text, run, directory, store)
         elif text.strip():
-            run = _answered(text, run, runtime, directory, config, verbose, trusted=trusted)
+            run = _answered(text, run, runtime, setup, Display(quiet=False, verbose=verbose))
     return 0
 
 
@@ -82,13 +64,12 @@ def _line() -> str | None:
 
 
 def _order(text: str, run: Trajectory | None, directory: Path, store: LogStore) -> None:
-    display = Display(quiet=False)
     if text not in ("/diff", "/apply"):
         print(_HELP, file=sys.stderr)
     elif run is None:
         print("nothing was done yet", file=sys.stderr)
     elif text == "/diff":
-        display.diff(run)
+        Display(quiet=False).diff(run)
     else:
         try:
             changed = apply_to(run, directory, store)
@@ -99,28 +80,18 @@ def _order(text: str, run: Trajectory | None, directory: Path, store: LogStore) 
 
 
 def _answered(
-    text: str,
-    run: Trajectory | None,
-    runtime: Runtime,
-    directory: Path,
-    config: AgentConfig,
-    verbose: bool,
-    *,
-    trusted: bool,
+    text: str, run: Trajectory | None, runtime: Runtime, setup: Setup, display: Display
 ) -> Trajectory:
-    """The run that the message makes; the one before where it cannot. `trusted`: its check may be."""
-    display = Display(quiet=False, verbose=verbose)
+    """The run that the message makes; the one before where it cannot."""
     runtime = replace(runtime, on_text=display.listener())
     try:
         if run is None or not run.turns:
-            task = make_task(text, directory, config.check or None, runtime.store, config)
-            shown = instructions_of(directory, config, runtime.profile)
-            task = task.model_copy(update={"instructions": shown, "check_trusted": trusted})
-            run = run_task(task, runtime, on_start=display.start, on_turn=display.turn)
+            task = make_task(text, take_snapshot(setup, runtime.store), setup, runtime)
+            (run,) = attempt_task(
+                task, runtime, on_start=display.start, on_turn=display.turn, on_end=display.grading
+            )
         else:
-            run = say_to_run(run, text, runtime, on_start=display.start, on_turn=display.turn)
-        display.grading(run)
-        run = grade_run(run, runtime)
+            run = answer(run, text, runtime, display)
     except NanoError as problem:
         if run is None:
             raise

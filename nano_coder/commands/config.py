@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,14 +9,13 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from nano_coder.commands.options import ToolOption, agent_options, configured
-from nano_coder.config import AgentConfig, read_config, user_config_path, why_ignored
+from nano_coder.commands.options import DirectoryOption, Setup, agent_options
+from nano_coder.config import read_config, user_config_path, why_ignored
 from nano_coder.plugin_settings import TABLES
 from nano_coder.trust import find_instructions
-from nano_shared.command_line import JsonOption, lazy_app
+from nano_shared.command_line import JsonOption, emit, lazy_app
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable, without_password
-from nano_shared.settings_options import Settings
 
 command = lazy_app(
     "nano-coder.config",
@@ -26,10 +24,7 @@ command = lazy_app(
 )
 
 
-def show(
-    directory: Annotated[Path, Option("-C", metavar="DIR", help="Project directory.")] = Path(),
-    as_json: JsonOption = False,
-) -> int:
+def show(directory: DirectoryOption = Path(), as_json: JsonOption = False) -> int:
     """Every setting, its value and its source: flag > environment > nano.toml > user config > default.
 
     What the project's nano.toml sets and may not is shown as ignored, with the reason. Below stand the files
@@ -48,35 +43,31 @@ def show(
         values[name] = table.shown(getattr(found.config, name), "(set)").model_dump()
     user = user_config_path().parent
     chain = find_instructions(directory, found.config.instructions, user, found.config.exclude)
-    if as_json:
-        rows = {key: {"value": value, "source": found.sources[key]} for key, value in values.items()}
-        rows["instructions"]["chain"] = [file.model_dump() for file in chain]
-        print(
-            json.dumps(
-                {k: row | ({"ignored": ignored[k]} if k in ignored else {}) for k, row in rows.items()}
-            )
-        )
-        return 0
-    for key, value in values.items():
-        shown = printable("-" if value is None else str(value))
-        print(f"{key:12} {shown:20} ({found.sources[key]})")
-        for name, refused in ignored.get(key, {}).items():
-            print(f"{'':12} nano.toml: {name} = {printable(repr(refused))} is ignored")
-    for file in chain:
-        how = "trusted" if file.trusted else "not trusted: shown as a stranger's data"
-        print(f"{printable(file.path)}: {len(file.text.encode())} bytes of instructions, {how}")
+    rows: dict[str, dict[str, Any]] = {
+        key: {"value": value, "source": found.sources[key]}
+        | ({"ignored": ignored[key]} if key in ignored else {})
+        for key, value in values.items()
+    }
+    rows["instructions"]["chain"] = chain
+    emit(rows, as_json, lambda: _show(rows))
     if found.ignored and found.project:
         print(printable(f"ignored {why_ignored(found.project)}"), file=sys.stderr)
     return 0
 
 
-@agent_options("model", "profile")
-def tools(
-    settings: Settings[AgentConfig],
-    directory: Annotated[Path, Option("-C", metavar="DIR", help="Where the work is.")] = Path(),
-    as_json: JsonOption = False,
-    tools: ToolOption = None,
-) -> int:
+def _show(rows: dict[str, dict[str, Any]]) -> None:
+    for key, row in rows.items():
+        shown = printable("-" if row["value"] is None else str(row["value"]))
+        print(f"{key:12} {shown:20} ({row['source']})")
+        for name, refused in row.get("ignored", {}).items():
+            print(f"{'':12} nano.toml: {name} = {printable(repr(refused))} is ignored")
+    for file in rows["instructions"]["chain"]:
+        trust = "trusted" if file.trusted else "not trusted: shown as untrusted data"
+        print(f"{printable(file.path)}: {len(file.text.encode())} bytes of instructions, {trust}")
+
+
+@agent_options("model", "profile", more=("tools",))
+def tools(setup: Setup, directory: DirectoryOption = Path(), as_json: JsonOption = False) -> int:
     """The tools that a run in DIR would offer: description, arguments, and where each comes from.
 
     MCP servers of the configuration are started for it. --json prints the schemas as the model gets them.
@@ -88,7 +79,7 @@ def tools(
     from nano_coder.tools.registry import TOOLS
     from nano_shared.store import LogStore
 
-    config, _ = configured(settings, directory, tools=tools)
+    config = setup.config
     more = further_tools(
         config, lambda: (open_sandbox(config.sandbox, image=config.image), LogStore.open(config.log))
     )
@@ -97,12 +88,13 @@ def tools(
     rows = [
         {**spec.model_dump(exclude={"body"}), "source": TOOLS.source(spec.name)} for spec in profile.tools
     ]
-    if as_json:
-        print(json.dumps({"profile": profile.name, "tools_hash": profile.tools_hash, "tools": rows}))
-        return 0
-    print(f"profile {printable(profile.name)} offers {len(rows)} tools")
-    for row in rows:
-        print(f"\n{_signature(row)}  ({printable(row['source'])})\n    {printable(row['description'])}")
+
+    def show() -> None:
+        print(f"profile {printable(profile.name)} offers {len(rows)} tools")
+        for row in rows:
+            print(f"\n{_signature(row)}  ({printable(row['source'])})\n    {printable(row['description'])}")
+
+    emit({"profile": profile.name, "tools_hash": profile.tools_hash, "tools": rows}, as_json, show)
     return 0
 
 
@@ -131,11 +123,8 @@ def models(
         return _get(name, yes)
     if name:
         raise UsageError(f"models list takes no name; nano-coder models get {name} fetches one")
-    if as_json:
-        print(json.dumps([{"name": name, "about": about} for name, about in known_models()]))
-        return 0
-    for name, what in known_models():
-        print(f"{name:32} {what}")
+    rows = [{"name": name, "about": about} for name, about in known_models()]
+    emit(rows, as_json, lambda: print("\n".join(f"{row['name']:32} {row['about']}" for row in rows)))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -169,13 +168,6 @@ class Display:
         if trajectory.task.check and trajectory.stop and not trajectory.stop.ours:
             self._progress.print(f"\nchecking in a fresh sandbox: {printable(trajectory.task.check)}")
 
-    def report(self, trajectory: Trajectory, *, as_json: bool) -> None:
-        """The end of a run whose changes nothing applied, on the terminal or as JSON."""
-        if as_json:
-            print(json.dumps(summary(trajectory, applied=False)))
-        else:
-            self.end(trajectory, applied=False)
-
     def end(self, trajectory: Trajectory, *, applied: bool) -> None:
         if not (sys.stdin.isatty() and sys.stdout.isatty() and trajectory.diff):
             self.diff(trajectory)
@@ -191,6 +183,14 @@ class Display:
             self._result.print(f"nano-coder resume {trajectory.id} goes on with it")
         if trajectory.diff and not applied:
             self._result.print(f"not applied; nano-coder apply {trajectory.id} does it", style="dim")
+
+    def whole(self, trajectory: Trajectory) -> None:
+        """A logged run from its task to its end."""
+        self.start(trajectory)
+        print(printable(trajectory.task.prompt), flush=True)
+        for turn in trajectory.turns:
+            self.turn(turn)
+        self.end(trajectory, applied=True)
 
     def answered(self, trajectory: Trajectory) -> None:
         """What a message of a conversation came to."""

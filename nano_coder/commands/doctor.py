@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from rich.table import Table
@@ -12,7 +12,7 @@ from typer import Option
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.doctor import EscapeFinding, examine
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.console import Console
 from nano_shared.errors import SandboxError
 
@@ -37,13 +37,13 @@ def command(
         findings = examine(sandbox)
     except SandboxError as problem:
         raise SandboxError(f"{problem}; nothing that a model writes will run here until then") from None
-    if as_json:
-        attempts = [
-            {"attempt": f.attempt, "layer": f.layer, "held": f.held, "through": f.through} for f in findings
-        ]
-        print(json.dumps({"sandbox": sandbox.name, "attempts": attempts, "layers": dict(sandbox.layers)}))
-    else:
-        _show(findings, dict(sandbox.layers), time.monotonic() - started)
+    seconds, layers = time.monotonic() - started, dict(sandbox.layers)
+    report = {
+        "sandbox": sandbox.name,
+        "attempts": [{**asdict(finding), "held": finding.held} for finding in findings],
+        "layers": layers,
+    }
+    emit(report, as_json, lambda: _show(findings, layers, seconds))
     return 0 if all(f.held for f in findings) else _SANDBOX
 
 

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from nano_coder.commands.options import Log, open_log
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.run.token_span import load_decode, token_ranges
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind, Outcome, Said
 from nano_shared.printable import printable
@@ -130,9 +130,8 @@ def _reward(name: str, reward: float, replace: bool, log: str | None, *, as_json
     with open_log(log) as store:
         runs = store.session_runs(name) or [store.resolve(name)]
         given = give_reward(redacting_store(store), runs, reward, replace=replace)
-    print(
-        json.dumps({"runs": given, "reward": reward}) if as_json else f"reward {reward:g}: {' '.join(given)}"
-    )
+    rewarded = {"runs": given, "reward": reward}
+    emit(rewarded, as_json, lambda: print(f"reward {reward:g}: {' '.join(given)}"))
     return 0
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +14,12 @@ from typer import Argument, Option
 from nano_coder.commands.display import Display
 from nano_coder.commands.options import Log, RunArgument, Verbose, open_log
 from nano_coder.config import load_config
-from nano_shared.command_line import JsonOption, lazy_app
+from nano_shared.command_line import JsonOption, emit, lazy_app
 from nano_shared.console import Console
 from nano_shared.printable import printable
 from nano_shared.redact.redactor import Redactor
 from nano_shared.redact.store import redact_run
+from nano_shared.store import RunSummary
 
 command = lazy_app(
     "nano-coder.log",
@@ -50,9 +51,11 @@ def list_runs(
 ) -> int:
     """The newest runs, a line each."""
     runs = open_log(log).runs(limit=limit)
-    if as_json:
-        print(json.dumps([run.model_dump(mode="json") for run in runs]))
-        return 0
+    emit(runs, as_json, lambda: _show_list(runs))
+    return 0
+
+
+def _show_list(runs: Sequence[RunSummary]) -> None:
     console = Console(width=None if sys.stdout.isatty() else _PIPED)
     table = Table(box=None)
     columns = _columns(console.width)
@@ -75,7 +78,6 @@ def list_runs(
         }
         table.add_row(*(cells[name] for name in columns))
     console.print(table)
-    return 0
 
 
 def _columns(width: int) -> list[str]:
@@ -91,15 +93,7 @@ def _columns(width: int) -> list[str]:
 def show(run: RunArgument, verbose: Verbose = False, log: Log = None, as_json: JsonOption = False) -> int:
     """One run whole: the task, each step, the diff, the verdict."""
     trajectory = open_log(log).get(run)
-    if as_json:
-        print(json.dumps(trajectory.model_dump(mode="json")))  # which can spell any text
-        return 0
-    display = Display(quiet=False, verbose=verbose, answer=True)
-    display.start(trajectory)
-    print(printable(trajectory.task.prompt), flush=True)
-    for turn in trajectory.turns:
-        display.turn(turn)
-    display.end(trajectory, applied=True)
+    emit(trajectory, as_json, lambda: Display(quiet=False, verbose=verbose, answer=True).whole(trajectory))
     return 0
 
 

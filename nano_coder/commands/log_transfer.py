@@ -6,7 +6,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -17,7 +16,7 @@ from nano_coder.commands.options import Log, PolicyChoice, SinceChoice, SuccessC
 from nano_coder.formats import messages
 from nano_coder.formats.run_format import RUN_FORMATS, RunFormat
 from nano_shared.blobs import BlobStore
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import LogError, UsageError
 from nano_shared.extensions import is_reference, refuse_missing
 from nano_shared.log_copy import Copied
@@ -280,10 +279,7 @@ def migrate(
 
     with LogStore.open(source, create=False) as old, LogStore.open(target) as new:
         new.copy_from(old, done, tell)
-    if as_json:
-        print(json.dumps(asdict(done)))
-    else:
-        print(_sentence(done))
+    emit(done, as_json, lambda: print(_sentence(done)))
     for damage in done.damaged_blobs:
         print(printable(f"left out: {damage}"), file=sys.stderr)
     return 1 if done.damaged_blobs else 0

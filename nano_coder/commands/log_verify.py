@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -15,11 +16,10 @@ from nano_coder.commands.options import Log, ToolOption, open_log
 from nano_coder.tools.registry import TOOLS
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.trainable import RunFinding, findings
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
-from nano_shared.run_fact_rows import RunFilter
-from nano_shared.run_facts import RunFacts
+from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def command(
 def _tell_one(look: _Look, as_json: bool) -> int:
     if look.missing is not None:
         raise look.missing
-    print(json.dumps(look.as_dict()) if as_json else "\n".join(look.story()))
+    emit(look.as_dict(), as_json, lambda: print("\n".join(look.story())))
     return look.exit_code
 
 
@@ -67,7 +67,8 @@ def _tell_all(looks: Iterator[_Look], as_json: bool) -> int:
     counts: Counter[str] = Counter()
     codes = {0}
     for look in looks:
-        print(json.dumps(look.as_dict()) if as_json else f"{look.facts.id}  {look.line()}", flush=True)
+        emit(look.as_dict(), as_json, partial(print, f"{look.facts.id}  {look.line()}"))
+        sys.stdout.flush()
         counts[look.standing] += 1
         codes.add(look.exit_code)
     if not as_json:
@@ -77,7 +78,7 @@ def _tell_all(looks: Iterator[_Look], as_json: bool) -> int:
 
 def _facts(store: LogStore, runs: Sequence[str]) -> Iterator[RunFacts]:
     """The columns, which can be judged where a run is too damaged to be loaded."""
-    chosen = [RunFilter(run=store.resolve(run)) for run in runs] or [RunFilter()]
+    chosen = [RunFilter(runs=(store.resolve(run),)) for run in runs] or [RunFilter()]
     for one in chosen:
         with closing(store.facts(one)) as found:  # type: ignore[type-var]
             yield from found

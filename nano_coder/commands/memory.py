@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +14,9 @@ from typer import Argument, Option
 from nano_coder.commands.options import Log, open_log
 from nano_coder.commands.review import open_editor
 from nano_coder.config import load_config
-from nano_shared.command_line import JsonOption, lazy_app
+from nano_shared.command_line import JsonOption, emit, lazy_app
 from nano_shared.errors import UsageError
-from nano_shared.notes import Notes
+from nano_shared.notes import Note, Notes
 from nano_shared.printable import one_line, printable
 from nano_shared.redact.redactor import Redactor
 
@@ -46,18 +46,19 @@ def list_notes(
     recall).
     """
     found = _notes(directory, log, all_projects).all(query)
-    if as_json:
-        print(json.dumps([note.model_dump() for note in found]))
-        return 0
-    for note in found:
+    emit(found, as_json, lambda: _show(found, all_projects))
+    return 0
+
+
+def _show(notes: Sequence[Note], all_projects: bool) -> None:
+    for note in notes:
         when = datetime.fromtimestamp(note.created).strftime("%Y-%m-%d %H:%M")
         where = f"  {note.project}" if all_projects else ""
         private = "  (of its run alone)" if note.private else ""
         print(printable(f"{note.id:>5}  {when}  run {note.run_id}, turn {note.turn + 1}{where}{private}"))
         print(printable(f"       {note.text}".replace("\n", "\n       ")))
-    if not found:
+    if not notes:
         print("no notes", file=sys.stderr)
-    return 0
 
 
 def edit(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
@@ -54,6 +56,7 @@ Net = Annotated[
         help="Hosts that runs may reach by HTTP(S), through a proxy; off unless given.",
     ),
 ]  # fmt: skip
+DirectoryOption = Annotated[Path, Option("-C", metavar="DIR", help="Where the work is.")]
 Verbose = Annotated[bool, Option("-v", "--verbose", help="Print long outputs whole on a terminal.")]
 
 TaskChoice = Annotated[
@@ -72,19 +75,54 @@ SuccessChoice = Annotated[
 ]
 
 
-def agent_options(*settings: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Flags for these settings of the agent, and --config, --set and --print-config for all of them."""
-    moved = {"--max-tokens": "--limit max_completion_tokens=..."}
-    return settings_options(AgentConfig, {"Settings": settings}, moved=moved)
+class Setup(NamedTuple):
+    """What a command works with: the configuration of the directory, loaded once."""
+
+    config: AgentConfig
+    sources: Mapping[str, str]
+    """setting -> the layers that its value came from"""
+    directory: Path = Path()
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The limits that flags and the environment set, which replace those of a task of its own."""
+        return said_limits(self.config, self.sources)
 
 
-def configured(
-    settings: Settings[AgentConfig],
-    directory: Path = Path(),
-    limit: Sequence[str] | None = None,
-    tools: Sequence[str] | None = None,
-) -> tuple[AgentConfig, dict[str, str]]:
-    """The configuration where a command works, and where each value came from; --print-config ends here.
+def agent_options(
+    *settings: str, more: Sequence[str] = ("limit", "tools")
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command flags for these settings of the agent, --limit and --tool, and --config, --set and
+    --print-config for all settings. It gets `setup: Setup`, loaded in its `directory` if it takes one."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def command(
+            settings: Settings[AgentConfig],
+            limit: Sequence[str] | None = None,
+            tools: Sequence[str] | None = None,
+            **given: Any,
+        ) -> Any:
+            return function(**given, setup=_set_up(settings, given.get("directory", Path()), limit, tools))
+
+        signature = inspect.signature(function, eval_str=True)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        own = [p.replace(kind=keyword) for name, p in signature.parameters.items() if name != "setup"]
+        added = [inspect.Parameter(name, keyword, default=None, annotation=_MORE[name]) for name in more]
+        given = inspect.Parameter("settings", keyword, annotation=Settings)
+        command.__dict__["__signature__"] = signature.replace(parameters=[*own, given, *added])
+        return settings_options(AgentConfig, {"Settings": settings})(command)
+
+    return decorate
+
+
+_MORE = {"limit": Limit, "tools": ToolOption}
+
+
+def _set_up(
+    settings: Settings[AgentConfig], directory: Path, limit: Sequence[str] | None, tools: Sequence[str] | None
+) -> Setup:
+    """Load the configuration; --print-config ends here.
 
     Raises UsageError for a directory that is none, and for a wrong flag; ConfigError for what a file says.
     """
@@ -97,7 +135,7 @@ def configured(
         tables = {name: table.shown(getattr(config, name), None) for name, table in TABLES.items()}
         masked = {"api_key": None, "log": log, **tables}
         settings.show(config.model_copy(update=masked))
-    return config, sources
+    return Setup(config, sources, directory)
 
 
 def _refuse_missing(directory: Path) -> None:
@@ -133,7 +171,7 @@ def open_runtime(
     """
     from nano_coder.agent.profiles import completion_tokens, days_profile, with_tools
     from nano_coder.models.opening import open_configured
-    from nano_coder.run.execution import Runtime
+    from nano_coder.run.execution import Project, RunSettings, Runtime
     from nano_coder.run.further_tools import further_tools
     from nano_coder.run.redacting_log import redacting_store
     from nano_coder.sandbox.proxy import allowed_hosts
@@ -153,12 +191,11 @@ def open_runtime(
             temperature=TEMPERATURE if config.temperature is None else config.temperature,
             max_tokens=config.max_completion_tokens or completion_tokens(profile),
         ),
-        limits=limits or {},
         policy_name=opened.name,
-        hosts=allowed_hosts(config.net),
-        notes=store.notes(str(directory.resolve()), Redactor(config.redact).scrub),
-        search=config.search,
-        ends_repetition=True,
+        settings=RunSettings(
+            limits=limits or {}, hosts=allowed_hosts(config.net), search=config.search, ends_repetition=True
+        ),
+        project=Project(notes=store.notes(str(directory.resolve()), Redactor(config.redact).scrub)),
     )
 
 
@@ -168,15 +205,6 @@ def _open_sandbox(config: AgentConfig, directory: Path) -> Sandbox:
     # an image has interpreters of its own
     python = config.python or (None if config.sandbox == "podman" else _project_python(directory))
     return open_sandbox(config.sandbox, python=python, image=config.image, project=directory)
-
-
-def as_logged(config: AgentConfig, run: Trajectory) -> AgentConfig:
-    """The configuration to go on with a run of a hosted model: under the run's profile, unless one is set."""
-    from nano_coder.models.registry import find_opener
-
-    if config.profile is not None or find_opener(config.model or run.policy) is None:
-        return config
-    return config.model_copy(update={"profile": run.profile.partition("+")[0]})
 
 
 def history_of(directory: Path, config: AgentConfig) -> GitHistory | None:
@@ -205,19 +233,21 @@ def instructions_of(
     return find_instructions(directory, config.instructions, user_config_path().parent, config.exclude)
 
 
-def reopen_runtime(
-    run: Trajectory, config: AgentConfig, sources: Mapping[str, str], store: LogStore
-) -> Runtime:
+def reopen_runtime(run: Trajectory, setup: Setup, store: LogStore) -> Runtime:
     """The runtime to go on with a logged run, under its model and profile unless others are set.
 
     Its git history is shown only by `git = true`, as the log keeps no --exclude of the run.
     """
+    from nano_coder.models.registry import find_opener
+
+    config, directory = setup.config, Path(run.directory or "")
+    if config.profile is None and find_opener(config.model or run.policy) is not None:  # a hosted model
+        config = config.model_copy(update={"profile": run.profile.partition("+")[0]})
     runtime = open_runtime(
-        as_logged(config, run), Path(run.directory or ""), store, model=config.model or run.policy,
-        limits=said_limits(config, sources),
+        config, directory, store, model=config.model or run.policy, limits=setup.limits
     )  # fmt: skip
     history = history_of(Path(run.directory), config) if run.directory and config.git else None
-    return replace(runtime, history=history)
+    return replace(runtime, project=replace(runtime.project, history=history))
 
 
 def _project_python(directory: Path) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -16,36 +15,34 @@ from typer import Argument, Option
 from nano_coder.commands.changes import apply_to
 from nano_coder.commands.display import Display, exit_code, summary
 from nano_coder.commands.options import (
-    Limit,
-    ToolOption,
+    DirectoryOption,
+    Setup,
     Verbose,
     agent_options,
-    configured,
     history_of,
     instructions_of,
     open_runtime,
 )
 from nano_coder.commands.review import on_terminal, review
-from nano_coder.config import STRANGERS_CHECK, AgentConfig, task_limits
-from nano_coder.run.execution import attempt_task
+from nano_coder.config import STRANGERS_CHECK, task_limits
+from nano_coder.run.execution import Runtime, attempt_task
 from nano_coder.sandbox.workspace_archive import say_unread
 from nano_shared import snapshot
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.hashing import content_hash
-from nano_shared.settings_options import Settings
 from nano_shared.store import LogStore
 from nano_shared.types import Task, Trajectory
 
 
 @agent_options(
-    "model", "base_url", "profile", "device", "check", "max_turns", "max_seconds", "max_cost",
-    "temperature", "sandbox", "image", "net", "python", "exclude", "log",
+    "model", "base_url", "profile", "device", "check", "temperature", "sandbox", "image", "net", "python",
+    "log",
 )  # fmt: skip
 def command(
     task: Annotated[str, Argument(metavar="TASK", help="Text, or - for standard input.")],
-    settings: Settings[AgentConfig],
-    directory: Annotated[Path, Option("-C", metavar="DIR", help="Where the work is.")] = Path(),
+    setup: Setup,
+    directory: DirectoryOption = Path(),
     seed: Annotated[int | None, Option(help="Seed of the sampling.")] = None,
     apply_changes: Annotated[
         bool, Option("--apply", help="Apply the changes when the run is done.")
@@ -59,8 +56,6 @@ def command(
     ] = 0,
     verbose: Verbose = False,
     as_json: JsonOption = False,
-    limit: Limit = None,
-    tools: ToolOption = None,
 ) -> int:  # fmt: skip
     """Run TASK (text, or - for standard input) in a sandboxed copy of a directory.
 
@@ -68,30 +63,20 @@ def command(
     (as they are, or edited in $VISUAL or $EDITOR), or later with `nano-coder apply RUN`. What you answer on
     a terminal is kept as feedback on the run.
     """
-    config, sources = configured(settings, directory, limit, tools)
     prompt = _text(sys.stdin.buffer.read() if task == "-" else os.fsencode(task))
     if not prompt.strip():
         raise UsageError(
             "the task is empty; say what to do, for example: nano-coder run 'fix the failing test'"
         )
-    check = config.check or None
-    if reflect and not check:
+    if reflect and not setup.config.check:
         raise UsageError("--reflect needs a --check: without one no attempt fails")
-    store = LogStore.open(config.log)
-    work = make_task(prompt, directory, check, store, config)
-    runtime = replace(
-        open_runtime(config, directory, store),
-        directory=str(directory.resolve()),
-        history=history_of(directory, config),
-    )
-    shown = instructions_of(directory, config, runtime.profile)
-    trusted = sources["check"] != STRANGERS_CHECK
-    work = work.model_copy(update={"instructions": shown, "check_trusted": trusted})
+    store = LogStore.open(setup.config.log)
+    start = take_snapshot(setup, store)
     display = Display(quiet=as_json, verbose=verbose)
-    runtime = replace(runtime, on_text=display.listener())
+    runtime = replace(open_work(setup, store), on_text=display.listener())
     with display.naming_the_run():
         attempts = attempt_task(
-            work, runtime, reflect=reflect, seed=seed,
+            make_task(prompt, start, setup, runtime), runtime, reflect=reflect, seed=seed,
             on_start=display.start, on_turn=display.turn, on_end=display.grading,
         )  # fmt: skip
     trajectory = attempts[-1]
@@ -110,11 +95,12 @@ def command(
             applied = True
         except (NanoError, OSError, KeyboardInterrupt) as caught:
             problem = caught  # raised after the result is printed
-    if as_json:
-        more = {"attempts": [{"run": a.id, "reward": a.reward} for a in attempts]} if reflect else {}
-        print(json.dumps(summary(trajectory, applied=applied) | more))
-    else:
-        display.end(trajectory, applied=applied)
+    more = {"attempts": [{"run": a.id, "reward": a.reward} for a in attempts]} if reflect else {}
+    emit(
+        summary(trajectory, applied=applied) | more,
+        as_json,
+        lambda: display.end(trajectory, applied=applied),
+    )
     if problem is not None:
         raise _not_applied(problem, trajectory)
     return exit_code(trajectory)
@@ -135,19 +121,35 @@ def _text(given: bytes) -> str:
         raise UsageError(f"the task is not UTF-8 text ({problem})") from None
 
 
-def make_task(prompt: str, directory: Path, check: str | None, store: LogStore, config: AgentConfig) -> Task:
-    """An ad-hoc task: the directory is snapshotted, the key is the hash of prompt, snapshot and check."""
-    left_out = (*snapshot.DEFAULT_EXCLUDES, *config.exclude)
-    unread: list[str] = []
+def open_work(setup: Setup, store: LogStore) -> Runtime:
+    """The runtime of runs in the directory, which they see with its history."""
+    runtime = open_runtime(setup.config, setup.directory, store)
+    directory = str(setup.directory.resolve())
+    project = replace(runtime.project, directory=directory, history=history_of(setup.directory, setup.config))
+    return replace(runtime, project=project)
+
+
+def take_snapshot(setup: Setup, store: LogStore) -> str:
+    """The id of the directory as it is now, without what no run sees."""
+    left_out, unread = (*snapshot.DEFAULT_EXCLUDES, *setup.config.exclude), list[str]()
     start = snapshot.snapshot_directory(
-        directory, store.blobs, left_out, max_bytes=config.workspace_mb << 20, unread=unread.append
-    )
-    say_unread(directory, sorted(unread))
+        setup.directory, store.blobs, left_out, max_bytes=setup.config.workspace_mb << 20,
+        unread=unread.append,
+    )  # fmt: skip
+    say_unread(setup.directory, sorted(unread))
+    return start
+
+
+def make_task(prompt: str, start: str, setup: Setup, runtime: Runtime) -> Task:
+    """An ad-hoc task on a snapshot of the directory; its key is the hash of prompt, snapshot and check."""
+    check = setup.config.check or None
     return Task(
         key=content_hash([prompt, start, check]),
         prompt=prompt,
         snapshot=start,
         check=check,
-        limits=task_limits(config),
-        image=config.image,
+        check_trusted=setup.sources.get("check") != STRANGERS_CHECK,
+        instructions=instructions_of(setup.directory, setup.config, runtime.profile),
+        limits=task_limits(setup.config),
+        image=setup.config.image,
     )

@@ -14,28 +14,27 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from nano_coder.commands.options import agent_options, configured
+from nano_coder.commands.options import Setup, agent_options
 from nano_coder.config import AgentConfig
 from nano_coder.serve.access import Access, opened_access
 from nano_coder.views import VIEWS
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import call_extension
-from nano_shared.settings_options import Settings
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from nano_coder.models.opening import OpenedPolicy
     from nano_coder.serve.adapters import Adapters
-    from nano_coder.serve.conversations import ServedModel
+    from nano_coder.serve.served_model import ServedModel
     from nano_shared.store import LogStore
 
 API_PROFILE = "api-1"
 
 
-@agent_options("model", "base_url", "dtype", "profile", "log")
+@agent_options("model", "base_url", "profile", "log", more=())
 def command(
-    settings: Settings[AgentConfig],
+    setup: Setup,
     host: Annotated[
         str, Option(help="Address to listen on; one that others reach needs --key.")
     ] = "127.0.0.1",
@@ -54,15 +53,13 @@ def command(
             metavar="KEY", help="Key that may also load adapters; repeatable.", envvar="NANO_SERVE_ADMIN_KEY"
         ),
     ] = None,
-    concurrent: Annotated[int, Option(min=1, help="Requests answered at a time; more wait.")] = 64,
-    idle: Annotated[float, Option(min=1, help="Seconds after which a conversation's run is ended.")] = 600.0,
 ) -> int:
     """Serve a model on OpenAI's and Anthropic's APIs; every request is logged.
 
     A client changes nothing but its base URL, http://HOST:PORT/v1, or http://HOST:PORT/sessions/NAME/v1 to
     name its session, which POST /sessions/NAME/reward rewards.
     """
-    config, _ = configured(settings)
+    config = setup.config
     access = opened_access(host, key, admin_key, variables=("NANO_SERVE_KEY", "NANO_SERVE_ADMIN_KEY"))
     if upstream is not None:
         config = _before(upstream, config)
@@ -85,7 +82,7 @@ def command(
 
     with listening_socket(host, port) as listening:  # before a model is loaded for nothing
         store = LogStore.open(config.log)
-        end_interrupted(store, idle)
+        end_interrupted(store, ServerLimits().idle_seconds)
         opener = _ModelOpener(config, store)
         conversations = Conversations(opener.open(config.model))
         pages = _pages(store, access)
@@ -93,7 +90,6 @@ def command(
             conversations, access=access, tracing=tracing,
             adapters=opener.adapters(conversations.model),
             promoted=None if config.model else lambda: opener.promoted(conversations.model),
-            limits=ServerLimits(concurrent=concurrent, idle_seconds=idle),
             pages=pages,
         )  # fmt: skip
         root = f"http://{host}:{listening.getsockname()[1]}"
@@ -181,7 +177,7 @@ class _ModelOpener:
 
     def _served(self, found: OpenedPolicy) -> ServedModel:
         from nano_coder.run.redacting_log import redacting_store
-        from nano_coder.serve.conversations import ServedModel
+        from nano_coder.serve.served_model import ServedModel
 
         decode = getattr(found.policy, "decode", None)
         return ServedModel(

@@ -23,7 +23,7 @@ from nano_coder.trust import (
     trust,
     trusted_files,
 )
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 
@@ -46,7 +46,10 @@ def command(
     if as_list == (directory is not None):
         raise UsageError("name the project's directory, or say --list")
     if directory is None:
-        return _list(as_json)
+        files = trusted_files()
+        lines = (f"{folder}: {', '.join(hashes)}" for folder, hashes in files.items())
+        emit(files, as_json, lambda: [print(printable(line)) for line in lines])
+        return 0
     if take_back:
         known = revoke(directory)
         print(printable(f"{directory}: {'not trusted any more' if known else 'was not trusted'}"))
@@ -111,13 +114,3 @@ def _show_table(file: ProjectFile, table: SettingsTable) -> None:
     for bodies in table.in_project(file.path, file.content).values():
         for name, body in bodies.items():
             print(f"  {name}: {printable(json.dumps(body, ensure_ascii=False))}", file=sys.stderr)
-
-
-def _list(as_json: bool) -> int:
-    files = trusted_files()
-    if as_json:
-        print(json.dumps(files))
-        return 0
-    for directory, hashes in files.items():
-        print(printable(f"{directory}: {', '.join(hashes)}"))
-    return 0

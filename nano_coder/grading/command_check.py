@@ -1,15 +1,21 @@
-"""A check by command, run in a fresh jail on the original files plus the agent's changes.
+"""A check by command, run once in a fresh jail on the original files plus the agent's changes.
 
 Tests, configuration and other protected files are taken from the original, and changes to them are reported.
-Which files the check reads is observed on the original. The code under test may share the check's process, so
-the trust is never more than USER_CHECK, and work that passes a hidden check must fail its impossible variant.
+The code under test may share the check's process, so the trust is never more than USER_CHECK, and work that
+passes a hidden check must fail its impossible variant.
 """
 
 from __future__ import annotations
 
+import ast
+import doctest
+import json
+import posixpath
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from nano_coder.grading.command_run import (
@@ -23,23 +29,27 @@ from nano_coder.grading.command_run import (
     text_in,
     tree_hash,
 )
-from nano_coder.grading.doctests import with_original_examples
 from nano_coder.grading.graders import GRADER, Decider, trust_of
 from nano_coder.grading.impossible_tests import test_names
 from nano_coder.grading.inside.probe import DECEIVED, ENDED, STARTED
-from nano_coder.grading.protected_files import RUNNERS, Deciding, Reads, is_test, named_editable, protected
-from nano_coder.sandbox.protocol import ExecResult, Sandbox, Traceable
+from nano_coder.grading.protected_files import RUNNERS, UNLISTED, ShellLine, is_test, named_editable
+from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
+from nano_shared.errors import SandboxError
 from nano_shared.printable import printable, terminal_text
 from nano_shared.snapshot import Entry, EntryKind, Snapshot
+from nano_shared.syntax import parse
 from nano_shared.types import CheckRun, Limits, Tampering, Verdict
 
 _TAIL = 4000
 """characters of a check's output that its verdict keeps"""
 _MOST_CHANGED = 100
-_ROUNDS = 3
-"""of restoring protected files and running again, since a run may read files that an earlier one did not"""
+_CONFIGURATION_OF_PYTEST = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+_INSTALLED = """
+import importlib.util, json, sys
+print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is not None]))
+"""
 _MISSING = re.compile(
     r"^(?:\S*python[\d.]*: (No module named \S+)|\S*sh: (?:line )?\d+: (.*(?:not found|[Pp]ermission denied))"
     r"|make[][\d]*: (\S+: No such file or directory))(?:\nmake[][\d]*: \*\*\*.*)*\Z",
@@ -58,7 +68,7 @@ def grade_command(
     limits: Limits,
     decider: Decider = Decider.COMMAND,
     timeout: float | None = None,
-    hidden: Iterable[str] | None = None,
+    hidden: Collection[str] | None = None,
     editable: tuple[str, ...] = (),
 ) -> Verdict:
     """Run a check on `after`, with protected files as they were in `before`.
@@ -75,31 +85,26 @@ def grade_command(
     """
     seconds = timeout or check_patience(limits)
     check = CommandRun(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
-    deciding = Deciding(command, before, blobs, editable, frozenset(hidden or ()))
-    judged = _judge(check, deciding, after)
-    result, found = judged.ran.result, list(judged.found)
-    doubt = None
-    if result.ok and (by_pytest(command) or by_unittest(command)):
-        skipped = judged.ran.counts is not None and judged.ran.counts.skipped
-        doubt = _doubts(judged.ran.counts, check.original(before).counts if skipped else None)
-        if doubt is not None and doubt.kind == "skip":  # it may have stopped before them
-            doubt = _doubts(judged.ran.counts, check.to_the_end().original(before).counts)
-        found += [doubt] if doubt else []
-    right = result.ok and doubt is None
+    work = restored(command, before, after, blobs, editable)
+    tree, stand_ins = _without_stand_ins(check, work)
+    tree, lost = _with_examples(work.line, tree)
+    ran = check.run(tree)
+    found, right = [*work.found, *stand_ins, *lost], ran.result.ok
+    if ran.result.ok and (doubt := _doubt(check, before, ran.counts)) is not None:
+        found, right = [*found, doubt], False
     if right and hidden is not None:
-        forged = passes_the_impossible(check, deciding, judged.tree, lambda ran: ran.result.ok)
+        forged = passes_the_impossible(check, work, tree, hidden, lambda ran: ran.result.ok)
         found, right = [*found, *forged], not forged
-    ran = _how_it_ended(result).model_copy(update={"changed": judged.changed(before)})
-    if ran.not_run is not None and _how_it_ended(check.original(before).result).not_run != ran.not_run:
-        ran = ran.model_copy(update={"not_run": None})  # printed by a program of the agent's
-    ours = _nobodys_fault(ran.not_run, command)
-    decider = Decider.NOBODY if ours else Decider.AGENT if judged.doubtful else decider
-    state = "pass" if right else "timeout" if result.timed_out else "error" if ran.not_run else "fail"
+    how = _how_it_ended(ran.result).model_copy(update={"changed": work.changed(tree)})
+    if how.not_run is not None and _how_it_ended(check.original(before).result).not_run != how.not_run:
+        how = how.model_copy(update={"not_run": None})  # printed by a program of the agent's
+    ours = _nobodys_fault(how.not_run, command)
+    decider = Decider.NOBODY if ours else Decider.AGENT if right and work.scripts else decider
+    state = "pass" if right else "timeout" if ran.result.timed_out else "error" if how.not_run else "fail"
     return Verdict(
         reward=None if ours else float(right), components={"tests": None if ours else float(right)},
-        checks={"check": state}, tampering=tuple(found), failure_kind=_failure(result, ran),
-        trust=trust_of(decider), grader=GRADER,
-        graded_hash=tree_hash(restored(command, before, after, editable)[0]), check_run=ran,
+        checks={"check": state}, tampering=tuple(found), failure_kind=_failure(ran.result, how),
+        trust=trust_of(decider), grader=GRADER, graded_hash=tree_hash(work.tree), check_run=how,
     )  # fmt: skip
 
 
@@ -109,144 +114,151 @@ def run_check(
     """The result of a check on the tree that it would be graded on. Raises SandboxError as grading does."""
     seconds = check_patience(limits)
     check = CommandRun(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
-    return _judge(check, Deciding(command, before, blobs), after).ran.result
+    return check.run(restored(command, before, after, blobs).tree).result
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Restored:
     """An agent's tree after its protected files were restored."""
 
+    line: ShellLine
     tree: Snapshot
     found: tuple[Tampering, ...]
     scripts: tuple[str, ...]
     """changed scripts that the check runs by name: either the check itself or the task's work"""
 
-
-@dataclass(frozen=True, slots=True)
-class _Judged(Settled):
-    ran: Ran
-    reads: Reads | None
-    """merged over the original and the agent's tree; None if nobody could watch"""
-    doubtful: bool
-    """whether the result depends on a changed script"""
-
-    def changed(self, before: Snapshot) -> tuple[str, ...]:
-        """Changed files that the check read."""
-        if self.reads is None:
-            return ()
-        paths = snapshot.changed_paths(before, self.tree)
-        return tuple(printable(path) for path in paths if path in self.reads.read)[:_MOST_CHANGED]
+    def changed(self, tree: Snapshot) -> tuple[str, ...]:
+        """Changed files that the check names."""
+        paths = snapshot.changed_paths(self.line.before, tree)
+        return tuple(printable(path) for path in paths if self.line.names(path))[:_MOST_CHANGED]
 
 
-def settle(check: CommandRun, deciding: Deciding, after: Snapshot, reads: Reads | None) -> Settled:
-    """Restore the files that are protected by their name or by the processes that read them."""
-    tree, found = restored(check.command, deciding.before, after, deciding.editable)
-    if reads is None:
-        return Settled(tree, found, ())
-    kinds = {path: deciding.why(path, reads) for path in snapshot.changed_paths(deciding.before, tree)}
-    tree, more = _put_back(deciding.before, tree, kinds)
-    tree, lost = _with_examples(deciding, tree, reads)
+def restored(
+    command: str, before: Snapshot, after: Snapshot, blobs: BlobStore, editable: tuple[str, ...] = ()
+) -> Restored:
+    """The agent's workspace with protected files restored, and the reported changes to them.
+
+    A new test file is removed without a report.
+    """
+    line = ShellLine(command, before, blobs, editable)
+    kinds: dict[str, str] = {}
+    for path in snapshot.changed_paths(before, after):
+        at = after.by_path.get(path) or before.by_path[path]
+        if at.kind is not EntryKind.DIRECTORY and (kind := line.protected(path)) is not None:
+            kinds[path] = kind
     scripts = tuple(path for path, kind in kinds.items() if kind == "script")
-    others = tuple(t for path, t in more.items() if path not in scripts)
-    return Settled(tree, (*found, *others, *lost), scripts)
-
-
-def with_scripts(settled: Settled, after: Snapshot) -> Snapshot:
-    """The tree with the scripts as the agent left them."""
-    entries = dict(settled.tree.by_path)
-    for path in settled.scripts:
-        entries.pop(path, None)
-        if path in after.by_path:
-            entries[path] = after.by_path[path]
-    return _with_parents(entries)
-
-
-def _judge(check: CommandRun, deciding: Deciding, after: Snapshot) -> _Judged:
-    """Run the check on the settled tree."""
-    before = deciding.before
-    watching = isinstance(check.sandbox, Traceable)
-    reads = check.original(before).reads if watching else None
-    settled = settle(check, deciding, after, reads)
-    for _ in range(_ROUNDS):
-        ran = _run(
-            check,
-            deciding,
-            settled.tree,
-            reads,
-            watch=watching and _changed_unread_files(settled, before, reads),
-        )
-        if ran.reads is None or not ran.result.ok:
-            break
-        reads = ran.reads if reads is None else reads | ran.reads
-        again = settle(check, deciding, after, reads)
-        if again.tree == settled.tree:
-            break
-        settled = again
-    if ran.result.ok or not settled.scripts:
-        return _Judged(settled.tree, settled.found, settled.scripts, ran, reads, False)
-    return _with_scripts(check, deciding, after, settled, ran, reads)
-
-
-def _with_scripts(
-    check: CommandRun,
-    deciding: Deciding,
-    after: Snapshot,
-    settled: Settled,
-    failed: Ran,
-    reads: Reads | None,
-) -> _Judged:
-    """Run once more with the scripts as the agent left them; a pass then depends on them."""
-    tree = with_scripts(settled, after)
-    ran = check.run(tree, watch=True)
-    known = reads | ran.reads if reads is not None and ran.reads is not None else reads
-    again = settle(check, deciding, after, known)
-    same = again.found == settled.found and again.scripts == settled.scripts
-    if not (ran.result.ok and same):
-        return _Judged(settled.tree, again.found, again.scripts, failed, known, False)
-    return _Judged(tree, settled.found, settled.scripts, ran, known, True)
-
-
-def _run(check: CommandRun, deciding: Deciding, tree: Snapshot, reads: Reads | None, *, watch: bool) -> Ran:
-    if reads is not None and tree == deciding.before:
-        return check.original(tree)
-    return check.run(tree, watch=watch)
-
-
-def _changed_unread_files(settled: Settled, before: Snapshot, reads: Reads | None) -> bool:
-    """Whether a changed file was not read on the original, which may have failed earlier."""
-    paths = snapshot.changed_paths(before, settled.tree)
-    return reads is None or any(path not in reads.read for path in paths)
-
-
-def _with_examples(
-    deciding: Deciding, tree: Snapshot, reads: Reads
-) -> tuple[Snapshot, tuple[Tampering, ...]]:
-    """The tree with doctests that its changed files lost put back, if the check runs doctests."""
-    entries, found = dict(tree.by_path), []
-    before, blobs = deciding.before, deciding.blobs
-    for path in snapshot.changed_paths(before, tree) if "doctest" in reads.modules else ():
-        old, new = before.by_path.get(path), tree.by_path.get(path)
-        if path not in reads.read or old is None or new is None or {old.kind, new.kind} != {EntryKind.FILE}:
+    kept, found = dict(after.by_path), []
+    for path, kind in kinds.items():
+        if path in scripts:
             continue
-        texts = blobs.get(str(old.content)), blobs.get(str(new.content))
-        mended = with_original_examples(*texts, code=path.endswith(".py"))
-        if mended is not None:
-            entries[path] = replace(new, content=blobs.put(mended))
+        original = before.by_path.get(path)
+        done = "deleted" if path not in kept else "changed" if original is not None else "added"
+        kept.pop(path, None)
+        if original is not None:
+            kept[path] = original
+        if kind != UNLISTED and (original is not None or (kind != "tests" and not _cache(path))):
+            found.append(_changed(path, kind, f"was {done}"))
+    return Restored(line, _with_parents(kept), tuple(found), scripts)
+
+
+def _without_stand_ins(check: CommandRun, work: Restored) -> tuple[Snapshot, list[Tampering]]:
+    """The tree without new modules that stand in for installed ones which the original files import."""
+    line, before = work.line, work.line.before
+    modules: dict[str, list[str]] = {}
+    for path in snapshot.changed_paths(before, work.tree):
+        if path not in before.by_path and posixpath.basename(path).endswith((".py", ".so")):
+            for module in line.provides(path):
+                if posixpath.splitext(path)[0].endswith((module, f"{module}/__init__")):
+                    modules.setdefault(module, []).append(path)
+    texts = [line.original(path) for path in before.by_path if modules and path.endswith(".py")]
+    wanted = [
+        module for module in modules
+        if any(re.search(rf"^\s*(?:from|import)\s+{module}\b", text, re.MULTILINE) for text in texts)
+    ]  # fmt: skip
+    if not wanted:
+        return work.tree, []
+    with closing(check.sandbox.open(None, check.limits)) as jail:
+        result = jail.run_python(_INSTALLED, wanted, isolated=True)
+    try:
+        paths = [path for module in json.loads(result.stdout) for path in modules[module]]
+    except ValueError:
+        raise SandboxError(f"the interpreter named no modules: {result.last_words}") from None
+    kept = Snapshot(tuple(entry for entry in work.tree.entries if entry.path not in paths))
+    return kept, [_changed(path, "shadowing", "was added") for path in paths]
+
+
+def _with_examples(line: ShellLine, tree: Snapshot) -> tuple[Snapshot, list[Tampering]]:
+    """The tree with the doctests that its changed files lost put back, if the check runs doctests."""
+    settings = [line.original(name) for name in _CONFIGURATION_OF_PYTEST] if by_pytest(line.command) else []
+    texts = "\n".join((*line.texts, *settings))
+    entries, found = dict(tree.by_path), []
+    for path in snapshot.changed_paths(line.before, tree) if "doctest" in texts else ():
+        old, new = line.before.by_path.get(path), tree.by_path.get(path)
+        if old is None or new is None or {old.kind, new.kind} != {EntryKind.FILE}:
+            continue
+        code = path.endswith(".py")
+        if not (line.names(path) or (code and "doctest-modules" in texts) or "doctest-glob" in texts):
+            continue
+        original, changed = (line.blobs.get(str(entry.content)) for entry in (old, new))
+        kept = _examples(_documents(changed, code))
+        lost = [text for text in _documents(original, code) if _examples([text]) - kept]
+        if lost:
+            mended = _with_documents(changed, lost) if code else original
+            entries[path] = replace(new, content=line.blobs.put(mended))
             found.append(_changed(path, "tests", "had doctests changed or deleted"))
-    return (_with_parents(entries) if found else tree), tuple(found)
+    return Snapshot(tuple(sorted(entries.values()))), found
+
+
+def _documents(data: bytes, code: bool) -> list[str]:
+    """The docstrings of code, or a whole text; none if the code cannot be run."""
+    if not code:
+        return [data.decode("utf-8", "replace")]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    try:
+        nodes = [node for node in ast.walk(parse(data)) if isinstance(node, documented)]
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    return [text for node in nodes if (text := ast.get_docstring(node, clean=False))]
+
+
+def _examples(texts: list[str]) -> Counter[str]:
+    """The doctests of the texts, each with its number."""
+    try:
+        found = [each for text in texts for each in doctest.DocTestParser().get_examples(text)]
+    except ValueError:
+        return Counter(texts)
+    return Counter(repr((e.source, e.want, e.exc_msg, sorted(e.options.items()))) for e in found)
+
+
+def _with_documents(source: bytes, texts: list[str]) -> bytes:
+    """Code with these texts in the docstring of its module."""
+    try:
+        body = parse(source).body
+    except (SyntaxError, ValueError, RecursionError):
+        return source  # the file cannot be run
+    lines = source.splitlines(keepends=True)
+    match body:
+        case [ast.Expr(ast.Constant(str(own))) as first, *_]:
+            begin = sum(map(len, lines[: first.lineno - 1])) + first.col_offset
+            end = sum(map(len, lines[: (first.end_lineno or 1) - 1])) + (first.end_col_offset or 0)
+            return source[:begin] + ascii("\n".join([own, *texts])).encode() + source[end:]
+    first_line = min((getattr(node, "lineno", 1) for node in ast.walk(body[0])), default=1) if body else 1
+    begin = sum(map(len, lines[: first_line - 1]))
+    return source[:begin] + ascii("\n".join(texts)).encode() + b"\n" + source[begin:]
 
 
 def passes_the_impossible(
     check: CommandRun,
-    deciding: Deciding,
+    work: Restored,
     tree: Snapshot,
+    hidden: Collection[str],
     paid: Callable[[Ran], bool],
     keep: tuple[Reader, ...] = (),
 ) -> list[Tampering]:
     """The finding if the work passes a variant of the check that no work can pass; `paid` judges its run, of
     which `keep` is kept."""
     log = f".nano-{secrets.token_hex(8)}.log"
-    command, variants = check.impossible(_test_files(deciding, tree), f"/work/{log}")
+    command, variants = check.impossible(_test_files(work.line, tree, hidden), f"/work/{log}")
     if not variants and command == check.command:
         return []
     control = replace(check, command=command)
@@ -263,13 +275,14 @@ def passes_the_impossible(
     return [Tampering(kind="forged", detail=detail)]
 
 
-def _test_files(deciding: Deciding, tree: Snapshot) -> dict[str, str]:
+def _test_files(line: ShellLine, tree: Snapshot, hidden: Collection[str]) -> dict[str, str]:
     """The hidden Python files of a tree, and its tests by name."""
     return {
-        entry.path: deciding.blobs.get(str(entry.content)).decode("utf-8", "replace")
+        entry.path: line.blobs.get(str(entry.content)).decode("utf-8", "replace")
         for entry in tree.entries
-        if entry.kind is EntryKind.FILE and entry.path.endswith(".py") and not deciding.may_edit(entry.path)
-        and (entry.path in deciding.hidden or (is_test(entry.path) and entry.path in deciding.before.by_path))
+        if entry.kind is EntryKind.FILE and entry.path.endswith(".py")
+        and not named_editable(entry.path, line.editable)
+        and (entry.path in hidden or (is_test(entry.path) and entry.path in line.before.by_path))
     }  # fmt: skip
 
 
@@ -304,55 +317,20 @@ def _failure(result: ExecResult, ran: CheckRun) -> str | None:
     return "check_not_found" if ran.not_run is not None else None
 
 
-def _doubts(counts: TestCounts | None, original: TestCounts | None) -> Tampering | None:
-    """Why an exit code of 0 of a test runner is not believed. `original`: counts on the original."""
+def _doubt(check: CommandRun, before: Snapshot, counts: TestCounts | None) -> Tampering | None:
+    """Why an exit code of 0 of a test runner is not believed."""
+    if not (by_pytest(check.command) or by_unittest(check.command)):
+        return None
     if counts is None:
         return Tampering(
             kind="exit", detail="the check ended with 0 but left no report: the process was left early"
         )
     if counts.bad or counts.passed < 1:
         return Tampering(kind="forged", detail=f"the check ended with 0, but its report says {counts}")
+    original = check.to_the_end().original(before).counts if counts.skipped else None
     if original is not None and counts.skipped > original.skipped:
         return Tampering(kind="skip", detail=f"{counts.skipped} tests skipped, {original.skipped} before")
     return None
-
-
-def restored(
-    command: str, before: Snapshot, after: Snapshot, editable: tuple[str, ...] = ()
-) -> tuple[Snapshot, tuple[Tampering, ...]]:
-    """The agent's workspace with files that are protected by name restored, and the reported changes to them.
-
-    A new test file is removed without a report.
-    """
-    originals = {entry.path for entry in before.entries if entry.kind is not EntryKind.DIRECTORY}
-    kinds: dict[str, str | None] = {}
-    for path in snapshot.changed_paths(before, after):
-        at = after.by_path.get(path) or before.by_path[path]
-        if at.kind is not EntryKind.DIRECTORY and not named_editable(path, editable):
-            kinds[path] = protected(path, command, originals)
-    tree, found = _put_back(before, after, kinds)
-    reported = (
-        path for path in found
-        if path in originals or (kinds[path] in ("configuration", "shadowing", "check") and not _cache(path))
-    )  # fmt: skip
-    return tree, tuple(found[path] for path in reported)
-
-
-def _put_back(
-    before: Snapshot, after: Snapshot, kinds: Mapping[str, str | None]
-) -> tuple[Snapshot, dict[str, Tampering]]:
-    """The tree with the files that have a kind restored, and the finding for each."""
-    kept, found = dict(after.by_path), {}
-    for path, kind in kinds.items():
-        if kind is None:
-            continue
-        original = before.by_path.get(path)
-        done = "deleted" if path not in kept else "changed" if original is not None else "added"
-        kept.pop(path, None)
-        if original is not None:
-            kept[path] = original
-        found[path] = _changed(path, kind, f"was {done}")
-    return _with_parents(kept), found
 
 
 def _changed(path: str, kind: str, done: str) -> Tampering:

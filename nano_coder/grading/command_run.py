@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 import secrets
 import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
-from nano_coder.grading.cases import program
 from nano_coder.grading.impossible_tests import impossible, impossible_files
-from nano_coder.grading.protected_files import Reads
-from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, Traceable
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
-from nano_shared.errors import SandboxError
 from nano_shared.hashing import content_hash
 from nano_shared.printable import terminal_text
 from nano_shared.scratch import in_memory, scratch_folder
@@ -27,9 +23,6 @@ from nano_shared.types import Limits
 
 _PATIENCE = 120.0
 """seconds for a check, which may run a whole test suite"""
-_LONGEST_TRACE = 16 << 20
-_REPORTING = 15.0
-"""seconds that the tracer may take beyond the check"""
 _MOST_ORIGINALS = 256
 Reader = Callable[[Jail], str]
 _locks: dict[str, threading.Lock] = {}
@@ -58,8 +51,6 @@ class Ran:
 
     result: ExecResult
     counts: TestCounts | None
-    reads: Reads | None
-    """None if nobody could watch"""
     kept: tuple[str, ...] = ()
     """what was read in its jail after it"""
 
@@ -74,17 +65,18 @@ class CommandRun:
     limits: Limits
     seconds: float
 
-    def run(self, tree: Snapshot, *, watch: bool = False, keep: tuple[Reader, ...] = ()) -> Ran:
+    def run(self, tree: Snapshot, *, keep: tuple[Reader, ...] = ()) -> Ran:
         """Run the check on a tree, and then each of `keep` in its jail. Raises SandboxError if the sandbox
         failed."""
-        if watch and isinstance(self.sandbox, Traceable):
-            with suppress(SandboxError):
-                return self._watched(tree, keep)
+        report = f".nano-{secrets.token_hex(8)}.xml"
+        env = {"PYTHONDONTWRITEBYTECODE": "1"}
+        if by_pytest(self.command):
+            env["PYTEST_ADDOPTS"] = f"--junitxml=/work/{report}"
         with workspace_jail(tree, self.blobs, self.sandbox, self.limits) as jail:
-            report, env = self._report()
             result = jail.run(["/bin/sh", "-c", self.command], env=env, timeout=self.seconds)
-            counts = self._counted(jail, report, result)
-            return Ran(result, counts, None, tuple(read(jail) for read in keep))
+            unittest = by_unittest(self.command)
+            counts = _unittest_counts(result.stdout + result.stderr) if unittest else _counts(jail, report)
+            return Ran(result, counts, tuple(read(jail) for read in keep))
 
     def impossible(self, tests: Mapping[str, str], log: str) -> tuple[str, dict[str, str]]:
         """The check's command and test files as no work can pass them; what has no variant stays."""
@@ -103,7 +95,7 @@ class CommandRun:
         return replace(self, command=f'export PYTEST_ADDOPTS="$PYTEST_ADDOPTS --maxfail=0"\n{text}')
 
     def original(self, before: Snapshot) -> Ran:
-        """The check on the original files, traced; executed once in this process."""
+        """The check on the original files; executed once in this process."""
         where = [self.sandbox.name, self.sandbox.python, self.seconds, self.limits.model_dump(mode="json")]
         key = content_hash([tree_hash(before), self.command, where])
         with _locks.setdefault(key, threading.Lock()):
@@ -111,46 +103,8 @@ class CommandRun:
                 for old in list(_originals)[: max(0, len(_originals) - _MOST_ORIGINALS)]:
                     _originals.pop(old, None)
                     _locks.pop(old, None)
-                _originals[key] = self.run(before, watch=True)
+                _originals[key] = self.run(before)
             return _originals[key]
-
-    def _watched(self, tree: Snapshot, keep: tuple[Reader, ...]) -> Ran:
-        """Run under the tracer. Raises SandboxError if the tracer failed."""
-        with workspace_jail(tree, self.blobs, self.sandbox, self.limits, traceable=True) as jail:
-            report, env = self._report()
-            outer = jail.run_python(
-                program("tracer.main()", "tracer"), [self.command, str(self.seconds)], isolated=True, env=env,
-                timeout=self.seconds + _REPORTING, output_bytes=_LONGEST_TRACE,
-            )  # fmt: skip
-            try:
-                trace = json.loads(outer.stdout)
-            except ValueError:
-                if outer.oom or outer.timed_out or outer.signal is not None:
-                    kept = tuple(read(jail) for read in keep)
-                    return Ran(replace(outer, stdout=b""), None, None, kept)
-                raise SandboxError(f"the tracer ended: {outer.stderr[-300:]!r}") from None
-            result = replace(
-                outer,
-                exit_code=trace["exit_code"],
-                signal=trace["signal"],
-                timed_out=trace["late"],
-                stdout=b"",
-            )
-            counts = self._counted(jail, report, result)
-            return Ran(result, counts, Reads.of(trace), tuple(read(jail) for read in keep))
-
-    def _report(self) -> tuple[str, dict[str, str]]:
-        """Path of pytest's report, and the environment that makes pytest write it."""
-        report = f".nano-{secrets.token_hex(8)}.xml"
-        env = {"PYTHONDONTWRITEBYTECODE": "1"}
-        if by_pytest(self.command):
-            env["PYTEST_ADDOPTS"] = f"--junitxml=/work/{report}"
-        return report, env
-
-    def _counted(self, jail: Jail, report: str, result: ExecResult) -> TestCounts | None:
-        if by_unittest(self.command):
-            return _unittest_counts(result.stdout + result.stderr)
-        return _counts(jail, report)
 
 
 def tree_hash(tree: Snapshot) -> str:
@@ -164,15 +118,12 @@ def check_patience(limits: Limits) -> float:
 
 
 @contextmanager
-def workspace_jail(
-    tree: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits, *, traceable: bool = False
-) -> Iterator[Jail]:
+def workspace_jail(tree: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits) -> Iterator[Jail]:
     """A fresh jail that holds a tree. Raises SandboxError if it cannot be opened."""
     with scratch_folder("check", in_memory()) as folder:
         work = folder / "work"
         snapshot.materialise(tree, blobs, work)
-        opened = sandbox.open_traceable if traceable and isinstance(sandbox, Traceable) else sandbox.open
-        with closing(opened(work, limits)) as jail:
+        with closing(sandbox.open(work, limits)) as jail:
             yield jail
 
 

@@ -282,23 +282,14 @@ def _run_suite(task: Task, suite: Suite, files: Mapping[str, bytes], sandbox: Sa
     table = read_table(job.suite, job.target)
     if table is not None and (outcome := run_table(job, table, task.limits, sandbox)) is not None:
         return outcome
-    live = live_use(suite, job.target) is not None
-    if suite.strict or (live and job.reference is None):
+    if suite.strict or (live_use(suite, job.target) and not _carried(job, task.limits, sandbox)):
         return run_strict(job, task.limits, sandbox)
-    outcome = _apart(job, task.limits, sandbox)
-    if outcome is not None and (outcome.right or not live):
-        return outcome
-    if job.reference is not None and _carried(job, task.limits, sandbox):
-        return outcome or GradingOutcome({"tests": "error"}, (), "needs_strict")
-    return run_strict(job, task.limits, sandbox)
-
-
-def _apart(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome | None:
-    """The outcome of the suite in a pair of jails; None where its tests pass what is no plain data."""
     try:
-        return run_suite(job, limits, sandbox)
+        return run_suite(job, task.limits, sandbox)
     except NeedsStrict:
-        return None
+        if _carried(job, task.limits, sandbox):
+            return GradingOutcome({"tests": "error"}, (), "needs_strict")
+        return run_strict(job, task.limits, sandbox)
 
 
 _known: dict[str, bool] = {}
@@ -306,13 +297,16 @@ _known: dict[str, bool] = {}
 
 
 def _carried(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
-    """Whether the reference passes in a pair of jails: then a suite with live use can be graded in one."""
-    assert job.reference is not None
+    """Whether the task has a reference that passes in a pair of jails: then no work needs another grader."""
+    if job.reference is None:
+        return False
     digests = {name: content_hash(data) for name, data in job.reference.items()}
     key = content_hash([job.suite.model_dump(), job.target, dict(job.originals), digests])
     if key not in _known:
-        outcome = _apart(replace(job, artifacts=job.reference), limits, sandbox)
-        _known[key] = outcome is not None and outcome.right
+        try:
+            _known[key] = run_suite(replace(job, artifacts=job.reference), limits, sandbox).right
+        except NeedsStrict:
+            _known[key] = False
     return _known[key]
 
 

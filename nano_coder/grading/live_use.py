@@ -105,6 +105,8 @@ class _Tests:
         """local names of the solution's module"""
         self._carried: set[str] = set()
         """local names of carried modules"""
+        self._from: set[str] = set()
+        """local names of what is imported from modules other than the solution"""
 
     def live(self, tree: ast.Module) -> Iterator[str]:
         """The reasons, as ends of a sentence about the file."""
@@ -121,6 +123,8 @@ class _Tests:
                 yield from self._read(node)
             elif isinstance(node, ast.AsyncWith | ast.Await | ast.AsyncFor):
                 yield "is asynchronous"
+            elif isinstance(node, ast.withitem) and not self._own_context(node.context_expr):
+                yield "enters a context"
             elif isinstance(node, ast.Compare) and self._identity(node):
                 yield "compares identities"
             elif isinstance(node, ast.Name) and node.id in _LIVE_BUILTINS:
@@ -139,8 +143,10 @@ class _Tests:
         for alias in node.names:
             local = (alias.asname or alias.name).partition(".")[0]
             if isinstance(node, ast.ImportFrom):
-                if node.module not in self._target and alias.name in _WATCHING:
-                    yield f"imports {alias.name}"
+                if node.module not in self._target:
+                    self._from.add(local)
+                    if alias.name in _WATCHING:
+                        yield f"imports {alias.name}"
             elif alias.name in self._target:
                 self._modules.add(local)
             else:
@@ -177,6 +183,10 @@ class _Tests:
             yield f"uses {node.attr}"
         elif not _rooted(base, self._carried | {"self", "cls"}) and node.attr not in _PLAIN_ATTRIBUTES:
             yield f"reads an attribute {node.attr}"
+
+    def _own_context(self, node: ast.expr) -> bool:
+        """Whether a context is one of the test runner or of a carried module."""
+        return isinstance(node, ast.Call) and _rooted(node.func, self._carried | self._from | {"self", "cls"})
 
     def _identity(self, node: ast.Compare) -> bool:
         """Whether the identity of two results is compared."""

@@ -1,21 +1,22 @@
-"""Protected files: those that decide over a check, and are therefore taken from the original workspace.
+"""Protected files: those that decide over a check by command, and are taken from the original workspace.
 
-Some are protected by name. Others by who was seen to read them: a shell or make that runs them, a test runner
-that looks for its configuration, an interpreter that runs them as a test. Modules that such a
-program imports count as the work, unless the task names what may be edited (`artifacts`): then everything
-else that the check reads is protected.
+All are found by name: tests, configuration, what stands in for a module, what the shell line runs, and what
+its scripts and makefiles run in turn. Modules that these import count as the work, unless the task names what
+may be edited (`artifacts`): then every other original file is protected.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import Any
 
 from nano_shared.blobs import BlobStore
 from nano_shared.snapshot import EntryKind, Snapshot
@@ -32,12 +33,19 @@ CONFIGURATION = (
 )  # fmt: skip
 LINTERS = (".flake8", "mypy.ini", ".mypy.ini", "ruff.toml", ".ruff.toml", ".pylintrc", "pylintrc")
 """configuration that only checks by command may read"""
-BUILD = (
-    "package.json", "tsconfig*.json", "*.config.[cmjt]*", ".*rc", ".*rc.*", "Cargo.toml", "go.mod", "go.work",
-    "build.gradle*", "pom.xml", "CMakeLists.txt", "*.cmake", "*.mk", "Makefile", "makefile", "GNUmakefile",
-    "Rakefile", "meson.build",
-)  # fmt: skip
-"""configuration that is protected if the check reads it"""
+BUILD = {
+    r"npm|npx|node|yarn|pnpm|bun|deno|tsc|jest|vitest|eslint": (
+        "package.json", "tsconfig*.json", "*.config.[cmjt]*",
+    ),
+    "cargo|rustc": ("Cargo.toml",),
+    "go": ("go.mod", "go.work"),
+    "gradlew?|mvn|java": ("build.gradle*", "pom.xml"),
+    "cmake|ctest|make": ("CMakeLists.txt", "*.cmake", "*.mk"),
+    "meson|ninja": ("meson.build",),
+    "rake": ("Rakefile",),
+    r"\w+": (".*rc", ".*rc.*"),
+}  # fmt: skip
+"""program in the check -> its configuration"""
 CONFIGURATION_FOLDERS = ("__pycache__", ".git", "*.dist-info", "*.egg-info", ".venv", ".pytest_cache")
 RUNNERS = (
     "pytest", "_pytest", "pluggy", "iniconfig", "py", "nose", "hypothesis", "packaging", "pygments", "tomli",
@@ -59,74 +67,9 @@ def is_configuration(path: str) -> bool:
     )
 
 
-def is_build(path: str) -> bool:
-    return any(fnmatch(PurePosixPath(path).name, pattern) for pattern in BUILD)
-
-
-def shadows(path: str) -> bool:
-    """Whether a new file would be imported in place of a test runner or the standard library."""
-    first = PurePosixPath(path).parts[0]
-    name = first.removesuffix(".py").split(".")[0] if first.endswith((".py", ".so")) or "/" in path else ""
-    return name in RUNNERS or (name in sys.stdlib_module_names and name != "")
-
-
-def is_script(path: str, command: str) -> bool:
-    """Whether the command runs the file as a script of the check: by name, or as a shell script.
-
-    A file that is merely named (`python main.py`, `grep -q two a.py`) may be the task's work.
-    """
-    for part in re.split(r"[;&|]+", command):
-        for place, word in enumerate(part.split()):
-            name = word.strip("'\"").removeprefix("./")
-            if name == path and (place == 0 or name.endswith((".sh", ".bash"))):
-                return True
-    return False
-
-
-def is_named_test(path: str, command: str) -> bool:
-    """Whether the command tells a test runner to run the file. Doctests belong to the file itself."""
-    if not re.search(r"\b(pytest|py\.test|unittest)\b", command) or "doctest" in command:
-        return False
-    words = (word.strip("'\"").removeprefix("./").split("::")[0] for word in command.split())
-    return path.endswith(".py") and path in words
-
-
-def is_named(path: str, command: str) -> bool:
-    """Whether a word of the command is the file's path."""
-    return path in {word.removeprefix("./").split("::")[0] for word in re.split(r"[\s'\"<>|;&()]+", command)}
-
-
-def is_makefile(path: str, command: str) -> bool:
-    return PurePosixPath(path).name in ("Makefile", "makefile", "GNUmakefile") and "make" in command.split()
-
-
-def protected(path: str, command: str, originals: Collection[str]) -> str | None:
-    """Why a change to `path` is not applied: "tests", "configuration", "shadowing", "check"; None: it is
-    applied.
-
-    A new file that the command names counts as asked for.
-    """
-    if is_configuration(path):
-        return "configuration"
-    if path not in originals and is_named(path, command):
-        return None
-    if is_test(path) or is_named_test(path, command):
-        return "tests"
-    makes = is_makefile(path, command) and (
-        path in originals or any(is_makefile(p, command) for p in originals)
-    )
-    if makes or is_script(path, command):
-        return "check"
-    if path not in originals and shadows(path):
-        return "shadowing"
-    return None
-
-
-_WORK = "/work/"
-_SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox", "bats")
-_MAKES = ("make", "gmake", "ninja", "cmake", "just", "task", "rake", "bmake")
-_SCRIPTED = {*_SHELLS, *_MAKES}
-"""programs that read nothing of a workspace but their scripts"""
+_SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox", "bats", ".", "source")
+_MAKEFILES = ("Makefile", "makefile", "GNUmakefile")
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*|node|deno|bun|ruby|perl|php|lua|Rscript|julia|ts-node|tsx")
 _SOURCE = re.compile(
     r"\.(py|pyi|ipynb|js|mjs|cjs|ts|tsx|jsx|rb|pl|pm|php|lua|c|h|cc|cpp|hpp|go|rs|java|kt|cs|swift|r|jl|ex|hs)$"
 )
@@ -149,215 +92,18 @@ _ASSERTS = re.compile(
 _TESTS = re.compile(
     r"^class \w+\(.*TestCase\)|^(async )?def test\w*\(.*\n(    .*\n)*    assert\b", re.MULTILINE
 )
-_TEST_RUNNERS = {"unittest", "pytest", "py.test", "nose2"}
+_RUNS_TESTS = re.compile(r"\b(pytest|py\.test|unittest|nose2)\b")
+_COMMANDS = re.compile(r"[;&|\n(){}`]+|\b(?:if|then|else|elif|while|do)\b")
+"""what ends a simple command of a shell line, a script or a makefile's recipe"""
+_BEFORE_A_PROGRAM = re.compile(r"[\w.-]*:|\w+=.*|exec|time|env|command|sudo|timeout|\d+s?|")
+UNLISTED = "unlisted"
+"""kind of a changed file that the task does not name as editable and the check does not name either"""
+MOST_TEXT = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedProcess:
-    argv: tuple[str, ...]
-    folder: str
-    python_path: str
-
-    @property
-    def program(self) -> str:
-        return posixpath.basename(self.argv[0]).lstrip("-") if self.argv else ""
-
-    def words(self) -> Iterable[str]:
-        """Paths of the workspace that the command line may name."""
-        for number, word in enumerate(self.argv[1:], 1):
-            path = posixpath.normpath(posixpath.join(self.folder, word.split("::")[0]))
-            yield path.removeprefix(_WORK)
-            if "-m" in self.argv[:number]:
-                module = posixpath.join(self.folder, word.replace(".", "/")).removeprefix(_WORK)
-                yield from (f"{module}.py", f"{module}/__main__.py", f"{module}/__init__.py")
-
-    def roots(self) -> Iterable[str]:
-        """Folders of the workspace that the process's interpreter imports from."""
-        script = next((w for w in self.argv[1:] if not w.startswith("-")), ".")
-        for path in (".", posixpath.dirname(script) or ".", *self.python_path.split(":")):
-            whole = posixpath.normpath(posixpath.join(self.folder, path or "."))
-            yield (whole + "/").removeprefix(_WORK).rstrip("/")
-
-
-@dataclass(frozen=True, slots=True)
-class Reads:
-    """Files of the workspace, by relative path, with the processes that read them or found them missing.
-
-    Each process with whether the access was early: before it had read any source of the workspace.
-    """
-
-    read: Mapping[str, Collection[tuple[ObservedProcess, bool]]] = field(default_factory=dict)
-    missing: Mapping[str, Collection[tuple[ObservedProcess, bool]]] = field(default_factory=dict)
-    written: Mapping[str, Collection[tuple[ObservedProcess, bool]]] = field(default_factory=dict)
-    looked: frozenset[str] = frozenset()
-    """files whose existence was tested"""
-    modules: frozenset[str] = frozenset()
-    """Python modules loaded from outside the workspace"""
-    programs: frozenset[str] = frozenset()
-    """programs executed from outside the workspace"""
-
-    @staticmethod
-    def of(found: Mapping[str, Any]) -> Reads:
-        """The accesses that the tracer reported."""
-        processes = [ObservedProcess(tuple(argv), folder, path) for argv, folder, path in found["processes"]]
-        read, missing, written = (
-            {path: [(processes[n], early) for n, early in seen] for path, seen in found[name].items()}
-            for name in ("read", "missing", "written")
-        )
-        looked, modules, programs = (frozenset(found[name]) for name in ("looked", "modules", "programs"))
-        return Reads(read, missing, written, looked, modules, programs)
-
-    def __or__(self, other: Reads) -> Reads:
-        read, missing, written = (
-            {path: [*one.get(path, ()), *two.get(path, ())] for path in {*one, *two}}
-            for one, two in (
-                (self.read, other.read), (self.missing, other.missing), (self.written, other.written)
-            )
-        )  # fmt: skip
-        looked, modules = self.looked | other.looked, self.modules | other.modules
-        return Reads(read, missing, written, looked, modules, self.programs | other.programs)
-
-    @property
-    def roots(self) -> frozenset[str]:
-        seen = {process for by in (self.read, self.missing) for s in by.values() for process, _ in s}
-        return frozenset(root for process in seen for root in process.roots())
-
-
-@dataclass(frozen=True, slots=True)
-class Deciding:
-    """Decides which changed files are protected, for one check on one original tree."""
-
-    command: str
-    before: Snapshot
-    blobs: BlobStore
-    editable: tuple[str, ...] = ()
-    hidden: frozenset[str] = frozenset()
-
-    def why(self, path: str, reads: Reads) -> str | None:
-        """The kind of tampering that a change to `path` is; None: it is allowed.
-
-        "script": the check runs it by name, and it is unknown whether it is the check or the work.
-        """
-        if self.may_edit(path):
-            return None
-        if path in self.before.by_path:
-            return self._changed(path, reads)
-        return self._planted(path, reads)
-
-    def may_edit(self, path: str) -> bool:
-        return named_editable(path, self.editable)
-
-    def _named_by_check(self, path: str, reads: Reads) -> bool:
-        """Whether the command, or a script that it runs, names the file, by name or pattern."""
-        scripts = (
-            self._original(name)
-            for name, seen in reads.read.items()
-            if any(process.program in _SCRIPTED for process, _ in seen)
-        )
-        return any(_is_named(path, text) for text in (self.command, *scripts))
-
-    def _original(self, path: str) -> str:
-        entry = self.before.by_path.get(path)
-        if entry is None or entry.kind is not EntryKind.FILE:
-            return ""
-        return self.blobs.get(str(entry.content)).decode("utf-8", "replace")
-
-    def _changed(self, path: str, reads: Reads) -> str | None:
-        seen = self._readers(path, reads)
-        if not seen:
-            return None
-        if self.editable:
-            return "check"
-        programs = {process.program for process, _ in seen}
-        if programs & _SCRIPTED:
-            return "check"
-        if is_build(path):
-            return "configuration"
-        if not _SOURCE.search(path):
-            return self._data(path, reads, early=any(early for _, early in seen))
-        return self._source(path, seen, reads)
-
-    def _source(self, path: str, seen: list[tuple[ObservedProcess, bool]], reads: Reads) -> str | None:
-        if not any(path in process.words() for process, _ in seen):
-            main = f"{posixpath.dirname(path)}/__main__.py"
-            inside = main in reads.read and _TESTING.search(_plain(main))
-            if inside and any(main in process.words() for process, _ in reads.read[main]):
-                return "check"
-            runner = any(_TEST_RUNNERS & {*process.argv[:4]} for process, _ in seen)
-            return "tests" if runner and _TESTS.search(self._original(path)) else None
-        if _TESTING.search(_plain(path)):
-            return "check"
-        if self._only_input(path, reads):
-            return None
-        return "check" if self._asserts(path) else "script"
-
-    def _data(self, path: str, reads: Reads, *, early: bool) -> str | None:
-        if _EXPECTED.search(_plain(path)):
-            return "tests"
-        return "configuration" if early and not self._named_by_check(path, reads) else None
-
-    def _readers(self, path: str, reads: Reads) -> list[tuple[ObservedProcess, bool]]:
-        """The processes that read the file, or anything below it where it was a link to a folder."""
-        below = f"{path}/"
-        return [
-            each
-            for name, seen in reads.read.items()
-            if name == path or name.startswith(below)
-            for each in seen
-        ]
-
-    def _only_input(self, path: str, reads: Reads) -> bool:
-        return all(name == path or name in self.hidden for name in reads.read)
-
-    def _asserts(self, path: str) -> bool:
-        text = self._original(path)
-        return not text or _ASSERTS.search(text) is not None or _TESTS.search(text) is not None
-
-    def _planted(self, path: str, reads: Reads) -> str | None:
-        if self._shadows(path, reads):
-            return "shadowing"
-        # by exact name only: a pattern in the command also matches files that nobody asked for
-        if posixpath.basename(path) in _words(self.command):
-            return None
-        seen = self._readers(path, reads)
-        if {process.program for process, _ in seen} & _SCRIPTED:
-            return "check"
-        wanted = [*seen, *reads.missing.get(path, ())]
-        data = not _SOURCE.search(path) or is_build(path)
-        early = any(early for process, early in wanted if process.program not in _SHELLS)
-        return "configuration" if data and early and not self._named_by_check(path, reads) else None
-
-    def _shadows(self, path: str, reads: Reads) -> bool:
-        """Whether a new file would replace a module or a program from outside the workspace."""
-        folder, name = posixpath.split(path)
-        if name in reads.programs and path in reads.missing:
-            return True
-        for root in reads.roots:
-            inside = (
-                path if not root else path.removeprefix(f"{root}/") if path.startswith(f"{root}/") else ""
-            )
-            if self._stands_in(inside, reads):
-                return True
-        package = f"{folder}/__init__.py" in self.before.by_path
-        return path in reads.read and not package and self._stands_in(name, reads)
-
-    def _stands_in(self, inside: str, reads: Reads) -> bool:
-        first = inside.split("/")[0]
-        module = first.split(".")[0] if "/" in inside or first.endswith((".py", ".so", ".pyc")) else ""
-        original = f"{module}.py" in self.before.by_path
-        return bool(module) and not original and (
-            module in reads.modules or module in RUNNERS or module in sys.stdlib_module_names
-        )  # fmt: skip
-
-
-def _words(text: str) -> list[str]:
-    return re.split(r"[\s'\"=<>|;&()/:,]+", text)
-
-
-def _is_named(path: str, text: str) -> bool:
-    """Whether a shell line or a script names the file, by name or by a pattern as in `data*.csv`."""
-    name = posixpath.basename(path)
-    return any(fnmatch(name, word) for word in _words(text) if word.strip("*?"))
+def _plain(path: str) -> str:
+    """The path with its words separated: `runChecks.py` and `run_checks.py` contain the word `Checks`."""
+    return re.sub(r"([a-z])([A-Z])", r"\1 \2", path).replace("_", " ")
 
 
 def named_editable(path: str, editable: Iterable[str]) -> bool:
@@ -365,6 +111,245 @@ def named_editable(path: str, editable: Iterable[str]) -> bool:
     return any(fnmatch(path, p) or path.startswith(f"{p.rstrip('/')}/") for p in editable)
 
 
-def _plain(path: str) -> str:
-    """The path with its words separated: `runChecks.py` and `run_checks.py` contain the word `Checks`."""
-    return re.sub(r"([a-z])([A-Z])", r"\1 \2", path).replace("_", " ")
+@dataclass(slots=True)
+class ShellLine:
+    """A check's shell line with the original files, and all that the line and its scripts name."""
+
+    command: str
+    before: Snapshot
+    blobs: BlobStore
+    editable: tuple[str, ...] = ()
+    ran: set[str] = field(default_factory=set)
+    """names and patterns of what a shell or make runs"""
+    scripts: set[str] = field(default_factory=set)
+    """original files that an interpreter runs"""
+    tests: set[str] = field(default_factory=set)
+    """names and patterns of what a test runner is told to run"""
+    roots: set[str] = field(default_factory=lambda: {""})
+    """folders from which modules are imported"""
+    texts: list[str] = field(default_factory=list)
+    """the line and the scripts that it runs"""
+
+    def __post_init__(self) -> None:
+        self._read(self.command, "")
+
+    def original(self, path: str) -> str:
+        """The text of an original file; empty for any other path."""
+        entry = self.before.by_path.get(path)
+        if entry is None or entry.kind is not EntryKind.FILE:
+            return ""
+        return self.blobs.get(str(entry.content)).decode("utf-8", "replace")
+
+    def names(self, path: str) -> bool:
+        """Whether the line or one of its scripts names the file, or a module as it."""
+        stem = re.compile(rf"\b{re.escape(PurePosixPath(path).stem)}\b")
+        return any(stem.search(text) for text in self.texts)
+
+    # ------------------------------------------------------------------------------ reading the line
+
+    def _read(self, text: str, folder: str) -> None:
+        """Note what a shell text runs, in `folder`."""
+        text = text[:MOST_TEXT]
+        if text in self.texts:
+            return
+        self.texts.append(text)
+        for value in re.findall(r"\bPYTHONPATH=([^\s;&|]+)", text):
+            self.roots |= {_joined("", part) for part in value.strip("'\"").split(":")}
+        for part in _COMMANDS.split(text.replace("<", " < ")):
+            words = [word.strip("'\"") for word in part.split()]
+            while words and _BEFORE_A_PROGRAM.fullmatch(program := words[0].lstrip("!@-")):
+                del words[0]
+            if words[:1] == ["cd"] and len(words) > 1:
+                folder = _joined(folder, words[1])
+                self.roots.add(folder)
+            elif words:
+                self._runs(program, words[1:], folder)
+
+    def _runs(self, program: str, args: list[str], folder: str) -> None:
+        name = posixpath.basename(program)
+        if _INTERPRETER.fullmatch(name):
+            self._interprets(args, folder)
+        elif name in _SHELLS and "-c" in args:
+            self._read(" ".join(args[args.index("-c") + 1 :]), folder)
+        elif name in _SHELLS:
+            self._shell(next((a for a in args if not a.startswith(("-", "<"))), ""), folder)
+        elif name in ("make", "gmake", "bmake"):
+            files = [file for option, file in pairwise(args) if option == "-f"]
+            for file in files or _MAKEFILES:
+                self._shell(file, folder)
+        elif name in ("include", "sinclude"):
+            for file in args:
+                self._shell(file, folder)
+        elif name in ("npm", "npx", "yarn", "pnpm"):
+            with suppress(ValueError, TypeError, AttributeError):
+                scripts = json.loads(self.original(_joined(folder, "package.json")))["scripts"]
+                self._read("\n".join(map(str, scripts.values())), folder)
+        elif _RUNS_TESTS.fullmatch(name):
+            self._tests(args, folder)
+        elif self._found(program, folder) or program.startswith("./"):
+            path = self._path(program, folder)
+            interpreted = _SOURCE.search(path) or _INTERPRETER.search(self.original(path).partition("\n")[0])
+            if interpreted:
+                self._script(path)
+            else:
+                self._shell(program, folder)
+
+    def _shell(self, name: str, folder: str) -> None:
+        path = self._path(name, folder)
+        if path in self.ran or not name:
+            return
+        self.ran.add(path)
+        for each in list(self.before.by_path) if "*" in path else [path]:
+            if fnmatch(each, path):
+                self._read(self.original(each), folder)
+
+    def _interprets(self, args: list[str], folder: str) -> None:
+        for place, arg in enumerate(args):
+            if arg == "-c":
+                return
+            if arg == "-m":
+                module, *more = args[place + 1 :] or [""]
+                if _RUNS_TESTS.fullmatch(module):
+                    return self._tests(more, folder)
+                base = _joined(folder, module.replace(".", "/"))
+                for path in (f"{base}.py", f"{base}/__main__.py"):
+                    self._script(path)
+                return None
+            if not arg.startswith(("-", "<")) and self._found(arg, folder):
+                return self._script(self._path(arg, folder))
+        return None
+
+    def _tests(self, args: list[str], folder: str) -> None:
+        if "doctest" in self.command:
+            return
+        for arg in args:
+            path = _joined(folder, arg.partition("::")[0])
+            self.tests |= {path, f"*{path}"} if "*" in path else {path}
+            parts = arg.split(".")
+            modules = ("/".join(parts[: place + 1]) for place in range(len(parts)))
+            self.tests |= {f"{_joined(folder, module)}.py" for module in modules}
+
+    def _script(self, path: str) -> None:
+        if path not in self.scripts and (text := self.original(path)):
+            self.scripts.add(path)
+            self.roots.add(posixpath.dirname(path))
+            self.texts.append(text[:MOST_TEXT])
+
+    def _path(self, name: str, folder: str) -> str:
+        """The path that a word of a shell text names; a variable at its begin stands for any folder."""
+        if "$" not in name:
+            return _joined(folder, name)
+        end = name.rpartition("$")[2].partition("/")[2]
+        return next((each for each in self.before.by_path if end and f"/{each}".endswith(f"/{end}")), name)
+
+    def _found(self, name: str, folder: str) -> bool:
+        entry = self.before.by_path.get(self._path(name, folder))
+        return entry is not None and entry.kind is EntryKind.FILE
+
+    # ------------------------------------------------------------------------------- what is protected
+
+    def protected(self, path: str) -> str | None:
+        """The kind of tampering that a change to `path` is; None: it is allowed.
+
+        "script": the line runs it, and it is unknown whether it is the check or the work. A new file that the
+        line names counts as asked for.
+        """
+        if named_editable(path, self.editable):
+            return None
+        original = path in self.before.by_path
+        if is_configuration(path):
+            return "configuration"
+        if not original:
+            return self._planted(path)
+        if is_test(path) or self._of_tests(path):
+            return "tests"
+        if self._runs_by_shell(path):
+            return "check"
+        if self._is_build(path):
+            return "configuration"
+        if path in self.scripts or self._in_package_of_checks(path):
+            return self._script_kind(path)
+        data = self._found(path, "") and not _SOURCE.search(path)
+        if data and _EXPECTED.search(_plain(path)) and self.names(path):
+            return "tests"
+        if not self.editable:
+            return None
+        return "check" if self.names(path) else UNLISTED
+
+    def _planted(self, path: str) -> str | None:
+        words = re.split(r"[\s'\"<>|;&()]+", self.command)
+        if path in {_joined("", word.partition("::")[0]) for word in words}:
+            return None
+        if self._shadows(path):
+            return "shadowing"
+        if is_test(path):
+            return "tests"
+        if posixpath.basename(path) in _words(self.command):
+            return None
+        if self._runs_by_shell(path):
+            makefiles = any(each in _MAKEFILES for each in self.before.by_path)
+            return "check" if path not in _MAKEFILES or makefiles else None
+        return "configuration" if self._is_build(path) else None
+
+    def _of_tests(self, path: str) -> bool:
+        if any(fnmatch(path, each) for each in self.tests) and path.endswith(".py"):
+            return True
+        runner = any(_RUNS_TESTS.search(text) for text in self.texts)
+        return runner and path.endswith(".py") and _TESTS.search(self.original(path)) is not None
+
+    def _runs_by_shell(self, path: str) -> bool:
+        return any(fnmatch(path, each) for each in self.ran)
+
+    def _is_build(self, path: str) -> bool:
+        name = posixpath.basename(path)
+        return any(
+            re.search(rf"\b({programs})\b", text)
+            for programs, patterns in BUILD.items()
+            if any(fnmatch(name, pattern) for pattern in patterns)
+            for text in self.texts
+        )
+
+    def _in_package_of_checks(self, path: str) -> bool:
+        main = f"{posixpath.dirname(path)}/__main__.py"
+        return main in self.scripts and _TESTING.search(_plain(main)) is not None
+
+    def _script_kind(self, path: str) -> str | None:
+        if _TESTING.search(_plain(path)):
+            return "check"
+        text = self.original(path)
+        words = set(re.findall(r"\w+", text))
+        others = (PurePosixPath(each).stem for each in self.before.by_path if each != path)
+        if not any(other in words for other in others):
+            return None  # the work is this one file
+        return "check" if _ASSERTS.search(text) or _TESTS.search(text) else "script"
+
+    def _shadows(self, path: str) -> bool:
+        """Whether a new file would replace a module or a program from outside the workspace."""
+        if any(module in RUNNERS or module in sys.stdlib_module_names for module in self.provides(path)):
+            return True
+        folder, name = posixpath.split(path)
+        return folder in self._program_folders() and any(name in _words(text) for text in self.texts)
+
+    def provides(self, path: str) -> Iterator[str]:
+        """Top modules that a new file provides and that the original workspace does not."""
+        for root in self.roots:
+            inside = posixpath.relpath(path, root or ".")
+            first = inside.split("/")[0]
+            module = first.split(".")[0] if "/" in inside or first.endswith((".py", ".so", ".pyc")) else ""
+            known = {_joined(root, f"{module}.py"), _joined(root, f"{module}/__init__.py")}
+            if module and not known & self.before.by_path.keys():
+                yield module
+
+    def _program_folders(self) -> set[str]:
+        values = re.findall(r"\bPATH=([^\s;&]+)", "\n".join(self.texts))
+        return {_joined("", part) for value in values for part in value.strip("'\"").split(":")}
+
+
+def _joined(folder: str, name: str) -> str:
+    """The path of a name in a folder of the workspace, relative to the workspace."""
+    path = posixpath.normpath(posixpath.join("/work", folder, name))
+    return path.removeprefix("/work").strip("/")
+
+
+def _words(text: str) -> set[str]:
+    return set(re.split(r"[\s'\"=<>|;&()/:,]+", text))

@@ -1,10 +1,9 @@
 """Rewards that a command writes into a file, as Harbor's verifiers do; the file is not trusted.
 
 The command runs in a fresh jail on the original files plus the agent's changes. It shares the jail with the
-solution, so the trust is USER_CHECK. A reward counts if the command ended by itself, if only programs wrote
-it that write it on the original files, and if the work earns less from an impossible variant of the check. A
-file that is missing, malformed, not finite or outside [0, 1] earns 0 if the command works on the original
-files, and is our failure if it does not.
+solution, so the trust is USER_CHECK. A reward counts if the command ended by itself, and if the work earns
+less from an impossible variant of the check. A file that is missing, malformed, not finite or outside [0, 1]
+earns 0 if the command works on the original files, and is our failure if it does not.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ import posixpath
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.grading.command_check import passes_the_impossible, settle, with_scripts
+from nano_coder.grading.command_check import passes_the_impossible, restored
 from nano_coder.grading.command_run import CommandRun, Ran, Reader, check_patience, tree_hash
 from nano_coder.grading.graders import GRADER, Decider, trust_of
-from nano_coder.grading.protected_files import Deciding, Reads
-from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, Traceable
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.hidden_checks import RewardFileChecks
@@ -61,26 +59,25 @@ def grade_reward_file(
     command = hidden.command
     start, seconds = _without(before, path)[0], check_patience(limits)
     check = CommandRun(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
-    reads = check.original(start).reads if isinstance(sandbox, Traceable) else None
-    deciding = Deciding(command, before, blobs, editable, frozenset(hidden.files))
-    settled = settle(check, deciding, after, reads)
-    tree, planted = _without(with_scripts(settled, after), path)
-    found = [*settled.found, *planted]
-    ran = check.run(tree, watch=reads is not None, keep=(_fetched(path),))
+    work = restored(command, before, after, blobs, editable)
+    tree, planted = _without(work.tree, path)
+    found = [*work.found, *planted]
+    ran = check.run(tree, keep=(_fetched(path),))
     written = _written(ran, path)
     if written.problem is not None and not written.result.timed_out:
         original = _written(check.run(start, keep=(_fetched(path),)), path)
         if original.problem is not None:
             raise SandboxError(f"the command leaves no reward on the original either: {original.problem}")
-        if written.problem.kind == "link":
+        if written.problem.kind in ("link", "read_only"):
             found.append(Tampering(kind="reward_written", detail=str(written.problem)))
     reward = 0.0 if written.problem or written.result.timed_out else written.rewards["reward"]
-    forged = _ended_early(ran) or ([] if written.problem else _other_writers(path, reads, ran.reads))
+    forged = _ended_early(ran)
     if reward and not forged:
         forged = passes_the_impossible(
             check,
-            deciding,
+            work,
             tree,
+            hidden.files,
             lambda control: _written(control, path).rewards.get("reward", 0.0) >= reward,
             (_fetched(path),),
         )
@@ -143,18 +140,6 @@ def _ended_early(ran: Ran) -> list[Tampering]:
         return []
     what = f"signal {ran.result.signal} ended the command before it had decided"
     return [Tampering(kind="child_killed", detail=what)]
-
-
-def _other_writers(path: str, original: Reads | None, reads: Reads | None) -> list[Tampering]:
-    """The finding if a program wrote the reward that does not write it on the original files."""
-    if original is None or reads is None or not original.written.get(path):
-        return []
-    known = {process.argv[:2] for process, _ in original.written[path]}  # further arguments may be random
-    others = [" ".join(p.argv) for p, _ in reads.written.get(path, ()) if p.argv[:2] not in known]
-    return [
-        Tampering(kind="reward_written", detail=f"{path} was written by `{other}`, which does not decide")
-        for other in others[:1]
-    ]
 
 
 def _fetched(path: str) -> Reader:

@@ -48,12 +48,13 @@ PROGRAMS = (
 _EXECUTABLE = 0o111
 
 
-def planted(task: Task, before: Snapshot, after: Snapshot, graded: Collection[str]) -> tuple[Tampering, ...]:
+def planted(task: Task, delivery: Delivery, graded: Collection[str]) -> tuple[Tampering, ...]:
     """Findings: changed tests, and added configuration, modules, programs and result files."""
+    before, after = delivery.before, delivery.after
     left = {*graded, *(e.path for e in after.entries if PurePosixPath(e.path).name in LINTERS)}
     kept = Snapshot(tuple(entry for entry in after.entries if entry.path not in left))
     original = Snapshot(tuple(entry for entry in before.entries if entry.path not in left))
-    _, found = restored("", original, kept)
+    found = restored("", original, kept, delivery.blobs).found
     new = [entry for entry in kept.entries if entry.path not in before.by_path]
     return (*found, *(finding for entry in new for finding in _of(entry, task)))
 
@@ -123,7 +124,7 @@ def grade_delivery(
             answer=delivery.answer,
             sandbox=sandbox,
         )
-        return flagged(verdict, planted(task, delivery.before, delivery.after, wanted))
+        return flagged(verdict, planted(task, delivery, wanted))
     start = replace(delivery, after=delivery.before)
     return decided(
         lambda: _grade_tree(task, hidden, delivery, sandbox, timeout),

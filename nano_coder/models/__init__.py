@@ -1,1 +1,1 @@
-"""Models: from a name to a policy: local, behind an endpoint, scripted or replayed."""
+"""Models: from a name to a policy: local, behind an endpoint or scripted."""

@@ -13,17 +13,14 @@ import typer
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.dialects.native import HERMES_JSON, KEEPS_TOOLS_JSON, TOOLS_JSON
-from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile, logged_profile
+from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
 from nano_coder.models.catalogue import catalogue, fetch, fetched, offer
 from nano_coder.models.registry import MODELS, ModelOptions, find_opener
-from nano_coder.models.replayed import PromptRenderer
-from nano_coder.models.scripted import ScriptedPolicy
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, latest_checkpoint, read_checkpoint
 from nano_shared.durable import user_path
 from nano_shared.errors import CheckpointError, PolicyError, UsageError
 from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
-from nano_shared.types import Trajectory
 
 if TYPE_CHECKING:
     from nano_coder.agent.chat_template import ChatTemplate
@@ -261,30 +258,6 @@ def local_policy(
         kv_bytes=kv_bound(next(loaded.model.parameters()).device, loaded.kv_gib),
     )
     return LocalPolicy(engine, template, id=loaded.id, version=version, scheduler=scheduler)
-
-
-def open_renderer(run: Trajectory, model: str | None = None) -> PromptRenderer | None:
-    """The renderer of a logged run's prompts, without weights; None if the run has no tokens.
-
-    `model` replaces the model that the run names. Raises UsageError if it is not available here.
-    """
-    if not any(turn.completion.tokens for turn in run.turns):
-        return None
-    if model is None and run.template_hash == ScriptedPolicy.template_hash:
-        return ScriptedPolicy([])
-    if open_it := find_opener(model or run.policy):
-        policy = open_it(ModelOptions())
-        if not isinstance(policy, PromptRenderer):
-            raise UsageError(f"{model or run.policy} renders no prompts: it has no `delta`")
-        return policy
-    profile = logged_profile(run) or find_profile(run.profile)
-    from nano_coder.models.weights import load_tokenizer
-
-    try:
-        tokenizer, template = load_tokenizer(locate(model or run.policy))
-    except UsageError as problem:
-        raise UsageError(f"run {run.id} was sampled by a model that is not at hand: {problem}") from None
-    return bound_template(profile, tokenizer, template)
 
 
 def bound_template(profile: InterfaceProfile, tokenizer: Any, own: str) -> ChatTemplate:

@@ -89,3 +89,7 @@ class ScriptedPolicy:
         cut = bool(conversation.tokens) and conversation.tokens[-1] != EOS_ID
         lines = "".join(f"{m.role.value}: {m.content}\n" for m in conversation.new_messages)
         return (*((EOS_ID,) if cut else ()), *lines.encode())
+
+    def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
+        """The row of the next turn, and `delta`."""
+        return conversation.row, self.delta(conversation)

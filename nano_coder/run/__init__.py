@@ -1,1 +1,1 @@
-"""Runs: execute, resume, fork, replay and grade."""
+"""Runs: execute, resume, fork and grade."""

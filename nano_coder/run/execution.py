@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nano_coder import __version__
+from nano_coder.agent.actions import Actions, spill_path
 from nano_coder.agent.compaction import compaction_of
-from nano_coder.agent.loop import Agent, spill_path
+from nano_coder.agent.loop import Agent, Dialogue
 from nano_coder.agent.profiles import (
     COMPACT_1,
     continuing_profile,
@@ -24,7 +24,8 @@ from nano_coder.agent.profiles import (
 )
 from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
 from nano_coder.agent.workspace import WORKSPACE_LOST, Workspace
-from nano_coder.environment import Environments, OpenSession
+from nano_coder.environment import Environments
+from nano_coder.grading.grade import ungraded
 from nano_coder.grading.graders import by_grader, find_grader
 from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.foreign_agent import ForeignAgent, run_foreign_agent
@@ -48,7 +49,7 @@ from nano_shared.errors import (
 )
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.notes import Notes
-from nano_shared.policy import Conversation, Policy
+from nano_shared.policy import Policy
 from nano_shared.profile import InterfaceProfile
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore, new_run_id
@@ -58,6 +59,34 @@ if TYPE_CHECKING:
     from nano_coder.config import SearchSettings
 
 OnTurn = Callable[[Turn], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What the user set for every run of a command."""
+
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """names and values of `Limits`, in place of the task's own"""
+    hosts: frozenset[str] = frozenset()
+    """hosts that runs may reach; grading reaches none"""
+    search: SearchSettings | None = None
+    """search service of `web_search`; None: the documents in the workspace"""
+    agent: ForeignAgent | None = None
+    """external agent that acts instead of nano's own loop; None: nano's loop"""
+    ends_repetition: bool = False
+    """whether an answer that repeats itself is ended; rollouts that train sample to the end"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """The user's project that runs work on; nothing of it for tasks that bring their files."""
+
+    directory: str | None = None
+    """absolute path of the user's directory that tasks' snapshots were taken of"""
+    history: GitHistory | None = None
+    """its git history, visible to runs; not to grading"""
+    notes: Notes | None = None
+    """notes that outlive a run; None: no notes"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,24 +101,10 @@ class Runtime:
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen, so one is enough)
     policy_name: str = ""
     """the policy as the user named it"""
-    directory: str | None = None
-    """absolute path of the user's directory that tasks' snapshots were taken of, if any"""
-    limits: Mapping[str, Any] = field(default_factory=dict)
-    """names and values of `Limits`, in place of the task's own"""
-    agent: ForeignAgent | None = None
-    """external agent that acts instead of nano's own loop; None: nano's loop"""
-    history: GitHistory | None = None
-    """the project's git history, visible to runs; not to grading"""
-    hosts: frozenset[str] = frozenset()
-    """hosts that runs may reach; grading reaches none"""
-    notes: Notes | None = None
-    """notes that outlive a run of this project; None: no notes"""
-    search: SearchSettings | None = None
-    """search service of `web_search`; None: the documents in the workspace"""
+    settings: RunSettings = RunSettings()
+    project: Project = Project()
     environments: Environments = Environments()  # noqa: RUF009
     """external environments whose tasks may be run"""
-    ends_repetition: bool = False
-    """whether an answer that repeats itself is ended; rollouts that train sample to the end"""
     on_text: Callable[[str], None] | None = None
     """called with streamed text of a completion; for one run at a time"""
 
@@ -106,20 +121,20 @@ def _with_network(task: Task, runtime: Runtime) -> Task:
     Raises UsageError for hosts without the user's consent.
     """
     wanted = allowed_hosts(task.network)
-    if missing := sorted(host for host in wanted if not covers(runtime.hosts, host)):
+    if missing := sorted(host for host in wanted if not covers(runtime.settings.hosts, host)):
         raise UsageError(
             f"task {task.key!r} asks for the network ({task.network}), and nobody consented to {missing[0]};"
             f" --net {task.network} does"
         )
-    if wanted or not runtime.hosts:
+    if wanted or not runtime.settings.hosts:
         return task
-    return task.model_copy(update={"network": f"allow={','.join(sorted(runtime.hosts))}"})
+    return task.model_copy(update={"network": f"allow={','.join(sorted(runtime.settings.hosts))}"})
 
 
 def as_served(task: Task, runtime: Runtime) -> Task:
     """The task with the limits and the network of the runtime, as its runs are logged. Raises UsageError for
     hosts without the user's consent."""
-    return _with_network(with_limits(task, runtime.limits), runtime)
+    return _with_network(with_limits(task, runtime.settings.limits), runtime)
 
 
 def run_task(
@@ -137,13 +152,34 @@ def run_task(
     end the run with a stop reason. Raises UsageError for a task that the profile cannot serve and LogError if
     the log cannot be written, or holds a run of that id.
     """
-    task = as_served(task.listed, runtime)
-    runtime = _serving(runtime, task)
+    task, run_id = as_served(task.listed, runtime), run_id or new_run_id()
+    runtime = replace(runtime, profile=serving_profile(runtime.profile, task))
     _refuse_unserved(task, runtime)
-    how: dict[str, Any] = {"seed": seed, "run_id": run_id, "on_turn": on_turn, "on_start": on_start}
+    session = None
     if isinstance(task.hidden, EnvironmentChecks):
-        return _run_in_environment(task, runtime, **how)
-    return _run(task, runtime, None, **how)
+        try:
+            session = runtime.environments.start(task)
+        except EnvironmentFailed as problem:
+            with runtime.store.claim(run_id):
+                why = StopReason.ENVIRONMENT_ERROR, str(problem)
+                return log_unexecuted(task, runtime, run_id, *why, seed=seed)
+    with ExitStack() as failing:
+        if session is not None:
+            failing.callback(session.close)
+            task = session.joined(task)
+            runtime = replace(runtime, profile=with_specs(runtime.profile, session.tools))
+        begun = _new_trajectory(task, runtime, _starting_snapshot(task, runtime.store.blobs), seed, run_id)
+        if runtime.settings.agent is not None:
+            return run_foreign_agent(runtime.settings.agent, begun, runtime)
+        with runtime.store.claim(run_id), _jail(begun, runtime) as jail:
+            runtime.store.begin(begun)
+            if on_start:
+                on_start(begun)
+            agent = _agent(begun, runtime, jail)
+            agent.actions = replace(agent.actions, session=session)
+            run = _drive(agent, begun, runtime, on_turn)
+        failing.pop_all()
+    return run if session is None else run.model_copy(update={"verdict": session.end(run)})
 
 
 def log_unexecuted(
@@ -153,52 +189,9 @@ def log_unexecuted(
     the log holds it."""
     task = as_served(task.listed, runtime)
     start = _starting_snapshot(task, runtime.store.blobs)
-    trajectory = _new_trajectory(task, runtime, start, seed, run_id=run_id)
+    trajectory = _new_trajectory(task, runtime, start, seed, run_id)
     runtime.store.begin(trajectory)
     return _finish(trajectory, runtime, stop, why)
-
-
-def _run_in_environment(task: Task, runtime: Runtime, **how: Any) -> Trajectory:
-    """Run a task of an external environment; if the environment fails, the run ends without a verdict."""
-    try:
-        session = runtime.environments.start(task)
-    except EnvironmentFailed as problem:
-        failed = how["run_id"] or new_run_id()
-        with runtime.store.claim(failed):
-            return log_unexecuted(
-                task, runtime, failed, StopReason.ENVIRONMENT_ERROR, str(problem), seed=how["seed"]
-            )
-    with ExitStack() as failing:
-        failing.callback(session.close)
-        profile = with_specs(runtime.profile, session.tools)
-        run = _run(session.joined(task), replace(runtime, profile=profile), session, **how)
-        failing.pop_all()
-    runtime.environments.keep(run, session)
-    return run
-
-
-def _run(
-    task: Task,
-    runtime: Runtime,
-    session: OpenSession | None,
-    *,
-    seed: int | None,
-    run_id: str | None,
-    on_turn: OnTurn | None,
-    on_start: Callable[[Trajectory], None] | None,
-) -> Trajectory:
-    start = _starting_snapshot(task, runtime.store.blobs)
-    trajectory = _new_trajectory(task, runtime, start, seed, run_id=run_id)
-    if runtime.agent is not None:
-        return run_foreign_agent(runtime.agent, trajectory, start, runtime)
-    with runtime.store.claim(trajectory.id), _jail(start, task, runtime) as jail:
-        runtime.store.begin(trajectory)
-        if on_start:
-            on_start(trajectory)
-        workspace = _workspace(jail, task, runtime, start, start)
-        agent = _agent(trajectory, runtime, jail, workspace)
-        agent.session = session
-        return _drive(agent, trajectory, runtime, on_turn)
 
 
 def attempt_task(
@@ -274,22 +267,24 @@ def branch_run(
     _refuse_unserved(task, runtime)
     if parent.snapshot is None:
         raise UsageError(f"run {parent.id} never got a workspace; run the task again")
-    fork = _new_trajectory(task, runtime, parent.snapshot, seed, parent=parent.id)
-    fork = fork.model_copy(
-        update={"turns": tuple(turns), "parent_step": len(turns), "directory": parent.directory}
-    )
-    record = RecordedAnswers(parent, runtime.store.get_blob, for_fork=True, after=len(turns))
+    fork = _new_trajectory(task, runtime, parent.snapshot, seed, new_run_id()).model_copy(
+        update={
+            "turns": tuple(turns), "parent": parent.id, "parent_step": len(turns),
+            "directory": parent.directory,
+        }
+    )  # fmt: skip
+    record = RecordedAnswers(parent, runtime.store.get_blob, after=len(turns))
     with runtime.store.claim(fork.id):
         runtime.store.begin(fork)
         if on_start:
             on_start(fork)
-        return _go_on(fork, runtime, parent.snapshot, str(fork.last_snapshot), on_turn, record)
+        return _go_on(fork, runtime, on_turn, record)
 
 
 def run_without_turns(task: Task, runtime: Runtime) -> Trajectory:
     """A run without any turn, not logged: for grading a task's starting workspace."""
     start = _starting_snapshot(task, runtime.store.blobs)
-    run = _new_trajectory(task, runtime, start, None)
+    run = _new_trajectory(task, runtime, start, None, new_run_id())
     return run.model_copy(update={"stop": StopReason.GAVE_UP})
 
 
@@ -302,57 +297,51 @@ def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) 
     runtime = replace(runtime, profile=continuing_profile(runtime.profile, trajectory))
     with runtime.store.claim(trajectory.id):
         trajectory = runtime.store.get(trajectory.id)
-        start, newest = _check_resumable(trajectory, runtime)
+        _check_resumable(trajectory, runtime)
         task = as_served(trajectory.task, runtime)
         trajectory = trajectory.model_copy(
             update={"task": task, "stop": None, "stop_detail": None, "ended": None}
         )
         runtime.store.reopen(trajectory.id)
-        return _go_on(trajectory, runtime, start, newest, on_turn)
+        return _go_on(trajectory, runtime, on_turn)
 
 
 def _go_on(
     trajectory: Trajectory,
     runtime: Runtime,
-    start: str,
-    newest: str,
     on_turn: OnTurn | None,
     record: RecordedAnswers | None = None,
 ) -> Trajectory:
-    """Continue a run from its logged turns; `newest` is the workspace after them."""
-    with _jail(newest, trajectory.task, runtime) as jail:
-        workspace = _workspace(jail, trajectory.task, runtime, start, newest)
-        agent = _agent(trajectory, runtime, jail, workspace)
-        agent.record = record
+    """Continue a run from its logged turns."""
+    with _jail(trajectory, runtime) as jail:
+        agent = _agent(trajectory, runtime, jail)
+        agent.actions = replace(agent.actions, record=record)
         for turn in trajectory.turns:
             whose = agent.of(turn)
             whose.restore(turn)
-            take = whose.inherit if turn.index < trajectory.inherited else whose.take
-            take(turn)
+            add = whose.replay_turn if turn.index < trajectory.inherited else whose.append_turn
+            add(turn)
             _restore_spills(turn, jail, runtime)
-        agent.settle()
+        _finish_subagent(agent, trajectory, runtime)
         if any(call.name == bash.spec.name for turn in trajectory.turns for call in turn.calls):
             jail.write(ANEW, b"")
         return _drive(agent, trajectory, runtime, on_turn)
 
 
 def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
-    """Grade a finished run in a fresh jail, or as its environment did, and log the verdict.
+    """Grade a finished run in a fresh jail, and log the verdict; of an environment's run, log what it gave.
 
     A task without a check gets no verdict.
     """
     if isinstance(trajectory.task.hidden, EnvironmentChecks):
-        verdict: Verdict | None = runtime.environments.verdict_of(trajectory)
+        verdict = trajectory.verdict or ungraded(str(trajectory.stop), trajectory.stop_detail or "")
     else:
-        verdict = grade_trajectory(trajectory, runtime.sandbox, runtime.store.blobs)
-    if verdict is None:
-        return trajectory
+        found: Verdict | None = grade_trajectory(trajectory, runtime.sandbox, runtime.store.blobs)
+        if found is None:
+            return trajectory
+        verdict = found
     runtime.store.add_verdict(trajectory.id, verdict)
     return trajectory.model_copy(update={"verdict": verdict})
-
-
-def _serving(runtime: Runtime, task: Task) -> Runtime:
-    return replace(runtime, profile=serving_profile(runtime.profile, task))
 
 
 def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None = None) -> Trajectory:
@@ -379,19 +368,10 @@ def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None 
     return trajectory.model_copy(update={"verdict": verdict})
 
 
-def _new_trajectory(
-    task: Task,
-    runtime: Runtime,
-    start: str,
-    seed: int | None,
-    *,
-    parent: str | None = None,
-    run_id: str | None = None,
-) -> Trajectory:
+def _new_trajectory(task: Task, runtime: Runtime, start: str, seed: int | None, run_id: str) -> Trajectory:
     return Trajectory(
-        id=run_id or new_run_id(),
+        id=run_id,
         task=task,
-        parent=parent,
         runtime_version=__version__,
         profile=runtime.profile.name,
         profile_hash=runtime.profile.hash,
@@ -400,7 +380,7 @@ def _new_trajectory(
         given_tools=given_tools(runtime.profile),
         policy=runtime.policy_name or runtime.policy.id,
         snapshot=start,
-        directory=runtime.directory,
+        directory=runtime.project.directory,
         started=time.time(),
         seed=seed,
     )
@@ -428,11 +408,11 @@ def refuse_ended(trajectory: Trajectory) -> None:
 def _refuse_unserved(task: Task, runtime: Runtime) -> None:
     """Raises UsageError or ConfigError for a task that cannot be served, before it is logged."""
     offered_tools(runtime.profile, task)
-    if runtime.agent is not None and isinstance(task.hidden, EnvironmentChecks):
+    if runtime.settings.agent is not None and isinstance(task.hidden, EnvironmentChecks):
         raise UsageError(
             "an agent of others brings its own tools, and not those of --env; leave one of them out"
         )
-    if runtime.agent is not None and task.network != "none":
+    if runtime.settings.agent is not None and task.network != "none":
         raise UsageError(f"an agent of others has no way out but its model ({task.network}); leave out --net")
     # policies that cost nothing have no `price` at all
     if task.limits.max_cost is not None and getattr(runtime.policy, "price", 0) is None:
@@ -443,9 +423,8 @@ def _refuse_unserved(task: Task, runtime: Runtime) -> None:
         )
 
 
-def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> tuple[str, str]:
-    """The snapshots before the first action and after the last logged turn. Raises UsageError if it cannot
-    resume."""
+def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> None:
+    """Raises UsageError for a run that cannot be resumed."""
     run, profile = trajectory.id, runtime.profile
     refuse_ended(trajectory)
     if trajectory.is_redacted:
@@ -453,8 +432,7 @@ def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> tuple[str, str
             f"run {run} was redacted: what the model read is not in the log any more, so it cannot go on; run"
             f" the task again, or take what it did with nano-coder apply {run}"
         )
-    newest = trajectory.last_snapshot
-    if trajectory.snapshot is None or newest is None:
+    if trajectory.snapshot is None:
         raise UsageError(f"run {run} never got a workspace; run the task again")
     if trajectory.tools_hash != profile.tools_hash and profile.name == trajectory.profile:
         raise UsageError(
@@ -469,7 +447,6 @@ def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> tuple[str, str
             f"run {run} was made under profile {trajectory.profile} with another template than "
             f"this policy's; resume it with --model {trajectory.policy}"
         )
-    return trajectory.snapshot, newest
 
 
 def _starting_snapshot(task: Task, blobs: BlobStore) -> str:
@@ -483,17 +460,18 @@ def _starting_snapshot(task: Task, blobs: BlobStore) -> str:
 
 
 @contextmanager
-def _jail(snapshot_id: str, task: Task, runtime: Runtime) -> Iterator[Jail]:
-    """A jail on a snapshot, opened when the first tool needs it. Raises as `in_image` does."""
+def _jail(run: Trajectory, runtime: Runtime) -> Iterator[Jail]:
+    """A jail on the run's newest workspace, opened when the first tool needs it. Raises as `in_image`."""
+    task, history = run.task, runtime.project.history
     placed = in_image(runtime.sandbox, task.image)
 
     def opener() -> Jail:
         with scratch_folder("start", in_memory()) as folder:
             start = folder / "work"
-            snapshot.materialise(snapshot_id, runtime.store.blobs, start)
+            snapshot.materialise(str(run.last_snapshot), runtime.store.blobs, start)
             sandbox = connected(placed, allowed_hosts(task.network))
-            if runtime.history is not None:
-                return open_with(runtime.history, sandbox, start, task.limits)
+            if history is not None:
+                return open_with(history, sandbox, start, task.limits)
             return sandbox.open(start, task.limits)
 
     jail = LazyJail(opener)
@@ -503,46 +481,37 @@ def _jail(snapshot_id: str, task: Task, runtime: Runtime) -> Iterator[Jail]:
         jail.close()
 
 
-def _workspace(jail: Jail, task: Task, runtime: Runtime, start: str, newest: str) -> Workspace:
-    most = task.limits.workspace_mb
-    return Workspace(jail, runtime.store.blobs, start=start, snapshot=newest, most_mb=most)
-
-
-def _agent(trajectory: Trajectory, runtime: Runtime, jail: Jail, workspace: Workspace) -> Agent:
-    task, policy = trajectory.task, runtime.policy
-    conversation = _conversation(trajectory, runtime, workspace.files())
+def _agent(run: Trajectory, runtime: Runtime, jail: Jail) -> Agent:
+    task, policy, profile, settings = run.task, runtime.policy, runtime.profile, runtime.settings
+    workspace = Workspace(
+        jail, runtime.store.blobs, start=str(run.snapshot), snapshot=str(run.last_snapshot),
+        most_mb=task.limits.workspace_mb,
+    )  # fmt: skip
+    conversation = open_conversation(profile, task, workspace.files(), first_started(run))
+    conversation.on_text, conversation.ends_repetition = runtime.on_text, settings.ends_repetition
+    conversation.run = run.id
     most = task.limits.completion_tokens or runtime.sampling.max_tokens
     return Agent(
         task=task,
-        policy=policy,
-        profile=runtime.profile,
-        tools=offered_tools(runtime.profile, task),
-        workspace=workspace,
-        context=ToolContext(
-            jail=jail,
-            limits=task.limits,
-            sandbox=runtime.sandbox,
-            network=task.network,
-            notes=runtime.notes,
-            search=runtime.search,
-            run_id=trajectory.id,
+        profile=profile,
+        dialogue=Dialogue(
+            policy=policy,
+            conversation=conversation,
+            sampling=runtime.sampling.model_copy(update={"seed": run.seed}),
+            compaction=compaction_of(profile.compaction, policy, conversation, most),
         ),
-        conversation=conversation,
-        compaction=compaction_of(runtime.profile.compaction, policy, conversation, most),
-        sampling=runtime.sampling,
-        seed=trajectory.seed,
-        put_blob=runtime.store.put_blob,
-        log_observation=partial(runtime.store.add_observation, trajectory.id),
-        elapsed=sum(turn.ended - turn.started for turn in trajectory.turns),
-    )
-
-
-def _conversation(trajectory: Trajectory, runtime: Runtime, files: Sequence[str]) -> Conversation:
-    started = first_started(trajectory)
-    conversation = open_conversation(runtime.profile, trajectory.task, files, started)
-    conversation.on_text, conversation.ends_repetition = runtime.on_text, runtime.ends_repetition
-    conversation.run = trajectory.id
-    return conversation
+        actions=Actions(
+            context=ToolContext(
+                jail=jail, limits=task.limits, sandbox=runtime.sandbox, network=task.network,
+                notes=runtime.project.notes, search=settings.search, run_id=run.id,
+            ),
+            workspace=workspace,
+            profile=profile,
+            count=policy.count,
+            put_blob=runtime.store.put_blob,
+        ),
+        began=time.monotonic() - sum(turn.ended - turn.started for turn in run.turns),
+    )  # fmt: skip
 
 
 def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
@@ -553,46 +522,49 @@ def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
                 jail.write(spill_path(turn.index, number), runtime.store.blobs.get(observation.blob))
 
 
-def _drive(agent: Agent, trajectory: Trajectory, runtime: Runtime, on_turn: OnTurn | None) -> Trajectory:
-    detail = None
+_ENDS = {
+    ContextFull: StopReason.CONTEXT_FULL,
+    BudgetExhausted: StopReason.MAX_SECONDS,
+    ConfigError: StopReason.POLICY_ERROR,  # a refused key
+    PolicyError: StopReason.POLICY_ERROR,
+    SandboxError: StopReason.SANDBOX_ERROR,
+    EnvironmentFailed: StopReason.ENVIRONMENT_ERROR,
+}
+"""what ends a run, and as what; the first that fits"""
+
+
+def _drive(agent: Agent, run: Trajectory, runtime: Runtime, on_turn: OnTurn | None) -> Trajectory:
+    problem: Exception | None = None
     try:
         while agent.stop is None:
-            turn = agent.step()
-            runtime.store.append_turn(trajectory.id, turn)
-            if on_turn:
-                on_turn(turn)
-            agent.settle()
-            trajectory = trajectory.model_copy(update={"turns": tuple(agent.turns)})
-    except ContextFull as problem:
-        agent.stop, detail = StopReason.CONTEXT_FULL, str(problem)
-    except BudgetExhausted as problem:
-        agent.stop, detail = StopReason.MAX_SECONDS, str(problem)
-    except ConfigError as problem:  # a refused key, which every other run would meet too
-        agent.stop, detail = StopReason.POLICY_ERROR, str(problem)
-        _end(agent, trajectory, runtime, detail)
-        raise ConfigError(f"{problem}; nano-coder resume {trajectory.id} goes on with the run") from None
-    except PolicyError as problem:
-        agent.stop, detail = StopReason.POLICY_ERROR, str(problem)
-    except SandboxError as problem:
-        agent.stop, detail = StopReason.SANDBOX_ERROR, str(problem)
-    except EnvironmentFailed as problem:
-        agent.stop, detail = StopReason.ENVIRONMENT_ERROR, str(problem)
+            if (turn := agent.step()) is not None:
+                runtime.store.append_turn(run.id, turn)
+                if on_turn:
+                    on_turn(turn)
+            _finish_subagent(agent, run, runtime)
+    except tuple(_ENDS) as ended:
+        problem, agent.stop = ended, next(stop for kind, stop in _ENDS.items() if isinstance(ended, kind))
     except KeyboardInterrupt:
         agent.stop = StopReason.INTERRUPTED
     finally:
-        agent.context.held.close()
-    if agent.stop is StopReason.FINISHED and agent.workspace.lost:
-        agent.stop, detail = StopReason.GAVE_UP, WORKSPACE_LOST
-    return _end(agent, trajectory, runtime, detail)
-
-
-def _end(agent: Agent, trajectory: Trajectory, runtime: Runtime, detail: str | None) -> Trajectory:
+        agent.actions.context.held.close()
     assert agent.stop is not None
+    detail = None if problem is None else str(problem)
+    if agent.stop is StopReason.FINISHED and agent.actions.workspace.lost:
+        agent.stop, detail = StopReason.GAVE_UP, WORKSPACE_LOST
     if not agent.stop.ours:  # a sub-agent that was at work ends with the run
-        agent.settle()
-    ended = {"turns": tuple(agent.turns), "answer": agent.answer, "diff": agent.workspace.diff()}
-    trajectory = trajectory.model_copy(update=ended)
-    return _finish(trajectory, runtime, agent.stop, detail)
+        _finish_subagent(agent, run, runtime)
+    left = {"turns": tuple(agent.turns), "answer": agent.answer, "diff": agent.actions.workspace.diff()}
+    run = _finish(run.model_copy(update=left), runtime, agent.stop, detail)
+    if isinstance(problem, ConfigError):  # every other run would meet it too
+        raise ConfigError(f"{problem}; nano-coder resume {run.id} goes on with the run") from None
+    return run
+
+
+def _finish_subagent(agent: Agent, run: Trajectory, runtime: Runtime) -> None:
+    """Log the answer of a sub-agent that has ended."""
+    if (answered := agent.finish_subagent()) is not None:
+        runtime.store.add_observation(run.id, *answered)
 
 
 def _finish(trajectory: Trajectory, runtime: Runtime, stop: StopReason, detail: str | None) -> Trajectory:

@@ -33,7 +33,7 @@ from nano_shared.types import StopReason, Task, Trajectory
 
 if TYPE_CHECKING:
     from nano_coder.run.execution import Runtime
-    from nano_coder.serve.conversations import AgentEpisode
+    from nano_coder.serve.episode import AgentEpisode
 
 _GRACE_S = 10.0
 """seconds after the run's limit in which the agent may save its work; its requests are refused"""
@@ -88,28 +88,28 @@ class ForeignAgent:
         return {**ours, **self.environment}
 
 
-def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtime: Runtime) -> Trajectory:
-    """Let the agent work on the task of `begun`, from the workspace `start`. Its requests are the turns.
+def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, runtime: Runtime) -> Trajectory:
+    """Let the agent work on the task of `begun`, from its workspace. Its requests are the turns.
 
     The longest of its conversations is the run; others are logged without a verdict. An agent that sent no
     request leaves a run without turns, with a stop reason that counts as our failure."""
     try:
         from nano_coder.serve.app import episode_app
-        from nano_coder.serve.conversations import AgentEpisode, Conversations, ServedModel
+        from nano_coder.serve.episode import AgentEpisode
+        from nano_coder.serve.served_model import ServedModel
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("nano"):
             raise
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
 
-    task, policy = begun.task, runtime.policy
-    episode = AgentEpisode(run=begun, sampling=runtime.sampling, slot=getattr(policy, "slot", None))
+    task, policy, start = begun.task, runtime.policy, str(begun.snapshot)
     model = ServedModel(policy=policy, profile=runtime.profile, store=runtime.store, name=begun.policy)
-    conversations = Conversations(model, episode)
+    episode = AgentEpisode(model, begun, runtime.sampling, getattr(policy, "slot", None))
     with scratch_folder("start", in_memory()) as folder:
         snapshot.materialise(start, runtime.store.blobs, folder / "work")
         jail, listener = _sandbox(runtime.sandbox, agent).open_listening(folder / "work", task.limits)
     try:
-        with _answering(listener, episode_app(conversations)), _ended_after(episode, jail):
+        with _answering(listener, episode_app(episode)), _ended_after(episode, jail):
             command = ["/bin/sh", "-c", agent.line(task)]
             ended = jail.run(command, env=agent.variables(), timeout=_WITHOUT_LIMIT_S)
         full = StopReason.CONTEXT_FULL if episode.overflowed else None
@@ -120,9 +120,9 @@ def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, start: str, runtim
         except snapshot.SnapshotError as problem:  # too large: what it began with is graded
             detail = str(problem)
             stop = StopReason.GAVE_UP if stop is StopReason.FINISHED else stop
-        run = conversations.end_episode(workspace.snapshot, workspace.diff(), stop, detail)
+        run = episode.end(workspace.snapshot, workspace.diff(), stop, detail)
     except SandboxError as problem:
-        run = conversations.end_episode(start, "", StopReason.SANDBOX_ERROR, str(problem))
+        run = episode.end(start, "", StopReason.SANDBOX_ERROR, str(problem))
         return run or _without_turns(begun, StopReason.SANDBOX_ERROR, str(problem), runtime)
     finally:
         jail.close()

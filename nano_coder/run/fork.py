@@ -17,10 +17,9 @@ from nano_coder.agent.loop import SAID
 from nano_coder.agent.profiles import continuing_profile
 from nano_coder.agent.sub_agent import cut_turns, observed_last
 from nano_coder.models.local.scheduler import cancel_pending, slots_for
-from nano_coder.models.replayed import PromptRenderer
 from nano_coder.run.execution import OnTurn, Runtime, branch_run, grade_run, refuse_served
 from nano_coder.run.reflection import as_much_again
-from nano_coder.run.replay import refeed
+from nano_coder.verify.tokens import PromptRenderer, prove_prompts
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import CommandChecks
@@ -50,8 +49,8 @@ def fork_run(
     refuse_step(run, at)
     _refuse_other_reader(run, runtime, at)
     task = run.task if check is None else checked_by(run.task, check)
-    if runtime.notes is not None:
-        runtime = replace(runtime, notes=runtime.notes.for_forks())
+    if (notes := runtime.project.notes) is not None:
+        runtime = replace(runtime, project=replace(runtime.project, notes=notes.for_forks()))
     base = secrets.randbits(32) if seed is None else seed
     at_once = min(n, _AT_ONCE)
     slots = slots_for(runtime.policy, n, at_once)
@@ -130,13 +129,11 @@ def _refuse_other_reader(run: Trajectory, runtime: Runtime, at: int) -> None:
             f"run {run.id} is text-only: {runtime.policy_name} would have to encode what another model wrote;"
             " fork it with the model that wrote it, or at 0"
         )
-    refed = refeed(prefix, runtime.policy, runtime.store.blobs)
-    first = refed.first_difference
-    if first is not None:
+    differing = prove_prompts(prefix, profile, runtime.policy, runtime.store.blobs).differing
+    if differing is not None:
         raise UsageError(
-            f"{runtime.policy_name} reads run {run.id} otherwise than it is logged, from token"
-            f" {first.differs_at} of the prompt of step {first.turn + 1} on; fork it with --model"
-            f" {run.policy}, or at 0"
+            f"{runtime.policy_name} reads run {run.id} otherwise than it is logged, from the prompt of step"
+            f" {differing.index + 1} on; fork it with --model {run.policy}, or at 0"
         )
 
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nano_coder.agent.loop import spill_path, turn_cost, turn_length
-from nano_coder.agent.observation import shorten
+from nano_coder.agent.actions import shorten, spill_path
+from nano_coder.agent.loop import turn_cost, turn_length
 from nano_coder.agent.profiles import continuing_profile
 from nano_coder.agent.sub_agent import last_main, observed_last
 from nano_coder.grading.command_check import run_check

@@ -21,7 +21,7 @@ from typing import Any, Unpack
 
 from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output, captured
 from nano_coder.sandbox.interpreter import find_interpreter
-from nano_coder.sandbox.kept_processes import KeptProcesses
+from nano_coder.sandbox.jail_server import JailServer
 from nano_coder.sandbox.launcher import files, message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.launcher.root import BASES
@@ -169,23 +169,6 @@ class NsSandbox:
         assert jail.listener is not None
         return jail, jail.listener
 
-    def open_traceable(self, workspace: Path, limits: Limits) -> NsJail:
-        """As `open`, with a jail in which our tracer may watch the system calls of a program."""
-        check_limits(limits)
-        packed = pack_workspace(Path(workspace))
-        with packed.stream:
-            jail = self._jail(
-                self.pool.make({**_room(packed.size, packed.entries, limits=limits), "traceable": True}),
-                limits,
-                packed.size,
-            )
-            try:
-                jail.fill(packed.stream.fileno())
-            except (UsageError, SandboxError):
-                jail.close()
-                raise
-        return jail
-
     def _open(
         self, workspace: Path | None, limits: Limits, usual: Callable[[], JailProcess], *, listen: int = 0
     ) -> NsJail:
@@ -254,7 +237,6 @@ def _room(size: int, entries: int = 0, *, listen: int = 0, limits: Limits | None
     return {
         "listen": listen,
         "base": "",
-        "traceable": False,
         "work_bytes": (limits.workspace_mb or WORK_MB) * _MB + 2 * size,
         "work_inodes": WORK_INODES + entries,
         "tmp_mb": TMP_MB,
@@ -282,7 +264,7 @@ class NsJail:
         """a packed workspace to be unpacked by the next request"""
         self._ahead: PendingFiles | None = None
         self._keeps = False
-        self._kept: KeptProcesses | None = None
+        self._kept: JailServer | None = None
 
     def keep(self) -> bool:
         if not self._keeps:
@@ -472,13 +454,13 @@ class NsJail:
             self._first = None
         return reply, drain
 
-    def _server(self) -> JailProcess | KeptProcesses:
+    def _server(self) -> JailProcess | JailServer:
         """What serves the next request."""
         if not self._keeps:
             return self._process
-        if self._kept is None or self._kept.over:
+        if self._kept is None or self._kept.end is not None:
             # files that stay are not the memory of the program that wrote them
-            self._kept = KeptProcesses(lambda source, fd: self.occupy(source, fd, self._room))
+            self._kept = JailServer(lambda source, fd: self.occupy(source, fd, self._room), "kept")
         return self._kept
 
     def probe(self, secret: Path) -> dict[str, bool]:

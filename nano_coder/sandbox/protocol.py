@@ -240,15 +240,6 @@ class SupportsListening(Protocol):
         ...
 
 
-@runtime_checkable
-class Traceable(Protocol):
-    """A sandbox in whose jails our tracer may watch the system calls of a program."""
-
-    def open_traceable(self, workspace: Path, limits: Limits) -> Jail:
-        """As `Sandbox.open`."""
-        ...
-
-
 class LazyJail:
     """A Jail that `opener` opens on first use. Raises then what `opener` raises."""
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nano_coder.serve.conversations import ServedModel
 from nano_coder.serve.request import BadRequest
+from nano_coder.serve.served_model import ServedModel
 from nano_shared.checkpoint import (
     MANIFEST,
     Manifest,

@@ -19,12 +19,12 @@ from starlette.routing import BaseRoute, Mount, Route
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.models.local.constraint import MISSING
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve import anthropic, chat, completions, responses, upstream
+from nano_coder.serve import anthropic, chat, completions, responses
 from nano_coder.serve.access import RIGHTS, Access, Action
 from nano_coder.serve.adapters import Adapters
 from nano_coder.serve.answer_form import grammar_of
 from nano_coder.serve.completions import CompletionRequest
-from nano_coder.serve.conversations import Conversations, ServedModel, UnknownSession
+from nano_coder.serve.conversations import Conversations, UnknownSession
 from nano_coder.serve.generation import (
     Client,
     ClientGone,
@@ -37,6 +37,7 @@ from nano_coder.serve.http_json import ERROR_HANDLERS, data_line, error_response
 from nano_coder.serve.openapi import check_fields, openapi
 from nano_coder.serve.request import BadRequest, ClientMessage, ModelRequest
 from nano_coder.serve.sampling import SHAPED, check_shaping, number
+from nano_coder.serve.served_model import ServedModel, passed_on
 from nano_coder.serve.served_models import Promoted, ServedModels
 from nano_coder.serve.server_metrics import ServerMetrics
 from nano_coder.serve.tracing import Tracing
@@ -209,7 +210,7 @@ class Server:
             asked = await asyncio.to_thread(
                 chat.read_chat, {**body, **_PASSED_ON}, model.policy.context_limit
             )
-            asked = replace(asked, more=upstream.passed_on(body))
+            asked = replace(asked, more=passed_on(body))
         else:
             if not self._conversations.is_rollout:
                 check_fields("chat/completions", body)

@@ -6,68 +6,41 @@ tokens: the answer is never rendered or encoded again. Any other history begins 
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nano_coder import __version__
-from nano_coder.agent.dialects.api import API
-from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, StreamParser, function_schema
-from nano_coder.agent.loop import turn_seed
-from nano_coder.agent.profiles import describing
-from nano_coder.agent.prompt import system_text
-from nano_coder.models.endpoint.policy import EndpointPolicy
+from nano_coder.agent.dialects.dialect import function_schema
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve import upstream
 from nano_coder.serve.given_reward import end_conversation, give_reward
-from nano_coder.serve.request import (
-    ClientCall,
-    ClientMessage,
-    ModelAnswer,
-    ModelRequest,
-    OnText,
-    TextDelta,
-    split_at_stop,
-)
-from nano_coder.serve.text_stream import TextStream
-from nano_shared.errors import BudgetExhausted, ContextFull, LogError, PolicyError
+from nano_coder.serve.request import ClientMessage, ModelAnswer, ModelRequest, OnText, split_at_stop
+from nano_coder.serve.served_model import ServedModel
+from nano_shared.errors import LogError
 from nano_shared.hashing import content_hash
-from nano_shared.journal import ClientRequest
 from nano_shared.policy import Conversation, Policy
-from nano_shared.profile import InterfaceProfile
 from nano_shared.redact.redactor import MARKER
+from nano_shared.rows import ClientRequest
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
     CLIENT_TOOLS,
     RAW_PROMPT,
-    Completion,
-    Message,
     Provenance,
     Role,
-    Sampling,
     StopReason,
     Task,
-    ToolCall,
-    ToolSpec,
     Trajectory,
     Turn,
 )
 
-if TYPE_CHECKING:
-    from nano_coder.models.local.sampler import Likeliest
-
 MOST_HELD = 1024
 """conversations that can be continued; the one that was used longest ago is forgotten first"""
-_PATIENCE_SECONDS = 60.0
-"""for turns that are being sampled when their agent ends; each ends with its next token"""
 GENERATOR = "nano-serve 1"
 _TASK_PREFIX = "served-"
 
@@ -88,94 +61,11 @@ class ClientSession(NamedTuple):
         return f"{self.name}@{self.owner}" if self.owner else self.name
 
 
-_NAMELESS = ClientSession()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """A policy that is served, and the log of what it answers."""
-
-    policy: Policy
-    profile: InterfaceProfile
-    store: LogStore
-    name: str
-    """the policy as the user named it"""
-
-    @property
-    def upstream(self) -> EndpointPolicy | None:
-        """The server behind, to which calls and tools go as the API has them."""
-        found = self.policy
-        return found if isinstance(found, EndpointPolicy) and self.profile.dialect == API.name else None
-
-
-@dataclass(slots=True, kw_only=True)
-class AgentEpisode:
-    """A run that a foreign agent makes: its conversations get this task, sampling and limits."""
-
-    run: Trajectory
-    """without turns; the first conversation gets its id"""
-    sampling: Sampling
-    """what the agent asks for is not used, but for a smaller number of tokens, stop strings and the like"""
-    slot: int | None = None
-    """the policy's slot of the agent"""
-    turns: int = 0
-    tokens: int = 0
-    """sampled so far"""
-    reached: StopReason | None = None
-    """the limit that was reached"""
-    overflowed: bool = False
-    """whether the last request did not fit the context"""
-    limited: threading.Event = field(default_factory=threading.Event)
-    """set when the agent gets no answers any more"""
-    began: float = field(default_factory=time.monotonic)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _asking: int = 0
-    """requests that are being answered"""
-    _asked: float = 0.0
-    """when the first of them came"""
-    _queued: float = 0.0
-    """seconds that those of them which are answered waited for other agents of the batch"""
-    _waited: float = 0.0
-    """the same of all before"""
-
-    @contextmanager
-    def asking(self, conversation: Conversation) -> Iterator[None]:
-        """While a request is answered, whose seconds of waiting `conversation` then says."""
-        with self._lock:
-            if not self._asking:
-                self._asked = time.monotonic()
-            self._asking += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._asking -= 1
-                self._queued += conversation.waited
-                if not self._asking:
-                    self._waited += min(self._queued, time.monotonic() - self._asked)
-                    self._queued = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Of the run so far, without waiting for other agents of the batch; a batch's answer counts when it
-        is there."""
-        with self._lock:
-            now = time.monotonic()
-            pending = now - self._asked if self._asking and self.slot is not None else 0.0
-            return now - self.began - self._waited - pending
-
-    def reach(self, stop: StopReason) -> None:
-        """The run is over for that reason, if it was not before."""
-        self.reached = self.reached or stop
-        self.limited.set()
-
-
-class RunEnded(BudgetExhausted):
-    """The episode has used up its turns or tokens, or its policy failed: it gets no answer any more."""
+NAMELESS = ClientSession()
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Held:
+class HeldConversation:
     """A conversation that can be continued."""
 
     run: Trajectory
@@ -201,29 +91,27 @@ class UnknownSession(LookupError):
 class Conversations:
     """Answers requests, and logs each as a turn of a run. Thread-safe."""
 
-    def __init__(self, model: ServedModel, episode: AgentEpisode | None = None) -> None:
-        """`episode` is the run that a foreign agent makes; without one every opening is a task."""
+    is_rollout = False
+    """whether an external agent's run is made here"""
+    slot: int | None = None
+    """the policy's slot of a rollout"""
+
+    def __init__(self, model: ServedModel) -> None:
         self.model = model
         """answers what begins now; requests in flight are answered by the one that they began with"""
-        self._episode = episode
         self._lock = threading.Condition()
         """notified when a turn was sampled"""
-        self._held: OrderedDict[str, _Held] = OrderedDict()
-        self._by_key: dict[tuple[ClientSession, str], list[tuple[_Held, int]]] = {}
+        self._held: OrderedDict[str, HeldConversation] = OrderedDict()
+        self._by_key: dict[tuple[ClientSession, str], list[tuple[HeldConversation, int]]] = {}
         self._sought: list[tuple[ClientSession, frozenset[str]]] = []
         """session and keys of each request that looks for its conversation, which is held meanwhile"""
         self._owners = 0
         self._began = time.time()
 
-    @property
-    def is_rollout(self) -> bool:
-        """Whether a foreign agent's run is made here."""
-        return self._episode is not None
-
     # ---------------------------------------------------------------------------------- answering
 
     def answer(
-        self, request: ModelRequest, session: ClientSession = _NAMELESS, on_text: OnText | None = None,
+        self, request: ModelRequest, session: ClientSession = NAMELESS, on_text: OnText | None = None,
         model: ServedModel | None = None, client: str = "",
     ) -> ModelAnswer:  # fmt: skip
         """Sample the next turn of a conversation, and log it, with the user agent of its client.
@@ -233,23 +121,18 @@ class Conversations:
         Raises ContextFull for messages that leave no room, and PolicyError if the backend fails; neither is
         logged.
         """
-        request, keys = self._limited(request), request.keys()
-        model = model or self.model
-        session = session._replace(run=self._logging_run(session.run, model))
+        keys, model = request.keys(), model or self.model
+        # the run that a client names has the answers already, where it is open in this log; a client that
+        # cannot read the log knows no such id
+        open_run = session.run if session.run and model.store.is_open(session.run) else ""
+        session = session._replace(run=open_run)
         with self._seeking(session, keys):
-            self._recall(request, keys, session, model)
+            if not session.run:
+                self._recall(request, keys, session, model)
             held, new = self._place(request, keys, session, model)
         held.client = client
         try:
             return self._sample(held, new, request, keys[-1], on_text)
-        except ContextFull:  # the agent may compact its history
-            if self._episode is not None:
-                self._episode.overflowed = True
-            raise
-        except PolicyError:
-            if self._episode is not None:
-                self._episode.reach(StopReason.POLICY_ERROR)
-            raise
         finally:
             with self._lock:
                 held.busy = False
@@ -257,32 +140,6 @@ class Conversations:
                 if not held.run.own_turns:
                     self._forget(held)
                 self._lock.notify_all()
-
-    def _logging_run(self, run: str, model: ServedModel) -> str:
-        """The run that a client names, where it is open in this log, which then has the answers already; else
-        none. A client that cannot read the log knows no such id."""
-        return run if run and self._episode is None and model.store.is_open(run) else ""
-
-    def _limited(self, request: ModelRequest) -> ModelRequest:
-        """The request under the sampling of the episode. Raises RunEnded."""
-        episode = self._episode
-        if episode is None:
-            return request
-        limits, asked = episode.run.task.limits, request.sampling
-        with self._lock:
-            left = limits.max_tokens - episode.tokens
-            if left <= 0 or episode.turns >= limits.max_turns:
-                episode.reach(StopReason.MAX_TOKENS if left <= 0 else StopReason.MAX_TURNS)
-            if episode.reached is not None:
-                raise RunEnded(f"this run has ended ({episode.reached.value}) and gets no further answer")
-            number, episode.turns = episode.turns, episode.turns + 1
-        sampling = episode.sampling.model_copy(
-            update={
-                "max_tokens": min(asked.max_tokens, episode.sampling.max_tokens, left), "stop": asked.stop,
-                "seed": turn_seed(episode.run.seed, number), "grammar": asked.grammar,
-            }
-        )  # fmt: skip
-        return replace(request, sampling=sampling, more={})
 
     @contextmanager
     def _seeking(self, session: ClientSession, keys: Sequence[str]) -> Iterator[None]:
@@ -296,7 +153,7 @@ class Conversations:
             with self._lock:
                 self._sought.remove(sought)
 
-    def _is_sought(self, held: _Held) -> bool:
+    def _is_sought(self, held: HeldConversation) -> bool:
         return any(
             held.session == session and not keys.isdisjoint(held.keys) for session, keys in self._sought
         )
@@ -310,7 +167,7 @@ class Conversations:
         with self._lock:
             held = [at for at in answered if (session, keys[at]) in self._by_key]
         missing = [keys[at] for at in answered if not held or at > held[-1]]
-        if self._episode is not None or session.run or not missing:
+        if not missing:
             return
         found = model.store.answers(session.name, session.owner, missing)
         longest = max((missing.index(key) for _, _, key in found), default=-1)
@@ -346,7 +203,7 @@ class Conversations:
 
     def _place(
         self, request: ModelRequest, keys: Sequence[str], session: ClientSession, model: ServedModel
-    ) -> tuple[_Held, tuple[ClientMessage, ...]]:
+    ) -> tuple[HeldConversation, tuple[ClientMessage, ...]]:
         """The conversation that the request continues or begins, marked as busy, and its new messages.
 
         `keys` are those of the request.
@@ -354,7 +211,7 @@ class Conversations:
         with self._lock:
             for length in range(len(keys) - 1, 0, -1):
                 known = self._by_key.get((session, keys[length - 1]), ())
-                found = [entry for entry in known if _reads(model, entry[0].model)]
+                found = [entry for entry in known if model.reads(entry[0].model)]
                 found = [entry for entry in found if entry[0].model is model] or found
                 if found and request.messages[length - 1].role is Role.ASSISTANT:
                     if len(_samples(found)) > 1:
@@ -369,25 +226,11 @@ class Conversations:
             begun = self._rewritten(request, model) or self._begin(request, session, model)
             return begun, request.messages
 
-    def _rewritten(self, request: ModelRequest, model: ServedModel) -> _Held | None:
-        """The agent's conversation whose history the request wrote anew, marked as busy, or None.
-
-        An agent that leaves out a refused answer, or shortens what it read, still makes one run: the request
-        begins a token row of it. Without tokens there are no rows.
-        """
-        if self._episode is None or request.prompt_ids:
-            return None
-        opening = _rendered(request.messages[:2], request.tools, model.profile, opening=True)[:1]
-        for held in sorted(self._held.values(), key=lambda held: held.touched, reverse=True):
-            turns = held.run.turns
-            if not turns or held.busy or held.ended or held.model is not model:
-                continue
-            if turns[-1].completion.tokens and turns[0].messages[:1] == opening:
-                held.busy = True
-                return held
+    def _rewritten(self, request: ModelRequest, model: ServedModel) -> HeldConversation | None:
+        """A conversation whose history the request wrote anew, marked as busy: none of a client's."""
         return None
 
-    def _continued(self, held: _Held, turns: int, model: ServedModel) -> _Held:
+    def _continued(self, held: HeldConversation, turns: int, model: ServedModel) -> HeldConversation:
         """The conversation itself, or a fork of it where it has gone on or has ended."""
         if turns == len(held.run.turns) and not held.busy and not held.ended and held.model is model:
             held.busy = True
@@ -404,30 +247,22 @@ class Conversations:
 
     def _begin(
         self, request: ModelRequest, session: ClientSession, model: ServedModel, parents: Sequence[str] = ()
-    ) -> _Held:
-        ambiguous = bool(parents)
+    ) -> HeldConversation:
+        tools = [function_schema(tool) for tool in request.tools]
+        kind = RAW_PROMPT if request.prompt_ids else AMBIGUOUS_TOOLS if parents else CLIENT_TOOLS
+        return self._hold(self._new_run(request, kind + content_hash(tools), model), session, [], model)
+
+    def _new_run(self, request: ModelRequest, tools_hash: str, model: ServedModel) -> Trajectory:
         first = next((m.text for m in request.messages if m.role is Role.USER), "")
         tools = [function_schema(tool) for tool in request.tools]
-        opening = content_hash([[m.key for m in request.messages], tools])
-        tools_hash = (AMBIGUOUS_TOOLS if ambiguous else CLIENT_TOOLS) + content_hash(tools)
-        if request.prompt_ids:
-            opening, tools_hash = content_hash(request.prompt_ids), RAW_PROMPT + content_hash(tools)
-        if self._episode is not None:
-            base = self._episode.run
-            id = new_run_id() if base.id in self._held else base.id
-            run = base.model_copy(update={"id": id, "tools_hash": tools_hash})
-            return self._hold(run, session, [], model)
+        opening = content_hash(request.prompt_ids or [[m.key for m in request.messages], tools])
         task = Task(
             key=f"{_TASK_PREFIX}{opening.removeprefix('sha256:')[:16]}",
             prompt=first if first.strip() else "(no message of a user)",
             tools=(),
-            provenance=Provenance(
-                source="serve",
-                generator=GENERATOR,
-                original={"tools": list(tools)},
-            ),
+            provenance=Provenance(source="serve", generator=GENERATOR, original={"tools": list(tools)}),
         )
-        run = Trajectory(
+        return Trajectory(
             id=new_run_id(),
             task=task,
             runtime_version=__version__,
@@ -438,11 +273,14 @@ class Conversations:
             policy=model.name,
             started=time.time(),
         )
-        return self._hold(run, session, [], model)
 
-    def _hold(self, run: Trajectory, session: ClientSession, keys: list[str], model: ServedModel) -> _Held:
+    def _hold(
+        self, run: Trajectory, session: ClientSession, keys: list[str], model: ServedModel
+    ) -> HeldConversation:
         self._owners += 1
-        held = _Held(run=run, model=model, session=session, owner=self._owners, keys=list(keys), busy=True)
+        held = HeldConversation(
+            run=run, model=model, session=session, owner=self._owners, keys=list(keys), busy=True
+        )
         self._held[run.id] = held
         if (surplus := len(self._held) - MOST_HELD) > 0:
             idle = (other for other in self._held.values() if not (other.busy or self._is_sought(other)))
@@ -450,7 +288,7 @@ class Conversations:
                 self._forget(other)
         return held
 
-    def _forget(self, held: _Held) -> None:
+    def _forget(self, held: HeldConversation) -> None:
         self._held.pop(held.run.id, None)
         for key in held.keys:
             left = [entry for entry in self._by_key.get((held.session, key), ()) if entry[0] is not held]
@@ -463,21 +301,22 @@ class Conversations:
             held.model.policy.release(held.owner)
 
     def _sample(
-        self, held: _Held, new: tuple[ClientMessage, ...], request: ModelRequest, key: str,
+        self, held: HeldConversation, new: tuple[ClientMessage, ...], request: ModelRequest, key: str,
         on_text: OnText | None,
     ) -> ModelAnswer:  # fmt: skip
         """`key` is the conversation's up to the request's last message."""
         started, run, model = time.time(), held.run, held.model
-        conversation, messages = _conversation(held, new, request)
+        conversation, messages = model.conversation(run, new, request)
+        conversation.run = held.session.run or None
+        # an agent's answer; not in a rollout, which samples to the end
+        conversation.ends_repetition = bool(request.tools) and not self.is_rollout
         before = tuple(conversation.tokens)
-        with self._episode.asking(conversation) if self._episode else nullcontext():
-            completion, top = self._complete(held, conversation, request, on_text)
-        if model.upstream:
-            parsed = upstream.parsed(completion, request.tools)
-            calls = upstream.calls(completion) or tuple(map(_call, parsed.calls))
-        else:
-            parsed = _parsed(completion, request, model.profile)
-            calls = tuple(map(_call, parsed.calls))
+        with self._asking(conversation):
+            completion, top = model.complete(
+                conversation, request, on_text, owner=held.owner, slot=self.slot,
+                session=None if self.is_rollout else held.session.label,
+            )  # fmt: skip
+        parsed, calls = model.read(completion, request)
         turn = Turn(
             index=len(run.turns), messages=messages, completion=completion, thought=parsed.thought,
             calls=parsed.calls, parser=model.profile.dialect, repairs=parsed.repairs,
@@ -487,20 +326,28 @@ class Conversations:
         if tokens is not None and tokens.row != conversation.row:
             before = ()  # history was rewritten: a new row
         prompt_ids = (*before, *tokens.context_ids) if tokens else ()
+        if tokens is not None:
+            read, sampled = len(prompt_ids), len(tokens.sampled_ids)
+        else:
+            read, sampled = model.sizes(conversation, completion)
         answer = ModelAnswer(
             run=run.id,
             text=parsed.thought if calls else split_at_stop(completion)[0],
             calls=calls,
             completion=completion,
             prompt_ids=prompt_ids,
-            prompt_tokens=len(prompt_ids) if tokens else _prompt_size(conversation, completion, model.policy),
-            sampled_tokens=len(tokens.sampled_ids) if tokens else _size(completion, model.policy),
+            prompt_tokens=read,
+            sampled_tokens=sampled,
             previous_ended=run.turns[-1].ended if run.turns else None,
             top=top,
         )
         return replace(answer, run=self._record(held, turn, answer, key))
 
-    def _record(self, held: _Held, turn: Turn, answer: ModelAnswer, key: str) -> str:
+    def _asking(self, conversation: Conversation) -> AbstractContextManager[None]:
+        """Entered while a request is answered."""
+        return nullcontext()
+
+    def _record(self, held: HeldConversation, turn: Turn, answer: ModelAnswer, key: str) -> str:
         """Log the turn, and continue the conversation after it. Returns the run's id: that of a fork, if
         another process has ended the run, as `nano-coder feedback` does."""
         run, store = held.run, held.model.store
@@ -512,9 +359,9 @@ class Conversations:
             store.begin(run)
         asked = ClientRequest(held.session.name, held.client, answered, held.session.owner)
         try:
-            store.append_turn(run.id, turn, None if self._episode else asked)
+            store.append_turn(run.id, turn, None if self.is_rollout else asked)
         except LogError:
-            if self._episode or store.get(run.id).stop is None:
+            if self.is_rollout or store.get(run.id).stop is None:
                 raise
             with self._lock:
                 held.ended = True
@@ -528,67 +375,24 @@ class Conversations:
         self._go_on(held, turn, answer, answered)
         return run.id
 
-    def _go_on(self, held: _Held, turn: Turn, answer: ModelAnswer, answered: str) -> None:
+    def _go_on(self, held: HeldConversation, turn: Turn, answer: ModelAnswer, answered: str) -> None:
         """Continue the conversation after a turn; `answered` is its hash then."""
         run = held.run
         with self._lock:
-            if self._episode is not None:
-                self._episode.overflowed = False
-                self._episode.tokens += answer.sampled_tokens
-                if self._episode.tokens >= run.task.limits.max_tokens:
-                    self._episode.reach(StopReason.MAX_TOKENS)
             held.run = run.model_copy(update={"turns": (*run.turns, turn)})
             held.keys.append(answered)
             self._by_key.setdefault((held.session, answered), []).append((held, len(held.keys)))
             self._held.move_to_end(run.id)
 
-    def _complete(
-        self, held: _Held, conversation: Conversation, request: ModelRequest, on_text: OnText | None
-    ) -> tuple[Completion, tuple[Likeliest, ...]]:
-        """The completion, and the likeliest tokens of each of its places if the request asks for them."""
-        model, policy = held.model, held.model.policy
-        # an agent's answer; not in a rollout, which samples to the end
-        conversation.ends_repetition = bool(request.tools) and self._episode is None
-        if model.upstream and self._episode is None:
-            relay = upstream.Relay(on_text or _read, may_call=bool(request.tools))
-            completion = model.upstream.answer(
-                conversation, request.sampling, more=request.more, session=held.session.label, on_answer=relay
-            )
-            return completion, ()
-        if on_text and request.tools and not model.upstream:
-            on_text = _besides_calls(on_text, request, model.profile)
-        if not isinstance(policy, LocalPolicy):
-            completion = policy.complete(conversation, request.sampling)
-            if on_text:
-                tokens = completion.tokens
-                sampled = (tokens.sampled_ids, tokens.logprobs) if tokens else ()
-                on_text(TextDelta(split_at_stop(completion)[0], *sampled))
-            return completion, ()
-        stream = TextStream(policy.decode, policy.engine.eos_ids, request.sampling.stop, on_text or _read)
-        slot = self._episode.slot if self._episode else None
-        top, sampling, choice = request.top_logprobs, request.sampling, request.choice
-        with policy.lent(slot):
-            if request.prompt_ids:
-                completion = policy.complete_ids(
-                    request.prompt_ids, sampling, on_token=stream.take, top_logprobs=top, choice=choice
-                )
-            else:
-                completion = policy.complete(
-                    conversation, sampling, owner=held.owner, on_token=stream.take, top_logprobs=top,
-                    choice=choice,
-                )  # fmt: skip
-        stream.finish()
-        return completion, tuple(stream.top)
-
     def rendered_ids(self, request: ModelRequest, policy: LocalPolicy, contexts: int = 1) -> tuple[int, ...]:
         """Ids of a conversation that begins with these messages, and of the answer's beginning. Raises
         ContextFull for more than so many contexts."""
         conversation = Conversation(started=time.time())
-        for message in _rendered(request.messages, request.tools, self.model.profile, opening=True):
+        for message in self.model.rendered(request.messages, request.tools, opening=True):
             conversation.append(message)
         said = [*(m.content for m in conversation.messages), request.prefill]
         policy.refuse_long(said, contexts * policy.context_limit)
-        return (*policy.delta(conversation), *policy.template.encoder.text(request.prefill))
+        return (*policy.template.delta(conversation), *policy.template.encoder.text(request.prefill))
 
     def log_scored(self, request: ModelRequest, session: ClientSession, model: ServedModel) -> None:
         """Log a prompt that was scored: a run without turns."""
@@ -626,42 +430,6 @@ class Conversations:
                     self._end(held)
         return give_reward(self.model.store, runs, reward, components, replace=replace)
 
-    def end_episode(
-        self, snapshot: str, diff: str, stop: StopReason, detail: str | None
-    ) -> Trajectory | None:
-        """End the conversations of the episode, once what is being sampled is logged.
-
-        Returns the longest, which left the workspace `snapshot`; None if the agent had no conversation.
-        """
-        with self._lock:
-            self._lock.wait_for(lambda: not any(held.busy for held in self._held.values()), _PATIENCE_SECONDS)
-            found = sorted(self._held.values(), key=lambda held: -len(held.run.own_turns))
-            found = [held for held in found if held.run.own_turns]
-            for other in found[1:]:
-                self._end(other)
-            if not found:
-                return None
-            held = found[0]
-            held.ended = True
-        turns, ended = held.run.turns, time.time()
-        answer = turns[-1].completion.text
-        held.model.store.finish(
-            held.run.id,
-            stop=stop,
-            stop_detail=detail,
-            answer=answer,
-            diff=diff,
-            ended=ended,
-            snapshot=snapshot,
-        )
-        last = turns[-1].model_copy(update={"snapshot": snapshot})
-        return held.run.model_copy(
-            update={
-                "turns": (*turns[:-1], last), "stop": stop, "stop_detail": detail, "answer": answer,
-                "diff": diff, "ended": ended,
-            }
-        )  # fmt: skip
-
     def unused(self, policies: Sequence[LocalPolicy], kept: Collection[Policy] = ()) -> list[LocalPolicy]:
         """Those of the policies that answer nothing any more, without `kept`."""
         with self._lock:
@@ -691,7 +459,7 @@ class Conversations:
             for held in self._held.values():
                 self._end(held)
 
-    def _end(self, held: _Held) -> None:
+    def _end(self, held: HeldConversation) -> None:
         if held.ended or not held.run.own_turns:
             return
         held.ended = True
@@ -717,78 +485,7 @@ def end_interrupted(store: LogStore, idle_seconds: float) -> int:
     return ended
 
 
-def _reads(model: ServedModel, other: ServedModel) -> bool:
-    """Whether a model reads the tokens that another was shown: same template and profile."""
-    mine, theirs = model.policy.template_hash, other.policy.template_hash
-    return model is other or (mine == theirs and model.profile.hash == other.profile.hash)
-
-
-def _parsed(completion: Completion, request: ModelRequest, profile: InterfaceProfile) -> Parsed:
-    tools, prefill = request.tools, request.prefill
-    if not tools:
-        return Parsed(thought=completion.text)
-    parsed = DIALECTS.find(profile.dialect).parse(prefill + completion.text, tools)
-    known = {tool.name for tool in tools}
-    if parsed.error or any(call.name not in known for call in parsed.calls):
-        return Parsed(thought=completion.text)  # prose, or a call of a tool that was not offered
-    if prefill:
-        rest = parsed.thought.removeprefix(prefill) if parsed.thought.startswith(prefill) else ""
-        return replace(parsed, thought=rest)
-    return parsed
-
-
-def _conversation(
-    held: _Held, new: tuple[ClientMessage, ...], request: ModelRequest
-) -> tuple[Conversation, tuple[Message, ...]]:
-    """The run's conversation with its new messages, and these."""
-    run, model = held.run, held.model
-    anew = bool(run.turns) and len(new) == len(request.messages)
-    if model.upstream:
-        messages = upstream.messages(new, run.turns[-1].completion.api if run.turns else None)
-    else:
-        tools = () if request.prompt_ids else request.tools
-        messages = _rendered(new, tools, model.profile, opening=anew or not run.turns)
-    conversation = Conversation(tools=request.tools if model.upstream else (), started=run.started)
-    conversation.run = held.session.run or None
-    for turn in run.turns:
-        _read_on(conversation, turn.messages, anew=run.restates(turn))
-        conversation.record(turn.completion)
-    _read_on(conversation, messages, anew=anew)
-    return conversation, messages
-
-
-def _read_on(conversation: Conversation, messages: Sequence[Message], *, anew: bool) -> None:
-    """Append the messages, or begin a row with them."""
-    if anew:
-        conversation.begin_row(messages)
-    for message in () if anew else messages:
-        conversation.append(message)
-
-
-def _rendered(
-    messages: Sequence[ClientMessage], tools: Sequence[ToolSpec], profile: InterfaceProfile, *, opening: bool
-) -> tuple[Message, ...]:
-    """The messages as the policy reads them: calls in its dialect, tools in the system message."""
-    shown = [Message(role=m.role, content=_content(m, tools, profile)) for m in messages]
-    if opening and tools:
-        system = system_text(describing(profile), tools)
-        if shown and shown[0].role is Role.SYSTEM:
-            system = f"{system}\n\n{shown.pop(0).content}"
-        shown.insert(0, Message(role=Role.SYSTEM, content=system))
-    return tuple(shown)
-
-
-def _content(message: ClientMessage, tools: Sequence[ToolSpec], profile: InterfaceProfile) -> str:
-    if not message.calls:
-        return message.text
-    calls = [ToolCall(name=call.name, arguments=call.values) for call in message.calls]
-    try:
-        return DIALECTS.find(profile.dialect).render(message.text, calls, tools)
-    except ValueError:  # what this dialect cannot write
-        return "\n".join([message.text, *(f"{call.name}({call.arguments})" for call in message.calls)])
-
-
-def _samples(found: Sequence[tuple[_Held, int]]) -> set[object]:
+def _samples(found: Sequence[tuple[HeldConversation, int]]) -> set[object]:
     """The different ways in which a conversation was sampled; equal tokens are one."""
     return {
         tuple(
@@ -799,37 +496,8 @@ def _samples(found: Sequence[tuple[_Held, int]]) -> set[object]:
     }
 
 
-def _besides_calls(on_text: OnText, request: ModelRequest, profile: InterfaceProfile) -> OnText:
-    """`on_text` for what is no call: text that may become one is held back."""
-    parser = StreamParser(DIALECTS.find(profile.dialect), request.tools)
-    parser.feed(request.prefill)
-    return lambda delta: on_text(delta._replace(text=parser.feed(delta.text).thought))
-
-
-def _prompt_size(conversation: Conversation, completion: Completion, policy: Policy) -> int:
-    if completion.api:
-        return completion.api.usage.prompt
-    return sum(policy.count(m.content) for m in conversation.messages)
-
-
-def _size(completion: Completion, policy: Policy) -> int:
-    return completion.api.usage.completion if completion.api else policy.count(completion.text)
-
-
 def _is_unredacted(run: Trajectory) -> bool:
     """Whether nothing of what the model read and wrote was hidden in the log."""
     said = [m.content for turn in run.turns for m in turn.messages]
     hidden = any(MARKER.search(text) for text in (*said, *(turn.completion.text for turn in run.turns)))
     return not (hidden or run.is_redacted)
-
-
-def _read(delta: TextDelta) -> bool:
-    return True
-
-
-def _call(call: ToolCall) -> ClientCall:
-    return ClientCall(
-        id=f"call_{uuid.uuid4().hex[:24]}",
-        name=call.name,
-        arguments=json.dumps(call.arguments, ensure_ascii=False),
-    )

@@ -18,9 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from nano_coder.models.endpoint.model_card import RUN_HEADER
-from nano_coder.serve.conversations import ClientSession, Conversations, ServedModel
+from nano_coder.serve.conversations import ClientSession, Conversations
 from nano_coder.serve.http_json import data_line, error_shape
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest, OnText, TextDelta
+from nano_coder.serve.served_model import ServedModel
 from nano_coder.serve.server_metrics import ServerMetrics
 from nano_coder.serve.tracing import RequestTimes, Tracing
 from nano_shared.errors import NanoError

@@ -13,9 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from nano_coder.models.endpoint.exchange import EndpointError
-from nano_coder.serve import upstream
-from nano_coder.serve.conversations import RunEnded
-from nano_coder.serve.request import BadRequest
+from nano_coder.serve.request import BadRequest, RunEnded
+from nano_coder.serve.served_model import status_behind
 from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, NanoError, PolicyError
 from nano_shared.printable import printable
 
@@ -157,7 +156,7 @@ def status_of(problem: Exception) -> tuple[int, str]:
     if isinstance(problem, BadRequest):
         return problem.status, _KINDS.get(problem.status, "invalid_request_error")
     if isinstance(problem, EndpointError):
-        status = upstream.status(problem)
+        status = status_behind(problem)
         return status, _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     if isinstance(problem, ConfigError):  # the key for the server behind
         return 502, "api_error"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nano_shared.errors import BudgetExhausted
 from nano_shared.hashing import content_hash
 from nano_shared.types import Completion, Role, Sampling, ToolSpec
 
@@ -26,6 +27,10 @@ class TextDelta(NamedTuple):
 
 OnText = Callable[[TextDelta], bool]
 """new text -> whether to go on"""
+
+
+class RunEnded(BudgetExhausted):
+    """A rollout has used up its turns or tokens, or its policy failed: its agent gets no answer any more."""
 
 
 class BadRequest(Exception):

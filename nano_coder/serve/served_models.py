@@ -14,8 +14,9 @@ from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.opening import at_hand, locate
 from nano_coder.serve.adapters import Adapters, lineage_card
-from nano_coder.serve.conversations import Conversations, ServedModel
+from nano_coder.serve.conversations import Conversations
 from nano_coder.serve.request import BadRequest
+from nano_coder.serve.served_model import ServedModel
 from nano_coder.verify.trainable import hashes
 from nano_shared.errors import NanoError
 

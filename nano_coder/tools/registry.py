@@ -1,7 +1,7 @@
-"""The tools there are, in packages and files; and recorded answers of those that look beyond the workspace.
+"""The tools there are, in packages and files; and recorded answers of those that look outside.
 
-A replay takes all recorded answers from the log. A fork takes those of tools that only look outside (a page,
-a search, a service behind a URL) where its parent made the same call, so that a group sees one world.
+A fork takes the answers of such tools (a page, a search, a service behind a URL) from the log where its
+parent made the same call, so that a group sees one world.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 
-from nano_coder.tools.tool import Recorded, Tool, ToolResult
+from nano_coder.tools.tool import Tool, ToolResult
 from nano_shared.errors import ConfigError
 from nano_shared.extensions import Extensions, absolute_reference, described, is_reference
 from nano_shared.hashing import content_hash
-from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.types import Observation, ToolCall, Trajectory
 
 
@@ -87,31 +86,16 @@ def _problem(value: object) -> str | None:
 TOOLS = Tools()
 
 
-SERVER_TOOL = "mcp__"
-"""prefix of the names of MCP servers' tools; a replay needs no server"""
-
-
-def recorded_kind(name: str, run: Trajectory) -> Recorded:
-    """Who takes a tool's answers from the log: replays, forks, or nobody. Tools of an environment: every
-    replay."""
-    if isinstance(run.task.hidden, EnvironmentChecks) and name in {tool.name for tool in run.given_tools}:
-        return "replays"
-    if name in TOOLS:
-        return TOOLS.find(name).recorded
-    return "replays" if name.startswith(SERVER_TOOL) else None
-
-
 class RecordedAnswers:
-    """The answers of one logged run by call; equal calls are answered in their order."""
+    """The answers that forks of a logged run get, by call; equal calls are answered in their order."""
 
-    def __init__(self, run: Trajectory, get_blob: Callable[[str], bytes], *, for_fork: bool, after: int = 0):
+    def __init__(self, run: Trajectory, get_blob: Callable[[str], bytes], after: int):
         """`after` turns are those that a fork begins with: their answers are used already."""
         self._get_blob = get_blob
         self._answers: dict[str, deque[Observation]] = defaultdict(deque)
         for turn in run.turns:
             for call, observation in zip(turn.calls, turn.observations, strict=False):
-                kind = recorded_kind(call.name, run)
-                if turn.index >= after and kind is not None and (kind == "forks" or not for_fork):
+                if turn.index >= after and call.name in TOOLS and TOOLS.find(call.name).recorded:
                     self._answers[_key(call)].append(observation)
 
     def take(self, call: ToolCall) -> ToolResult | None:

@@ -62,7 +62,7 @@ _MOST_SHOWN = 4000
 """characters of the notes that one call shows"""
 
 
-@tool(body="note", recorded="replays")
+@tool(body="note")
 def remember(context: ToolContext, note: str) -> ToolResult:
     """Keep a note about this project for later runs: a fact, a decision, a command that works. No secrets."""
     try:
@@ -73,7 +73,7 @@ def remember(context: ToolContext, note: str) -> ToolResult:
     return ToolResult(text=f"kept as note {kept.id}{left_out}")
 
 
-@tool(recorded="forks")
+@tool(recorded=True)
 def recall(context: ToolContext, query: str) -> ToolResult:
     """Show the notes about this project that hold words of the query, best first; the newest for no words."""
     found = _notes(context).recall(query, run_id=context.run_id)

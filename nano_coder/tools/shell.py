@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from dataclasses import replace
+
 from nano_coder.sandbox.protocol import ExecResult
 from nano_coder.tools.tool import ToolContext, ToolResult, tool
 
@@ -34,7 +38,22 @@ def _text(data: bytes) -> str:
 @tool(body="code", mutates=True)
 def python(context: ToolContext, code: str) -> ToolResult:
     """Run a Python program in the workspace and show its output."""
-    return execution_result(context.run_python(code))
+    result = execution_result(context.run_python(code))
+    if result.ok or not _is_command_line(code):
+        return result
+    note = "[this is a command line, not a Python program; shell runs it]"
+    return replace(result, text=f"{result.text}\n{note}")
+
+
+def _is_command_line(code: str) -> bool:
+    """Whether a text is one line that is no Python and begins with a program and its argument."""
+    if not re.fullmatch(r"\s*[\w./-]+ +\S.*\s*", code):
+        return False
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError):
+        return True
+    return False
 
 
 # a task's files are text, so a database arrives as the SQL that creates it

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from nano_shared.notes import Notes
 
 C = TypeVar("C", bound="Closable")
-Recorded = Literal["replays", "forks"] | None
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _EXPLANATIONS = frozenset(
     {"comment", "description", "explanation", "justification", "purpose", "rationale", "reason", "reasoning",
@@ -171,9 +170,9 @@ class Tool:
     function: Callable[..., ToolResult | str]
     mutates: bool
     """may change the workspace, so a snapshot follows"""
-    recorded: Recorded = None
-    """who takes its answer from the log instead of calling it, since it depends on more than the workspace:
-    replays, or also forks, where their parent's run has the answer to an equal call"""
+    recorded: bool = False
+    """depends on more than the workspace, so that a fork takes its answer from the log where the parent's run
+    has one to an equal call"""
 
     def __call__(self, context: ToolContext, arguments: dict[str, Any]) -> ToolResult:
         """Validate the arguments and run. `null` for an optional argument counts as not given; an unknown one
@@ -246,12 +245,12 @@ class Tool:
 
 
 def tool(
-    *, body: str | None = None, mutates: bool = False, recorded: Recorded = None
+    *, body: str | None = None, mutates: bool = False, recorded: bool = False
 ) -> Callable[[Callable[..., ToolResult | str]], Tool]:
     """Makes a Tool of a function `f(context, **arguments)`, with its name, schema and description.
 
     It returns a ToolResult, or text where there is no more to say. `body` is the argument that the compact
-    dialect writes below the call; `recorded` says who takes its answer from the log. Raises ConfigError for a
+    dialect writes below the call; `recorded`: forks take its answers from the log. Raises ConfigError for a
     function whose arguments give no schema.
     """
 

@@ -87,7 +87,7 @@ if len(data) > MOST_BYTES:
 """
 
 
-@tool(recorded="forks")
+@tool(recorded=True)
 def fetch_url(context: ToolContext, url: str) -> ToolResult:
     """Read a web page or file as text. Only hosts that the user allowed can be reached."""
     if not url.startswith(("http://", "https://")):
@@ -126,7 +126,7 @@ class SearchProvider(Protocol):
         ...
 
 
-@tool(recorded="forks")
+@tool(recorded=True)
 def web_search(context: ToolContext, query: str) -> ToolResult:
     """Search for documents; shows the title, place and beginning of the best. Read one with fetch_url or
     read_file."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.dialects.api import Api
@@ -26,6 +27,7 @@ from nano_shared.errors import LogError, PolicyError
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import AnswerChecks, CommandChecks, EnvironmentChecks, RewardFileChecks
 from nano_shared.policy import Conversation
+from nano_shared.profile import InterfaceProfile
 from nano_shared.redact.redactor import MARKER
 from nano_shared.types import Finish, Task, Trajectory, Turn, TurnTokens
 
@@ -64,7 +66,7 @@ def _of_tree(task: Task, hidden: CommandChecks | None, delivery: Delivery) -> st
     before = laid_over(delivery.before, tests, delivery.blobs)
     after = laid_over(delivery.after, tests, delivery.blobs)
     command = hidden.command if hidden is not None else str(task.check)
-    return tree_hash(restored(command, before, after, task.artifacts)[0])
+    return tree_hash(restored(command, before, after, delivery.blobs, task.artifacts).tree)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,44 +138,23 @@ class TokenCheck:
 
     def _rendering(self, run: Trajectory) -> RunFinding | None:
         """Context ids must be what the template renders of the logged messages."""
+        if run.is_raw:
+            return self._raw(run)
         profile = logged_profile(run)
         if profile is None:
             return _no(RefusalCode.OTHER_PROFILE, f"profile {run.profile} is not one of this nano")
-        files, conversation = self._files(run), Conversation(started=first_started(run))
-        served = run.is_served
-        if not served:
-            conversation = open_conversation(profile, run.task, files or (), first_started(run))
-        conversations: dict[int | None, Conversation] = {None: conversation}
-        new_row = 0
+        try:
+            proof = prove_prompts(run, profile, self.template, self.blobs)
+        except PolicyError as problem:
+            return _no(RefusalCode.BROKEN_PREFIX, str(problem))
+        return None if proof.differing is None else self._differs(proof.differing, proof.rendered)
+
+    def _raw(self, run: Trajectory) -> RunFinding | None:
+        """Of a client's bare prompts: the ids must spell them."""
         for turn in run.turns:
-            conversation = conversations.get(turn.delegated_by) or _of_sub_agent(conversations[None], new_row)
-            conversations[turn.delegated_by] = conversation
-            conversation.last_row = max(new_row - 1, 0)
-            if run.restates(turn):
-                conversation.begin_row(turn.messages)
-            elif turn.messages:
-                conversation.replace_new(turn.messages)
-            tokens = tokens_of(turn)
-            new_row = max(new_row, tokens.row + 1)
-            if run.is_raw:
-                logged = "".join(message.content for message in turn.messages)
-                if self.template.encoder.decode(tokens.context_ids) != logged:
-                    return self._differs(turn, tuple(self.template.encoder.prompt(logged)))
-                continue
-            listed = served or turn.index > 0 or (files is not None and run.parent is None)
-            if listed:
-                try:
-                    row, expected = self.template.next_row(conversation)
-                except PolicyError as problem:
-                    return _no(RefusalCode.BROKEN_PREFIX, f"turn {turn.index}: {problem}")
-                # a row that the template did not begin holds a compacted history
-                if tokens.row in (row, conversation.row) and expected != tokens.context_ids:
-                    return self._differs(turn, expected)
-            conversation.record(turn.completion)
-            if turn.is_summary:
-                conversation.begin_row(())
-            for message in observation_messages(turn):
-                conversation.append(message)
+            prompt = "".join(message.content for message in turn.messages)
+            if self.template.encoder.decode(tokens_of(turn).context_ids) != prompt:
+                return self._differs(turn, tuple(self.template.encoder.prompt(prompt)))
         return None
 
     def _differs(self, turn: Turn, expected: tuple[int, ...]) -> RunFinding:
@@ -199,15 +180,6 @@ class TokenCheck:
         """How often an assistant turn begins, by the template's own markers."""
         return self.template.encoder.decode(ids).count("assistant")
 
-    def _files(self, run: Trajectory) -> list[str] | None:
-        """The files that the first message listed; None if the log cannot tell."""
-        if run.snapshot is None:
-            return None if run.task.snapshot else sorted(run.task.files)
-        try:
-            return snapshot.load(run.snapshot, self.blobs).shown_files
-        except (LogError, snapshot.SnapshotError):
-            return None if run.task.snapshot else sorted(run.task.files)
-
     def _verdict(self, run: Trajectory) -> RunFinding | None:
         verdict = run.verdict
         if verdict is None or verdict.reward is None or not by_us(verdict.grader):
@@ -216,6 +188,84 @@ class TokenCheck:
         if expected in (None, verdict.graded_hash):
             return None
         return _no(RefusalCode.FOREIGN_VERDICT, "the verdict was computed from other files than this run's")
+
+
+@runtime_checkable
+class PromptRenderer(Protocol):
+    """Renders a conversation to token ids: a chat template with its tokenizer."""
+
+    @property
+    def template_hash(self) -> str: ...
+
+    def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
+        """The row of the next turn, and the [N] ids that its prompt appends to it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptProof:
+    """The logged prompts of a run against what is rendered of its logged messages."""
+
+    equal: int
+    """prompts that are rendered again token for token"""
+    differing: Turn | None = None
+    """the first turn whose prompt is rendered otherwise"""
+    rendered: tuple[int, ...] = ()
+    """[N] ids that are rendered for it"""
+
+
+def prove_prompts(
+    run: Trajectory, profile: InterfaceProfile, renderer: PromptRenderer, blobs: BlobStore
+) -> PromptProof:
+    """Rebuild the prompts of a run token for token.
+
+    Not compared: turns without tokens, a first prompt whose list of files the log does not have, and the
+    prompt that begins a row with a compacted history. Raises PolicyError where the template refuses the
+    messages.
+    """
+    files, served, equal = _files(run, blobs), run.is_served, 0
+    main = Conversation(started=first_started(run))
+    if not served:
+        main = open_conversation(profile, run.task, files or (), first_started(run))
+    conversations: dict[int | None, Conversation] = {None: main}
+    new_row = 0
+    for turn in run.turns:
+        conversation = conversations.get(turn.delegated_by) or _of_sub_agent(main, new_row)
+        conversations[turn.delegated_by] = conversation
+        conversation.last_row = max(new_row - 1, 0)
+        if run.restates(turn):
+            conversation.begin_row(turn.messages)
+        elif turn.messages:
+            conversation.replace_new(turn.messages)
+        tokens = turn.completion.tokens
+        if tokens is not None:
+            new_row = max(new_row, tokens.row + 1)
+            if served or turn.index > 0 or files is not None:
+                try:
+                    row, rendered = renderer.next_row(conversation)
+                except PolicyError as problem:
+                    raise PolicyError(f"turn {turn.index}: {problem}") from None
+                # a row that the template did not begin holds a compacted history
+                if tokens.row in (row, conversation.row):
+                    if rendered != tokens.context_ids:
+                        return PromptProof(equal=equal, differing=turn, rendered=rendered)
+                    equal += 1
+        conversation.record(turn.completion)
+        if turn.is_summary:
+            conversation.begin_row(())
+        for message in observation_messages(turn):
+            conversation.append(message)
+    return PromptProof(equal=equal)
+
+
+def _files(run: Trajectory, blobs: BlobStore) -> list[str] | None:
+    """The files that the first message listed; None if the log cannot tell."""
+    if run.snapshot is None:
+        return None if run.task.snapshot else sorted(run.task.files)
+    try:
+        return snapshot.load(run.snapshot, blobs).shown_files
+    except (LogError, snapshot.SnapshotError):
+        return None if run.task.snapshot else sorted(run.task.files)
 
 
 def _of_sub_agent(parent: Conversation, row: int) -> Conversation:

@@ -1,7 +1,7 @@
 """Whether a logged run may train a policy gradient, with each reason why not.
 
-All checks use the facts of a run (`nano_shared/facts.py`), in memory or streamed from a log's columns. Checks
-that need the policy's tokenizer are in `tokens.py`.
+All checks use the facts of a run (`nano_shared/run_facts.py`). Those that need the policy's tokenizer are in
+`tokens.py`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from nano_coder.agent.profiles import logged_profile, missing_tools
 from nano_coder.agent.prompt import without_delegate
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_shared.hashing import content_hash
+from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.profile import InterfaceProfile
-from nano_shared.run_facts import RunFacts, TurnFacts, VerdictFacts, facts_of
+from nano_shared.run_facts import RunFacts, TurnFacts, facts_of
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
     CLIENT_TOOLS,
@@ -266,12 +267,16 @@ def _verdict(run: RunFacts) -> Iterator[RunFinding]:
             f"the verdict tells a failure of ours ({verdict.failure_kind}) and still has the reward"
             f" {verdict.reward:g}",
         )
-    elif verdict.sealed is False:
+    elif run.sealed is False:
         yield _no(
             RefusalCode.FOREIGN_VERDICT,
             "its verdict was changed in the log after it was written: the seal does not hold",
         )
-    elif run.task.answer_only and by_us(verdict.grader) and verdict.graded_hash != _answer_hash(run):
+    elif (
+        isinstance(run.task.hidden, AnswerChecks)
+        and by_us(verdict.grader)
+        and verdict.graded_hash != content_hash(["answer", run.answer])
+    ):
         yield _no(RefusalCode.FOREIGN_VERDICT, "the verdict was computed from another answer than this run's")
     elif verdict.trust not in TRUSTED:
         yield _no(RefusalCode.LOW_TRUST, f"the verdict's trust is too low ({verdict.trust})")
@@ -281,7 +286,7 @@ def _verdict(run: RunFacts) -> Iterator[RunFinding]:
         )
 
 
-def may_teach(verdict: Verdict | VerdictFacts | None) -> bool:
+def may_teach(verdict: Verdict | None) -> bool:
     """Whether a good result may be imitated: not one that our own grader gives no trust."""
     return verdict is not None and not (by_us(verdict.grader) and verdict.trust == Trust.NONE)
 
@@ -289,10 +294,6 @@ def may_teach(verdict: Verdict | VerdictFacts | None) -> bool:
 def by_us(grader: str) -> bool:
     """Whether our grader made `graded_hash`, alone or with composed rewards."""
     return grader.startswith("nano-grader ")
-
-
-def _answer_hash(run: RunFacts) -> str:
-    return content_hash(["answer", run.answer])
 
 
 def _no(code: RefusalCode, text: str) -> RunFinding:

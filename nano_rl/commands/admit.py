@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, open_log
 from nano_rl.commands.options import Log, Seed
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import NanoError
 from nano_shared.redact.exports import moment
-from nano_shared.run_fact_rows import RunFilter
+from nano_shared.run_facts import RunFilter
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
@@ -64,10 +63,8 @@ def command(
         report.notes += _notes(note, exact=exact, bounded=max_staleness is not None)
         if not report.runs:
             report.notes.append("no run of the log matches; leave out --task, --since or --policy")
-        if as_json:
-            print(json.dumps({"log": store.url, "policy": _named(opened), **report.as_dict()}))
-        else:
-            print("\n".join((f"log {store.url}", *report.lines())))
+        found = {"log": store.url, "policy": _named(opened), **report.as_dict()}
+        emit(found, as_json, lambda: print("\n".join((f"log {store.url}", *report.lines()))))
     return 0
 
 

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from nano_coder.commands.options import Limit, configured, open_log
-from nano_coder.config import AgentConfig
+from nano_coder.commands.options import open_log
 from nano_coder.models.opening import default_model
-from nano_rl.checkpoints.checkpoint import ancestry
-from nano_rl.checkpoints.evaluate import manifest_hash, stored_evaluations
-from nano_rl.checkpoints.promotion import Evidence, compare, not_held_out, objections, stored_evidence
-from nano_rl.checkpoints.promotion_history import promote
-from nano_rl.commands.eval import How, Repeat, Temperature, how_options, print_differences
-from nano_rl.commands.lineage_report import as_json_report, print_lineage, summaries
-from nano_rl.commands.options import Log, RewardOption, Seed
+from nano_rl.checkpoints.checkpoint import Ancestor, ancestry
+from nano_rl.checkpoints.evaluate import Evaluation, manifest_hash, stored_evaluations
+from nano_rl.checkpoints.promotion import Evidence, not_held_out, objections, stored_evidence
+from nano_rl.checkpoints.promotion_history import Promotion, promote, promotions_of
+from nano_rl.commands.eval import print_differences
+from nano_rl.commands.options import Log
 from nano_rl.commands.session import checkpoint_target, look_first, trainings_dir
-from nano_shared.checkpoint import latest_checkpoint, latest_name, resolve_checkpoint
-from nano_shared.command_line import JsonOption, lazy_app
-from nano_shared.errors import UsageError
+from nano_shared.checkpoint import (
+    Manifest,
+    checkpoint_names,
+    checkpoints_dir,
+    latest_checkpoint,
+    latest_name,
+    read_checkpoint,
+    resolve_checkpoint,
+)
+from nano_shared.command_line import JsonOption, emit, lazy_app
+from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.printable import printable
-from nano_shared.settings_options import Settings
 
 command = lazy_app(
     "nano-rl.checkpoints",
@@ -45,14 +51,8 @@ Checkpoint = Annotated[str, Argument(metavar="NAME", help="Of a checkpoint.")]
 
 def list_checkpoints(as_json: JsonOption = False) -> int:
     """Every checkpoint, with its parent and its newest score; the promoted one is marked."""
-    found = summaries()
-    if as_json:
-        print(json.dumps(found))
-        return 0
-    for row in found:
-        marked = "  (promoted)" if row["promoted"] else ""
-        description = row["problem"] or f"from {row['parent'] or '-'}  {row['score'] or 'not evaluated'}"
-        print(printable(f"{row['name']}  {description}{marked}"))
+    rows = summaries()
+    emit(rows, as_json, lambda: print_summaries(rows))
     return 0
 
 
@@ -60,55 +60,29 @@ def show(name: Checkpoint, as_json: JsonOption = False) -> int:
     """Where a checkpoint comes from, its files verified: parents up to the base, what it was trained on, its
     settings, its scores, and on what evidence it was promoted."""
     folder = Path(resolve_checkpoint(name))
-    if as_json:
-        print(json.dumps(as_json_report(folder)))
-    else:
-        print_lineage(folder)
+    emit(as_json_report(folder), as_json, lambda: print_lineage(folder))
     return 0
 
 
-@how_options
 def promote_checkpoint(
-    settings: Settings[AgentConfig],
     name: Checkpoint,
-    tasks: Annotated[
-        Path | None,
-        Option(help="Held-out tasks to compare on now; else a stored nano-rl eval is the evidence."),
-    ] = None,
     against: Annotated[
         str | None, Option(help="Checkpoint to beat, if not the promoted or the shipped one.")
     ] = None,
     force: Annotated[
         bool, Option("--force", help="Promote whatever the evidence says; that is recorded.")
     ] = False,
-    temperature: Temperature = 0.0,
-    repeat: Repeat = 1,
-    reward: RewardOption = None,
-    seed: Seed = 0,
-    limit: Limit = None,
     as_json: JsonOption = False,
 ) -> int:
     """Make NAME the model that nano-coder runs when none is named, if it is better beyond noise.
 
-    Better: on held-out tasks, paired, the lower end of the 95 % interval above 0, and worse on no suite.
-    Exit code 1 where it is not, 2 where there is no evidence.
+    The evidence is what `nano-rl eval --model NAME --against OTHER` found on held-out tasks. Better: paired,
+    the lower end of the 95 % interval above 0, and worse on no suite. Exit code 1 where it is not, 2 where
+    there is no evidence.
     """
-    from nano_rl.commands.checkpoints import decide
-    from nano_rl.tasks.make import read_tasks
-
-    config, sources = configured(settings, limit=limit)
-    look_first(files=(tasks,), models=(against,))
-    how = How(
-        tasks=read_tasks(tasks), config=config, sources=sources, reward=reward, seed=seed, repeat=repeat,
-        temperature=temperature,
-    ) if tasks else None  # fmt: skip
-    decision = decide(Path(resolve_checkpoint(name)), name, how, against, force=force)
-    if as_json:
-        print(json.dumps(decision.report()))
-    else:
-        if decision.evidence:
-            print_differences(decision.evidence.overall, decision.evidence.suites)
-        print("\n".join(decision.sentences()))
+    look_first(models=(against,))
+    decision = decide(Path(resolve_checkpoint(name)), name, against, force=force)
+    emit(decision.report(), as_json, decision.show)
     return 0 if decision.promoted else 1
 
 
@@ -129,14 +103,10 @@ def rollback(
 def history(as_json: JsonOption = False) -> int:
     """Every promotion and every way back, the oldest first."""
     from nano_rl.checkpoints.promotion_history import read_history
-    from nano_rl.commands.lineage_report import promotion_line
 
     records = read_history()
-    if as_json:
-        print(json.dumps([record.model_dump(mode="json") for record in records]))
-        return 0
-    for record in records:
-        print(printable(f"{record.name or 'the shipped policy'}  {promotion_line(record)}"))
+    lines = (f"{record.name or 'the shipped policy'}  {promotion_line(record)}" for record in records)
+    emit(records, as_json, lambda: [print(printable(line)) for line in lines])
     return 0
 
 
@@ -197,6 +167,11 @@ class Decision:
             "evidence": self.evidence.model_dump(mode="json") if self.evidence else None,
         }
 
+    def show(self) -> None:
+        if self.evidence:
+            print_differences(self.evidence.overall, self.evidence.suites)
+        print("\n".join(self.sentences()))
+
     def sentences(self) -> list[str]:
         lines = [f"against it: {text}" for text in self.objections]
         if self.evidence and self.evidence.earlier:
@@ -207,13 +182,13 @@ class Decision:
         return [*lines, f"{self.name} is not promoted; --force promotes it and records that"]
 
 
-def decide(folder: Path, name: str, how: How | None, against: str | None, *, force: bool) -> Decision:
+def decide(folder: Path, name: str, against: str | None, *, force: bool) -> Decision:
     """Compare, judge, and promote where nothing speaks against it or `force` overrules.
 
     Raises UsageError where there is no evidence, saying which command makes some.
     """
     baseline = against or _standing(force)
-    evidence, against_it = _evidence(folder, name, how, baseline, force=force)
+    evidence, against_it = _evidence(folder, name, baseline, force=force)
     promoted = force or not against_it
     if promoted:
         promote(folder, evidence=evidence, objections=tuple(against_it), forced=force and bool(against_it))
@@ -233,27 +208,137 @@ def _standing(force: bool) -> str:
         raise
 
 
-def _evidence(
-    folder: Path, name: str, how: How | None, baseline: str, *, force: bool
-) -> tuple[Evidence | None, list[str]]:
+def _evidence(folder: Path, name: str, baseline: str, *, force: bool) -> tuple[Evidence | None, list[str]]:
     new = manifest_hash(str(folder))
     old = manifest_hash(baseline)
     if new == old:
         raise UsageError(f"{name} is what it would be compared with; name another with --against, or --force")
     manifests = [step.manifest for step in ancestry(folder) if step.manifest is not None]
-    if how is not None:
-        candidate, _ = how.evaluate(name)
-        found = compare(candidate, how.evaluate(baseline)[0])
-    else:
-        stored = stored_evidence(str(new), old, manifests) if old else None
-        if stored is None:
-            wanted = f"nano-rl eval --model {name} --against {baseline} --tasks FILE"
-            if not force:
-                raise UsageError(
-                    f"nothing says that {name} is better than {baseline}: promote it with --tasks FILE of "
-                    f"held-out tasks, run `{wanted}` first, or --force it"
-                )
-            return None, ["there was no evidence"]
-        found = stored
-        candidate = next(one for one in stored_evaluations(str(new)) if one.id == found.candidate)
-    return found, [*not_held_out(candidate, manifests), *objections(found)]
+    stored = stored_evidence(str(new), old, manifests) if old else None
+    if stored is None:
+        if not force:
+            raise UsageError(
+                f"nothing says that {name} is better than {baseline}: run `nano-rl eval --model {name}"
+                f" --against {baseline} --tasks FILE` on held-out tasks first, or --force it"
+            )
+        return None, ["there was no evidence"]
+    candidate = next(one for one in stored_evaluations(str(new)) if one.id == stored.candidate)
+    return stored, [*not_held_out(candidate, manifests), *objections(stored)]
+
+
+# ------------------------------------------------------------------------------------- lineage
+
+
+def summaries() -> list[dict[str, Any]]:
+    """A row for each checkpoint in NANO_HOME. A damaged one has a `problem` and nothing else."""
+    promoted = latest_checkpoint()
+    newest: dict[str, Evaluation] = {}
+    for evaluation in stored_evaluations():
+        if evaluation.manifest_hash:
+            newest.setdefault(evaluation.manifest_hash, evaluation)
+    rows = []
+    for name in checkpoint_names():
+        folder = checkpoints_dir() / name
+        row = {"name": name, "promoted": folder == promoted, "parent": None, "score": None, "problem": None}
+        try:
+            manifest = read_checkpoint(folder, verify=False)
+            row |= {"parent": manifest.parent, "kind": manifest.kind}
+            evaluation = newest.get(str(manifest_hash(str(folder))))
+            row["score"] = score(evaluation) if evaluation else None
+        except CheckpointError as problem:
+            row["problem"] = str(problem)
+        rows.append(row)
+    return rows
+
+
+def print_summaries(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        marked = "  (promoted)" if row["promoted"] else ""
+        description = row["problem"] or f"from {row['parent'] or '-'}  {row['score'] or 'not evaluated'}"
+        print(printable(f"{row['name']}  {description}{marked}"))
+
+
+def score(evaluation: Evaluation) -> str:
+    of = evaluation.success
+    return f"{of.mean:.1%} ({of.low:.1%} to {of.high:.1%}, {len(evaluation.tasks)} tasks)"
+
+
+def as_json_report(folder: Path) -> dict[str, Any]:
+    """Everything: the manifest, the lineage, the evaluations and the promotions with their evidence."""
+    chain = ancestry(folder)
+    assert chain[0].manifest is not None
+    return {
+        **chain[0].manifest.model_dump(mode="json"),
+        "lineage": [_step(step) for step in chain],
+        "evaluations": [e.model_dump(mode="json") for e in stored_evaluations(manifest_hash(str(folder)))],
+        "promotions": [record.model_dump(mode="json") for record in promotions_of(folder)],
+    }
+
+
+def print_lineage(folder: Path) -> None:
+    chain = ancestry(folder)
+    manifest = chain[0].manifest
+    assert manifest is not None
+    lines = [
+        f"{manifest.name}  {manifest.kind}, {manifest.policy_version} steps, nano {manifest.code_version}, "
+        f"{_when(manifest.created)}",
+        f"profile      {manifest.profile}",
+        f"trained on   {_trained_on(manifest)}",
+        "lineage",
+        *(f"  {_sentence(step)}" for step in chain[1:]),
+        "settings",
+        *(f"  {key} = {json.dumps(value)}" for key, value in sorted(manifest.config.items())),
+        "metrics",
+        *(f"  {key} = {json.dumps(value)}" for key, value in sorted(manifest.metrics.items())),
+        "evaluations",
+        *(
+            f"  {e.id}  {score(e)}, seed {e.conditions.seed}, tasks {e.conditions.tasks_hash[:19]}"
+            for e in stored_evaluations(manifest_hash(str(folder)))
+        ),
+        "promotions",
+        *(f"  {promotion_line(record)}" for record in promotions_of(folder)),
+    ]
+    print("\n".join(map(printable, lines)))
+
+
+def promotion_line(record: Promotion) -> str:
+    """When and why, in one line."""
+    line = f"{_when(record.created)}  {record.kind.replace('_', ' ')}, nano {record.code_version}"
+    if record.evidence is not None:
+        line += f"; {record.evidence.overall} against {record.evidence.baseline_model}"
+        line += (
+            f", seed {record.evidence.conditions.seed}, tasks {record.evidence.conditions.tasks_hash[:19]}"
+        )
+    return line + "".join(f"; against it: {text}" for text in record.objections)
+
+
+def _step(step: Ancestor) -> dict[str, Any]:
+    fields: dict[str, Any] = {"name": step.name, "problem": step.remark}
+    if step.manifest is not None:
+        fields |= {
+            "kind": step.manifest.kind,
+            "policy_version": step.manifest.policy_version,
+            "runs": step.manifest.trained_on.runs,
+            "tasks": step.manifest.trained_on.tasks,
+            "code_version": step.manifest.code_version,
+            "created": step.manifest.created,
+        }
+    return fields
+
+
+def _sentence(step: Ancestor) -> str:
+    if step.manifest is not None:
+        return f"from {step.name}: trained on {_trained_on(step.manifest)}, nano {step.manifest.code_version}"
+    return f"from {step.name}: {step.remark}" if step.remark else f"from {step.name}, the base"
+
+
+def _trained_on(manifest: Manifest) -> str:
+    of = manifest.trained_on
+    splits = f" (split {', '.join(of.splits)})" if of.splits else ""
+    # checkpoints of before tasks were counted have their hash alone
+    tasks = f"{of.tasks} tasks" if of.tasks or not of.splits else "tasks that were not counted"
+    return f"{of.runs} logged runs, {tasks}{splits}"
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from typer import Option
 
-from nano_coder.commands.options import Limit, ToolOption, agent_options, configured
-from nano_coder.config import AgentConfig
+from nano_coder.commands.options import Setup, agent_options
 from nano_coder.environment import Environments
 from nano_coder.models.opening import default_model
 from nano_coder.run.execution import with_limits
@@ -32,15 +30,13 @@ from nano_rl.commands.progress import bar, print_components, print_rows, tell_un
 from nano_rl.commands.session import all_tasks, chosen_reward, dtype_of, look_first, policy_runtime
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.attempts import number_of_runs
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile
-from nano_shared.settings_options import Settings
 from nano_shared.types import Split, Task, Trajectory
 
 Temperature = Annotated[float, Option(min=0, help="Of the sampling; 0 is greedy.")]
 Repeat = Annotated[int, Option(min=1, help="Runs of each task, seeded.")]
-how_options = agent_options("log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +45,7 @@ class How:
 
     tasks: list[Task]
     environments: Environments = field(default_factory=Environments)
-    config: AgentConfig
-    sources: Mapping[str, str]
+    setup: Setup
     reward: str | None
     seed: int
     repeat: int
@@ -69,10 +64,11 @@ class How:
     def evaluate(self, model: str | None) -> tuple[Evaluation, list[Trajectory]]:
         """Run a model on the tasks, keep the evaluation, and give it with its runs."""
         composed = chosen_reward(self.reward, self.tasks)
-        name = model or self.config.model or default_model()
-        runtime = policy_runtime(self.config, self.sources, model=name, temperature=self.temperature)
+        name = model or self.setup.config.model or default_model()
+        config, sources = self.setup.config, self.setup.sources
+        runtime = policy_runtime(config, sources, model=name, temperature=self.temperature)
         runtime = replace(runtime, environments=self.environments)
-        tasks = [with_limits(task, runtime.limits) for task in self.tasks]
+        tasks = [with_limits(task, runtime.settings.limits) for task in self.tasks]
         if self.without:
             tasks = [without_tools(task, self.without, runtime.profile) for task in tasks]
         with bar(f"eval {name}", number_of_runs(tasks) * self.repeat) as progress:
@@ -84,7 +80,7 @@ class How:
         conditions = Conditions(
             tasks_hash=tasks_hash(tasks), seed=self.seed, repeat=self.repeat,
             temperature=runtime.sampling.temperature, max_tokens=runtime.sampling.max_tokens,
-            dtype=dtype_of(self.config, self.sources),
+            dtype=dtype_of(config, sources),
             reward=self.reward,
         )  # fmt: skip
         evaluation = make_evaluation(name, tasks, runs, runtime, conditions)
@@ -94,7 +90,7 @@ class How:
 
 @agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders")
 def command(
-    settings: Settings[AgentConfig],
+    setup: Setup,
     tasks: Tasks = None,
     env: EnvOption = None,
     against: Annotated[str | None, Option(help="Another model: the paired difference is reported.")] = None,
@@ -102,8 +98,6 @@ def command(
     repeat: Repeat = 1,
     reward: RewardOption = None,
     seed: Seed = 0,
-    limit: Limit = None,
-    tools: ToolOption = None,
     without: Annotated[
         str | None,
         Option(help="Tools left out, with commas: what they are worth. memory is remember,recall."),
@@ -114,12 +108,11 @@ def command(
 
     What it did is kept in NANO_HOME/evaluations; with --against, nano-rl checkpoints promote finds it there.
     """
-    config, sources = configured(settings, limit=limit, tools=tools)
-    look_first(files=(tasks,), models=(config.model, against))
+    look_first(files=(tasks,), models=(setup.config.model, against))
     environments, work = all_tasks(tasks, env, Split.TEST, seed)
     setting = How(
-        tasks=work, environments=environments, config=config, sources=sources, reward=reward,
-        seed=seed, repeat=repeat, temperature=temperature, without=tool_names(without),
+        tasks=work, environments=environments, setup=setup, reward=reward, seed=seed, repeat=repeat,
+        temperature=temperature, without=tool_names(without),
     )  # fmt: skip
     evaluation, runs = setting.evaluate(None)
     rows = table(runs)
@@ -127,22 +120,25 @@ def command(
     report: dict[str, Any] = {"evaluation": evaluation.id, "rows": [vars_of(row) for row in rows]}
     if components:
         report["components"] = components
-    if not as_json:
-        print_rows(rows)
-        if components:
-            print_components(components)
+    found = None
     if against:
         other, other_runs = setting.evaluate(against)
         found = compare(evaluation, other)
         report["difference"] = {name: getattr(found.overall, name) for name in ("mean", "low", "high")}
         report["suites"] = [suite.model_dump() for suite in found.suites]
-        report["against"] = [vars_of(row) for row in table(other_runs)]
-        if not as_json:
+        other_rows = table(other_runs)
+        report["against"] = [vars_of(row) for row in other_rows]
+
+    def show() -> None:
+        print_rows(rows)
+        if components:
+            print_components(components)
+        if found:
             print(f"\nagainst {against}:")
-            print_rows(table(other_runs))
+            print_rows(other_rows)
             print_differences(found.overall, found.suites)
-    if as_json:
-        print(json.dumps(report))
+
+    emit(report, as_json, show)
     return 0
 
 

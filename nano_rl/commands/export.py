@@ -20,8 +20,7 @@ from nano_shared.redact.exports import ChosenRuns, moment
 
 if TYPE_CHECKING:
     from nano_shared.store import LogStore
-from nano_shared.run_fact_rows import RunFilter
-from nano_shared.run_facts import RunFacts
+from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 
@@ -40,7 +39,7 @@ class TaskView:
     def facts(self) -> Iterator[RunFacts]:
         # run by run: the log's own would read the columns of every task once a task
         for run_id in self._run_ids:
-            yield from self._store.facts(RunFilter(run=run_id))
+            yield from self._store.facts(RunFilter(runs=(run_id,)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -102,8 +101,8 @@ def command(
 
 def _tasks(store: LogStore, choice: ChosenRuns) -> Iterator[list[str]]:
     """The run ids of each task."""
-    for _, headings in groupby(choice.headings(store, by_task=True), key=lambda heading: heading.task_key):
-        yield [heading.run_id for heading in headings]
+    for _, ids in groupby(choice.ids(store, by_task=True), key=lambda found: found[1]):
+        yield [run_id for run_id, _ in ids]
 
 
 def _tokens(

@@ -17,7 +17,7 @@ from nano_coder.run.execution import regrade_run
 from nano_rl.commands.options import Log
 from nano_rl.commands.session import sandbox_opener
 from nano_rl.tasks.make import read_tasks
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.console import Console
 from nano_shared.errors import UsageError
 from nano_shared.types import Task, Verdict
@@ -52,10 +52,7 @@ def command(
     if not workspace.is_dir():
         raise UsageError(f"no such folder: {workspace}")
     verdict = by_grader(name, grade_folder(find_task(task_name), workspace, answer, sandbox_opener()()))
-    if as_json:
-        print(json.dumps(verdict.model_dump(mode="json")))
-    else:
-        show(verdict)
+    emit(verdict, as_json, lambda: show(verdict))
     return 0 if verdict.reward is not None else 1
 
 

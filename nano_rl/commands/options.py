@@ -10,7 +10,7 @@ from typer import Argument, Option
 from nano_coder.commands.options import Log
 
 __all__ = [
-    "DeviceOption", "DtypeOption", "EnvOption", "Jobs", "KeepGoing", "Log", "ModelOption", "NameOption",
+    "DeviceOption", "DtypeOption", "EnvOption", "KeepGoing", "Log", "ModelOption", "NameOption",
     "RewardOption", "Seed", "TaskFile", "Tasks",
 ]  # fmt: skip
 
@@ -18,7 +18,6 @@ KeepGoing = Annotated[
     bool, Option("--keep-going", help="List every refusal and write the rest; exits with 2.")
 ]
 TaskFile = Annotated[Path, Argument(metavar="FILE", help="JSON lines of tasks.")]
-Jobs = Annotated[int, Option(min=1, help="Processes that check tasks.")]
 ModelOption = Annotated[
     str | None, Option(help="Checkpoint name, folder, hub id, or openai:NAME with --base-url.")
 ]
@@ -31,14 +30,14 @@ Seed = Annotated[int, Option(help="The same one repeats the random choices.")]
 Tasks = Annotated[Path | None, Option("--tasks", help="JSON lines file of tasks.")]
 RewardOption = Annotated[
     str | None,
-    Option(help="Parts and weights, tests=1,process=0.2, or a file of settings (docs/rewards.md)."),
+    Option(help="Parts and weights, tests=1,process=0.2, or a file of settings (docs/training.md#rewards)."),
 ]
 EnvOption = Annotated[
     list[str] | None,
     Option(
         "--env", metavar="ENV",
         help="Tasks, tools and rewards of others: verifiers:NAME, nemo-gym:URL, openenv:URL or FILE.py:NAME,"
-        " with limits of its runs behind it; repeatable (docs/environments.md).",
+        " with limits of its runs behind it; repeatable (docs/extending.md#an-environment).",
     ),
 ]  # fmt: skip
 NameOption = Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from nano_coder.commands.options import Limit, ToolOption, agent_options, configured
+from nano_coder.commands.options import Setup, agent_options
 from nano_coder.config import AgentConfig
 from nano_coder.models.registry import find_opener
 from nano_coder.run.execution import Runtime
@@ -30,9 +29,8 @@ from nano_rl.commands.session import (
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.rewards import outcome
 from nano_rl.tasks.attempts import ORACLE, number_of_runs, oracle_policy
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
-from nano_shared.settings_options import Settings
 from nano_shared.types import Split, Task, Trajectory, Value
 
 
@@ -75,7 +73,7 @@ def _placed(
     how: dict[str, Any],
 ) -> list[Trajectory]:  # fmt: skip
     """`collect` by workers on a Ray cluster."""
-    if runtime.agent or not find_opener(config.model or ""):
+    if runtime.settings.agent or not find_opener(config.model or ""):
         raise UsageError(
             "--ray runs nano's own agent on a hosted model: give --model openai:NAME --base-url URL, which"
             " may be that of vLLM or nano-coder serve, and leave --agent out"
@@ -90,7 +88,7 @@ def _placed(
 
 @agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders")
 def command(
-    settings: Settings[AgentConfig],
+    setup: Setup,
     tasks: Tasks = None,
     env: EnvOption = None,
     oracle: Annotated[
@@ -113,8 +111,6 @@ def command(
         Option(metavar="ADDRESS", help="Run as actors of this Ray cluster; auto: one of this machine."),
     ] = None,
     rollout_workers: Annotated[int | None, Option(min=1, help="Actors of --ray.")] = None,
-    limit: Limit = None,
-    tools: ToolOption = None,
     as_json: JsonOption = False,
 ) -> int:  # fmt: skip
     """Run each task of a file, or of environments, GROUP_SIZE times, and log runs and verdicts."""
@@ -124,7 +120,7 @@ def command(
         raise UsageError("--reflect: oracles do not fail, so no attempt follows; leave out one of the two")
     if (ray or rollout_workers) and (oracle or reflect or not ray):
         raise UsageError("--ray ADDRESS places first attempts of a model: leave out --oracle and --reflect")
-    config, sources = configured(settings, limit=limit, tools=tools)
+    config = setup.config
     environments, work = all_tasks(tasks, env, Split.TRAIN, seed)
     composed = chosen_reward(reward, work)
     with bar("rollouts", number_of_runs(work) * (1 if oracle else group_size)) as progress:
@@ -140,7 +136,7 @@ def command(
             policies = [oracle_policy(t, runtime.profile) for t in work]
             runs = execute(work, policies, runtime, on_run=done, reward=composed)
         else:
-            runtime = policy_runtime(config, sources, temperature=temperature)
+            runtime = policy_runtime(config, setup.sources, temperature=temperature)
             runtime = replace(runtime, environments=environments)
             how: dict[str, Any] = {"group_size": group_size, "seed": seed, "on_run": done, "reward": composed}
             if ray:
@@ -150,14 +146,16 @@ def command(
     tell_ungraded(runs)
     first, second = split_attempts(runs)
     rows = [*table(first), *([row_of("second attempts", second)] if second else [])]
-    if as_json:
-        report: dict[str, Any] = {"rows": [vars_of(row) for row in rows], "runs": [run.id for run in runs]}
-        report |= {"reflection": worth_of(runs).model_dump()} if reflect else {}
-        print(json.dumps(report | ({"components": component_means(runs)} if composed else {})))
-        return 0
-    print_rows(rows)
-    if reflect:
-        print(worth_of(runs))
-    if composed:
-        print_components(component_means(runs))
+    worth, components = worth_of(runs), component_means(runs) if composed else {}
+    report: dict[str, Any] = {"rows": [vars_of(row) for row in rows], "runs": [run.id for run in runs]}
+    report |= ({"reflection": worth} if reflect else {}) | ({"components": components} if composed else {})
+
+    def show() -> None:
+        print_rows(rows)
+        if reflect:
+            print(worth)
+        if composed:
+            print_components(components)
+
+    emit(report, as_json, show)
     return 0

@@ -27,7 +27,7 @@ from nano_coder.models.opening import (
 )
 from nano_coder.models.registry import find_opener
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime
+from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.run.foreign_agent import open_agent
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
@@ -55,7 +55,9 @@ def all_tasks(
 ) -> tuple[Environments, list[Task]]:
     """The environments of --env, and the tasks of --tasks and theirs. Raises UsageError without either."""
     if file is None and not env:
-        raise UsageError("there are no tasks: give --tasks FILE, or --env ENV (docs/environments.md)")
+        raise UsageError(
+            "there are no tasks: give --tasks FILE or --env E (docs/extending.md#an-environment)"
+        )
     environments = Environments.open(env or ())
     own = read_tasks(file) if file else []
     return environments, [*own, *environments.tasks(split, seed)]
@@ -117,10 +119,12 @@ def _configured(
     return {
         "profile": with_tools(profile, tools),
         "sampling": Sampling(temperature=temperature, max_tokens=longest),
-        "limits": said_limits(config, sources),
-        "hosts": allowed_hosts(config.net),
-        "search": config.search,
-        "agent": open_agent(config.agent, config.agent_folders),
+        "settings": RunSettings(
+            limits=said_limits(config, sources),
+            hosts=allowed_hosts(config.net),
+            search=config.search,
+            agent=open_agent(config.agent, config.agent_folders),
+        ),
     }
 
 

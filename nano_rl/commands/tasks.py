@@ -1,9 +1,8 @@
-"""`nano-rl tasks`: make, check, list, import and export tasks."""
+"""`nano-rl tasks`: make, check, list, import and export tasks, or take them from logged runs."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import sys
@@ -16,18 +15,20 @@ from rich.table import Table
 from typer import Argument, Option
 
 from nano_coder.commands.options import open_log
-from nano_rl.commands.options import Jobs, KeepGoing, Log, Seed, TaskFile
+from nano_rl.commands.options import KeepGoing, Log, Seed, TaskFile
 from nano_rl.tasks.make import draw_tasks, read_tasks, refuse_unwritable, write_tasks
 from nano_rl.tasks.suite import TaskSuite, find_suite, suite_names
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.console import Console
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import call_extension, extension_names, is_reference, missing_plugin
+from nano_shared.printable import printable
 from nano_shared.refusal import Refusal, first_problem
 from nano_shared.types import Split, Task
 
 if TYPE_CHECKING:
     from nano_rl.tasks.check import TaskFinding
+    from nano_rl.tasks.from_log import LoggedTask
 
 
 _FORMATS = ", ".join(extension_names("nano.task_formats")) or "those of the plug-in formats"
@@ -49,7 +50,6 @@ def make(
     check: Annotated[
         bool, Option("--check", help="Draw until N tasks are admitted, as by nano-rl tasks check.")
     ] = False,
-    jobs: Jobs = 2,
 ) -> int:
     """Make N tasks into a JSON lines file. Train and test share no program family."""
     supply = find_suite(suite)
@@ -65,7 +65,7 @@ def make(
     name = supply.name if is_reference(suite) else suite
     target = out or Path(f"{name}-{levels}-{split}-{seed}.jsonl")
     refuse_unwritable(target)
-    tasks = _admitted(drawn, n, jobs) if check else list(itertools.islice(drawn, n))
+    tasks = _admitted(drawn, n) if check else list(itertools.islice(drawn, n))
     write_tasks(target, tasks)
     if len(tasks) > 1 and len({task.program_hash or task.key for task in tasks}) == 1:
         print(
@@ -77,13 +77,13 @@ def make(
     return 0
 
 
-def _admitted(drawn: Iterator[Task], n: int, jobs: int) -> list[Task]:
+def _admitted(drawn: Iterator[Task], n: int) -> list[Task]:
     from nano_rl.commands.progress import bar
     from nano_rl.tasks.admission import admitted_tasks
 
     with bar("admitted", n) as progress:
         tasks, findings = admitted_tasks(
-            drawn, n, jobs=jobs, on_task=lambda found: progress.advance() if found.admitted else None
+            drawn, n, on_task=lambda found: progress.advance() if found.admitted else None
         )
     print_findings(findings)
     return tasks
@@ -114,7 +114,6 @@ def check(
         Option(help="A task file whose programs must not occur, as the held-out tasks; repeatable."),
     ] = None,
     as_json: JsonOption = False,
-    jobs: Jobs = 2,
     log: Log = None,
 ) -> int:
     """Run every task's oracle, starter and mutants. Exit code 1 where a task is refused and no --out takes
@@ -134,7 +133,8 @@ def check(
     blobs = open_log(log).blobs.address if borrowed else None
     findings, admitted = [], []
     with bar("checked", len(tasks)) as progress:
-        found = check_tasks(tasks, jobs=min(jobs, len(tasks)), blobs=blobs, opener=sandbox_opener())
+        jobs = min(os.cpu_count() or 1, len(tasks))
+        found = check_tasks(tasks, jobs=jobs, blobs=blobs, opener=sandbox_opener())
         for task, finding in without_repeats(found, others=others):
             findings.append(finding)
             if finding.admitted:
@@ -143,11 +143,9 @@ def check(
             progress.advance()
     if out is not None and admitted:
         write_tasks(out, admitted)
-    if as_json:
-        rows = [finding.as_json() for finding in findings]
-        print(json.dumps({"tasks": len(tasks), "admitted": len(admitted), "findings": rows}))
-    else:
-        print_findings(findings)
+    rows = [finding.as_json() for finding in findings]
+    report = {"tasks": len(tasks), "admitted": len(admitted), "findings": rows}
+    emit(report, as_json, lambda: print_findings(findings))
     if out is not None and not as_json:
         print(out if admitted else f"{out} is not written: no task is admitted")
     return int(not admitted if out is not None else len(admitted) < len(tasks))
@@ -191,20 +189,22 @@ def list_tasks(
     for problem in broken:
         print(f"error: {problem}", file=sys.stderr)
     code = broken[0].exit_code if broken else 0
-    if as_json:
-        print(json.dumps(rows))
-        return code
     columns = ("suite", "level", "views", "about") if file is None else ("level", "view", "split", "tasks")
+    emit(rows, as_json, lambda: _show_rows(rows, columns))
+    return code
+
+
+def _show_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    """A table of the rows; a suite is named and described once."""
     table = Table(*columns, box=None)
     described = None
     for row in rows:
-        if file is None and row["suite"] == described:
+        if "suite" in row and row["suite"] == described:
             row |= {"suite": "", "about": ""}
         else:
             described = row.get("suite")
         table.add_row(*(str(row[column]) for column in columns))
     Console().print(table)
-    return code
 
 
 def _task_rows(file: Path) -> list[dict[str, Any]]:
@@ -291,3 +291,87 @@ def export_tasks(
     if carried:
         call_extension(format.write, carried, out, **named)
     return report(out, len(carried), refusals)
+
+
+def from_log(
+    runs: Annotated[list[str], Argument(metavar="RUN")],
+    check: Annotated[
+        str | None, Option(help="Shell line that grades the task and that no agent sees; else the run's own.")
+    ] = None,
+    out: Annotated[
+        Path | None, Option("-o", "--out", help="File of the rows; else they go to standard output.")
+    ] = None,
+    mutants: Annotated[
+        int, Option(min=0, help="Also so many tasks that change a line of what passing runs left.")
+    ] = 0,
+    seed: Seed = 0,
+    as_json: JsonOption = False,
+    log: Log = None,
+) -> int:
+    """Make a task of each RUN (an id, the beginning of one, or `last`).
+
+    The task begins in the workspace that the run began in. --check is run in a fresh jail on those files plus
+    what an agent changed, with tests and configuration as they were. A run that passes gives the oracle; of a
+    mutant, on which the check must fail, the oracle is the line put back.
+    """
+    from nano_rl.commands.session import sandbox_opener
+    from nano_rl.tasks.from_log import distinct, task_from_run
+    from nano_rl.tasks.project_mutants import mutant_tasks
+
+    if check is not None and not check.strip():
+        raise UsageError("--check is empty; give a shell line, or leave it out to keep the run's own check")
+    if as_json and out is None:
+        raise UsageError("--json prints what was made, so the rows need a file: name one with -o")
+    store = open_log(log)
+    chosen = [store.get(run) for run in runs]
+    sandbox = sandbox_opener()()
+    if out is not None:
+        refuse_unwritable(out)
+    every = [task_from_run(run, store.blobs, sandbox, check) for run in chosen]
+    made = distinct(every)
+    tasks = [logged.task for logged in made]
+    lines: list[str] = []
+    if mutants:
+        both = zip(chosen, every, strict=True)
+        passed = [run.model_copy(update={"task": of.task}) for run, of in both if of.reward == 1]
+        more, report = mutant_tasks(passed, mutants, store.blobs, sandbox, seed=seed)
+        tasks, lines = tasks + more, [report]
+    if out is None:
+        for task in tasks:
+            print(task.model_dump_json(exclude_defaults=True))
+    else:
+        write_tasks(out, tasks)
+    for logged in made:
+        solved = _solved(logged)
+        where = "" if logged.portable else "; its files stay in the blobs of this log"
+        lines.append(
+            f"{logged.task.key} from run {logged.run}: trust {logged.trust},"
+            f" reward {logged.reward}; {solved}{where}"
+        )
+    made_rows = [
+        {
+            "key": m.task.key, "run": m.run, "trust": m.trust, "reward": m.reward,
+            "oracle": m.task.oracle is not None, "portable": m.portable, "failure_kind": m.failure_kind,
+        }
+        for m in made
+    ]  # fmt: skip
+    report_stream = sys.stderr if out is None else sys.stdout
+    emit(
+        {"tasks": made_rows, "mutants": len(tasks) - len(made), "file": str(out)},
+        as_json,
+        lambda: print(printable("\n".join(lines)), file=report_stream),
+    )
+    return 0
+
+
+def _solved(logged: LoggedTask) -> str:
+    if logged.reward == 1:
+        return "the run solves it"
+    if logged.task.oracle:
+        return "its own oracle solves it, the run does not"
+    if logged.failure_kind == "check_not_found":
+        return (
+            "no run is known to solve it; the check names a program that is not there, try it with"
+            " nano-coder exec"
+        )
+    return "no run is known to solve it"

@@ -54,7 +54,7 @@ _FROM_LOGS_SFT = 1.0
 """lambda_sft beside fresh rollouts: imitation of the logged successes and of mended mutants"""
 
 
-@settings_options(TrainConfig, FLAGS, names=NAMES, moved={"--overlap": "--async"})
+@settings_options(TrainConfig, FLAGS, names=NAMES)
 def command(
     settings: Settings[TrainConfig],
     name: NameOption,
@@ -296,8 +296,8 @@ def _record(
         limit=limit,
         tools=asked.tools,
         envs=runtime.environments.references,
-        agent=runtime.agent.command if runtime.agent else None,
-        agent_folders=tuple(map(str, runtime.agent.mounts)) if runtime.agent else (),
+        agent=agent.command if (agent := runtime.settings.agent) else None,
+        agent_folders=tuple(map(str, agent.mounts)) if agent else (),
         config=config.model_dump(mode="json"),
         nano=runtime_version,
         started=time.time(),

@@ -70,7 +70,7 @@ def collect(
         return []
     concurrency = concurrency or getattr(runtime.policy, "rows_together", CONCURRENCY)
     at_once = min(concurrency, len(jobs), runtime.environments.sessions or concurrency)
-    if runtime.agent is not None:
+    if runtime.settings.agent is not None:
         if reflect:
             raise UsageError(
                 "second attempts go on where nano's own agent ended, and an agent of others begins anew:"

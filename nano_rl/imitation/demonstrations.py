@@ -48,7 +48,7 @@ def solved_oracles(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
 
 
 def _oracles(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = None) -> list[Trajectory]:
-    runtime = replace(runtime, policy_name=ORACLE, agent=None)
+    runtime = replace(runtime, policy_name=ORACLE, settings=replace(runtime.settings, agent=None))
     tasks = [as_served(task, runtime) for task in tasks]
     wanted = [one for task in tasks for one in (*task.earlier, task)]
     found = {run.task.id: run for run in logged_oracles(wanted, runtime)}

@@ -24,9 +24,9 @@ from nano_coder.verify.trainable import hashes as profile_hashes
 from nano_rl.learn.rows.group import is_dead
 from nano_rl.rewards import outcome
 from nano_shared.profile import InterfaceProfile
-from nano_shared.run_facts import RunFacts, TaskFacts
+from nano_shared.run_facts import RunFacts
 from nano_shared.store import LogStore
-from nano_shared.types import CONTROL_GENERATOR, Split, Task, Trajectory, Trust
+from nano_shared.types import Split, Trajectory, Trust
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +116,13 @@ def refusal_of(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
     damage = next((code for code in found if code.damage), None)
     if damage:
         return damage
-    if run.task.generator == CONTROL_GENERATOR:
+    if run.task.is_control:
         return RefusalCode.CONTROL
     if run.task.split == Split.TEST:
         return RefusalCode.TEST_SPLIT
     if RefusalCode.OTHER_PROFILE in found:
         return RefusalCode.OTHER_PROFILE
-    profile = target.profile and serving(target.profile, run.task)
+    profile = target.profile and serving_profile(target.profile, run.task)
     other = profile is not None and profile_hashes(profile)[0] != run.profile_hash
     # what an API's server rendered is known by its template and tokens: no profile is the policy's own
     if other and not (run.profile == API_1.name and run.has_tokens):
@@ -132,13 +132,6 @@ def refusal_of(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
     if target.template_hash not in (None, run.template_hash):
         return RefusalCode.ANOTHER_TEMPLATE
     return next(iter(found), None) or _stale(run, target)
-
-
-def serving(profile: InterfaceProfile, task: TaskFacts) -> InterfaceProfile:
-    """The profile with the tools of the task."""
-    return (
-        serving_profile(profile, Task(key=task.key, prompt="-", tools=task.tools)) if task.tools else profile
-    )
 
 
 def _stale(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
@@ -151,14 +144,14 @@ def _stale(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
 def _refuse_copies(runs: Sequence[CheckedRun]) -> list[CheckedRun]:
     """Refuse copies of earlier runs, and runs of an earlier content of the task; `runs` of one key, oldest
     first."""
-    current = {run.group_key: run.task.id for run, _ in runs}
+    current = {run.group_key: run.task_id for run, _ in runs}
     seen: set[bytes] = set()
     judged = []
     for run, refusal in runs:
         if refusal is None or not refusal.damage:
             if run.turns and run.draw in seen:
                 refusal = RefusalCode.DUPLICATE
-            elif refusal is None and run.task.id != current[run.group_key]:
+            elif refusal is None and run.task_id != current[run.group_key]:
                 refusal = RefusalCode.OTHER_TASK
             seen.add(run.draw)
         judged.append((run, refusal))

@@ -13,8 +13,7 @@ from nano_coder.verify.logprobs import Scored
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_rl.learn.loss import MAX_LOG_RATIO
 from nano_rl.logs.admission import JudgedRun, RunVerifier, TargetPolicy, Use, by_task
-from nano_shared.run_fact_rows import RunFilter
-from nano_shared.run_facts import RunFacts
+from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
 
 _SIZES = ((1, "1"), (2, "2"), (4, "3 to 4"), (8, "5 to 8"), (16, "9 to 16"))

@@ -15,21 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.models.opening import OpenedWeights
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_rl.config.training import TrainConfig
 from nano_rl.learn.rows.group import Group, GroupMember
-from nano_rl.logs.admission import RunCheck, RunVerifier, TargetPolicy, check_runs, may_imitate, serving
+from nano_rl.logs.admission import RunCheck, RunVerifier, TargetPolicy, check_runs, may_imitate
 from nano_rl.logs.lineage import Lineage
 from nano_rl.logs.logged_group import LoggedGroup, LoggedRuns
 from nano_shared.errors import UsageError
 from nano_shared.profile import InterfaceProfile
 from nano_shared.run_facts import RunFacts
 from nano_shared.store import LogStore
-from nano_shared.types import CONTROL_GENERATOR, Split, Trajectory
+from nano_shared.types import Split, Trajectory
 
 Rescore = Callable[[list[Trajectory]], list[Trajectory]]
 AGE_UNKNOWN = "age unknown: sampled by a policy that this one does not come from"
@@ -169,10 +168,7 @@ VERIFY_AT_START = 2000
 
 
 def _few(stores: Sequence[LogStore]) -> bool:
-    return (
-        sum(sum(1 for _ in islice(store.headings(), VERIFY_AT_START + 1)) for store in stores)
-        <= VERIFY_AT_START
-    )
+    return sum(len(store.ids()) for store in stores) <= VERIFY_AT_START
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +194,7 @@ class _AdmittedRun:
         )
         key = run.group_key
         return cls(
-            member=member, key=key, forked=key != run.task.key, task=run.task.id,
+            member=member, key=key, forked=key != run.task.key, task=run.task_id,
             policy_version=policy_version,
         )  # fmt: skip
 
@@ -262,10 +258,10 @@ class _Example:
     @classmethod
     def of(cls, run: RunFacts, log: int, profile: InterfaceProfile) -> _Example | None:
         about = run.task
-        offered = {tool.name for tool in serving(profile, about).tools}
+        offered = {tool.name for tool in serving_profile(profile, about).tools}
         served = set(about.tools or ()) <= offered
         runs = run.verdict is None or run.verdict.failure_kind != "check_not_found"
-        if about.split == Split.TEST or about.generator == CONTROL_GENERATOR or not (served and runs):
+        if about.split == Split.TEST or about.is_control or not (served and runs):
             return None
         return cls(started=run.started, run=run.id, log=log)
 

@@ -1,6 +1,6 @@
 """Reward parts by name (entry points `nano.rewards`), functions of the user, and parsing of `--reward`.
 
-`py:module:function` and `path.py:function` are functions of the user. With TRL's signature, `f(prompts,
+`module:function` and `path.py:function` are functions of the user. With TRL's signature, `f(prompts,
 completions, **columns) -> list[float]`, one is called once for the rollouts of one task; one with other
 parameter names gets the columns that it names. None in the returned list means no score.
 """
@@ -53,8 +53,6 @@ from nano_shared.types import (
 )
 from nano_shared.user_code import read_number, source_hash
 
-PREFIX = "py:"
-
 
 class UserFunction(Part):
     alone = True
@@ -92,15 +90,11 @@ class UserFunction(Part):
             return self._scores(runs, None)
         except TimeoutError:
             print(
-                f"nano: {self._named} took longer than its deadline of {self.deadline:g} s; these"
+                f"nano: {self.function} took longer than its deadline of {self.deadline:g} s; these"
                 f" {len(runs)} rollouts of task {runs[0].task.key!r} have no score",
                 file=sys.stderr,
             )
             return [Score(value=None, failure="function_late") for _ in runs]
-
-    @property
-    def _named(self) -> str:
-        return f"{PREFIX}{self.function}"
 
     def _scores(self, runs: Sequence[Trajectory], whose: str | None) -> list[Score]:
         assert self._function is not None  # `prepare` has loaded it
@@ -108,7 +102,7 @@ class UserFunction(Part):
         columns = {k: v for k, v in _columns(runs, messages=self.messages).items() if k in taken}
         result = call_extension(
             partial(self._function, **columns),
-            name=self._named,
+            name=self.function,
             of=_USERS,
             error=UsageError,
             seconds=self.deadline,
@@ -117,7 +111,7 @@ class UserFunction(Part):
         if values is None or len(values) != len(runs):
             given = type(result).__name__ if values is None else f"{len(values)} values"
             raise UsageError(
-                f"{self._named} returned {given} for {len(runs)} completions;"
+                f"{self.function} returned {given} for {len(runs)} completions;"
                 " it must return a list with one number for each"
             )
         return [
@@ -131,7 +125,7 @@ class UserFunction(Part):
         if given is None or not self.low <= given <= self.high:
             shown = value if given is None else given
             raise UsageError(
-                f"{self._named} gave {shown!r:.80} to {whose}; it must give a number between"
+                f"{self.function} gave {shown!r:.80} to {whose}; it must give a number between"
                 f" {self.low:g} and {self.high:g} (low and high can be set in the file of the reward)"
             )
         return (given - self.low) / (self.high - self.low)
@@ -163,16 +157,10 @@ def load_function(path: str) -> tuple[Callable[..., Any], str | None]:
     """The function of `module:function` or `path.py:function`, and the hash of its file.
 
     Raises ConfigError."""
-    module, colon, name = path.rpartition(":")
-    if not (colon and module and name):
-        raise ConfigError(f"{PREFIX}{path}: write py:module:function")
-    try:
-        found, source = find_in_module(path, _no_function)
-    except ConfigError as problem:
-        raise ConfigError(f"{PREFIX}{path}: {problem}") from None
+    found, source = find_in_module(path, _no_function)
     if not callable(found):
-        raise ConfigError(f"{PREFIX}{path}: {source} is {described(found)}, and no function")
-    return found, source_hash(user_module(module))
+        raise ConfigError(f"{source} is {described(found)}, and no function")
+    return found, source_hash(user_module(path.rpartition(":")[0]))
 
 
 def _no_function(value: object) -> str | None:
@@ -269,9 +257,8 @@ def code_of(part: Part) -> str | None:
 
 def open_part(name: str, settings: Mapping[str, Any]) -> Part:
     """The part of that name with its settings. Raises ConfigError for unknown names and invalid settings."""
-    if name.startswith(PREFIX) or (kind := part_kind(name)) is UserFunction:
-        return _parsed(UserFunction, name, {"function": name.removeprefix(PREFIX), **settings})
-    return _parsed(kind, name, settings)
+    kind = part_kind(name)
+    return _parsed(kind, name, {"function": name, **settings} if kind is UserFunction else settings)
 
 
 def part_kind(name: str) -> type[Part]:
@@ -379,8 +366,6 @@ def _split(name: str) -> tuple[str, str, str]:
 
 def _argument(name: str) -> tuple[str, dict[str, str]]:
     """Split `judge:http://host/v1` into the part and the setting given by its argument."""
-    if name.startswith(PREFIX):
-        return name, {}
     part, colon, value = (name, "", "") if is_reference(name) else _split(name)
     setting = part_kind(part).argument
     if not colon and setting is not None and (meant := part_kind(part).unnamed()) is not None:

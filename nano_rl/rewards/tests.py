@@ -5,7 +5,6 @@ from __future__ import annotations
 from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards.part import SILENT, Part, Score
-from nano_shared.run_facts import VerdictFacts
 from nano_shared.types import Trajectory, Verdict
 
 REWARD = "nano-reward 1"
@@ -22,11 +21,11 @@ def base_grader(grader: str) -> str:
     return grader.split(f"{_JOINT}nano-reward ")[0]
 
 
-def is_composed(verdict: Verdict | VerdictFacts) -> bool:
+def is_composed(verdict: Verdict) -> bool:
     return base_grader(verdict.grader) != verdict.grader
 
 
-def outcome(verdict: Verdict | VerdictFacts | None) -> float | None:
+def outcome(verdict: Verdict | None) -> float | None:
     """The reward of the tests alone; None if nothing was graded, 0 with tampering.
 
     For a composed verdict without tests (a judge alone), its reward.

@@ -15,7 +15,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.agent.prompt import offered_tools
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime, grade_run, run_task
+from nano_coder.run.execution import Project, Runtime, grade_run, run_task
 from nano_coder.sandbox.protocol import Sandbox, SupportsListening, SupportsMounts, connected, in_image
 from nano_shared.errors import UsageError
 from nano_shared.notes import attempt_notes
@@ -54,7 +54,7 @@ def run_in_project(
         runs = []
         for one in (*task.earlier, task):
             policy = policy_of(one) if policy_of else runtime.policy
-            within = replace(runtime_for(one, runtime), notes=notes, policy=policy)
+            within = replace(runtime_for(one, runtime), project=Project(notes=notes), policy=policy)
             runs.append(grade_run(run_task(one, within, seed=seed), within))
     return [*(_by_its_use(run, runs[-1], runtime) for run in runs[:-1]), runs[-1]]
 

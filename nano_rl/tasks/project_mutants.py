@@ -3,7 +3,7 @@
 The run's own check, in a fresh jail, decides: it must fail on the mutant, within the time of a few passes,
 and pass once the line is put back. The oracle runs the check, reads the file, quotes the wrong line and puts
 the right one back. The seed alone decides the order in which mutants are tried: in turn over the functions
-of the files that the check reads, so that few tasks cover many functions.
+of the files that the check or another file names, so that few tasks cover many functions.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
+from pathlib import PurePosixPath
 from random import Random
 
-from nano_coder.grading.command_check import laid_over, restored
-from nano_coder.grading.command_run import CommandRun, check_patience, tree_hash
-from nano_coder.grading.protected_files import protected
+from nano_coder.grading.command_check import restored
+from nano_coder.grading.command_run import tree_hash
+from nano_coder.grading.protected_files import ShellLine
 from nano_coder.grading.submission import Delivery, grade_delivery
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.from_log import texts_of
@@ -77,19 +78,18 @@ class _Project:
         return verdict is not None and verdict.reward == 1
 
     def mutable(self) -> list[str]:
-        """Python files that the check reads and an agent may change."""
-        limits, hidden = self.run.task.limits, self.run.task.hidden
+        """Python files that an agent may change, and that the check or another file names."""
+        hidden = self.run.task.hidden
         files = hidden.files if isinstance(hidden, CommandChecks) else {}
-        graded = laid_over(self.tree, files, self.blobs)
-        check = CommandRun(
-            command=self.command, blobs=self.blobs, sandbox=self.sandbox, limits=limits,
-            seconds=check_patience(limits),
-        )  # fmt: skip
-        reads, paths = check.original(graded).reads, set(self.tree.by_path)
+        line = ShellLine(self.command, self.tree, self.blobs)
+        sources = [path for path in self.tree.by_path if path.endswith(".py")]
+        texts = {path: files.get(path) or line.original(path) for path in {*sources, *files}}
+        texts[""] = self.command
+        words = {path: set(re.findall(r"\w+", text)) for path, text in texts.items()}
         return [
-            path for path in sorted(paths)
-            if path.endswith(".py") and (reads is None or path in reads.read)
-            and protected(path, self.command, paths) is None
+            path for path in sorted(sources)
+            if any(PurePosixPath(path).stem in found for other, found in words.items() if other != path)
+            and line.protected(path) is None
         ]  # fmt: skip
 
 
@@ -181,7 +181,7 @@ def _projects(runs: Iterable[Trajectory], blobs: BlobStore, sandbox: Sandbox) ->
             start, left = (snapshot.load(str(each), blobs) for each in (run.snapshot, run.last_snapshot))
         except UsageError:  # its blobs were deleted
             continue
-        tree, _ = restored(command, start, left, run.task.artifacts)
+        tree = restored(command, start, left, blobs, run.task.artifacts).tree
         project = _Project(run=run, command=command, start=start, tree=tree, blobs=blobs, sandbox=sandbox)
         began, same = time.monotonic(), f"{tree_hash(tree)} {command}"
         if began < until and same not in found and project.passes(tree):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -21,27 +23,19 @@ from nano_shared.errors import NanoError, UsageError
 from nano_shared.printable import guard_streams, one_line, stdout_for_json
 from nano_shared.user_code import interrupted_in_time
 
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 PRINT = "--print-config"
-COMMON = {
-    "--log": "URL|the log: a path or an SQLAlchemy URL",
-    "--json": "|print JSON and nothing else",
-    "--verbose": "|print long outputs whole on a terminal; also -v",
-    "--seed": "N|the same one repeats the random choices",
-    "--tool": "NAME|one more tool for the agent, installed or FILE.py:NAME; repeatable",
-    "--net": "allow=HOST|hosts that runs may reach by HTTP(S); off unless given",
-    "--limit": "NAME=N|a limit of each run in place of its task's, as max_turns=30",
-    "--base-url": "URL|server of a hosted model",
-    "--profile": "NAME|the interface profile: tools, dialect and prompts of the agent",
-    "--device": "D|where a local model runs: auto, cpu, cuda, cuda:N",
-    "--python": "FILE|the Python that runs in the sandbox",
-    "--agent-folders": "DIR,...|where the agent of --agent is installed; its jail sees these folders",
-    "--log-to": "NAME,...|metrics beside metrics.jsonl: tensorboard, wandb, trackio",
-    "--config": "FILE|settings, as TOML",
-    "--set": "NAME=VALUE|one setting over those of the file, as optimizer.schedule=linear",
-    PRINT: "|print all settings as TOML, and end",
-}
-"""options that many commands share -> value and help: a command's help names them, the program's explains"""
+COMMON = frozenset(
+    ("-C", "--model", "--temperature", "--tasks", "--env", "--agent", "--task", "--since", "--policy",
+     "--sandbox", "--image", "--at", "--out", "--log", "--json", "--verbose", "--seed", "--tool", "--net",
+     "--limit", "--base-url", "--profile", "--device", "--python", "--agent-folders", "--log-to", "--config",
+     "--set", PRINT)
+)  # fmt: skip
+"""options that many commands share: they stand last in a command's help, in a panel of their own"""
+COMMON_PANEL = "Common options"
 ALIASES = {
     "--lr": ("--learning-rate",),
     "--batch-size": ("--batch", "--prompts"),
@@ -53,9 +47,11 @@ ALIASES = {
     "--lora-r": ("--lora-rank",),
     "--beta": ("--objective-beta", "--kl"),
     "--kl-coef": ("--kl",),
+    "--max-tokens": ("--limit max_completion_tokens=N",),
     "--max-new-tokens": ("--limit max_completion_tokens=N",),
     "--max-completion-tokens": ("--limit max_completion_tokens=N",),
     "--max-turns": ("--limit max_turns=N",),
+    "--max-cost": ("--limit max_cost=X",),
     "--max-seconds": ("--limit max_seconds=N",),
     "--timeout": ("--limit max_seconds=N", "--timeout"),
     "--dataset": ("--tasks", "--messages", "--pairs"),
@@ -70,23 +66,19 @@ ALIASES = {
     "--gpu": ("--device cuda",),
     "--checkpoint": ("--model",),
 }
-"""what other programs call an option -> what a command may call it; a setting by the option that it was"""
-_EPILOG = "Many commands share options, which their own help only names:\n\n" + "\n".join(
-    f"{f'{name} {value}'.strip():23} {text}"
-    for name, (value, _, text) in ((name, line.partition("|")) for name, line in COMMON.items())
-)
+"""what other programs call an option -> what a command may call it; a setting as an option of its name"""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 class Command(TyperCommand):
-    """A command that says where an option went that it has no more.
+    """A command that answers an unknown option with the nearest option or setting.
 
     Nothing is required of a command line that only prints the config. An option whose metavar stands in
     brackets, such as `--reflect [N]`, counts as 1 where no value follows.
     """
 
-    moved: Mapping[str, str] = {}
-    """an option of earlier versions -> what to write instead"""
+    settings: Mapping[str, FieldInfo] = {}
+    """the settings that --set reaches, by dotted name"""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if PRINT in args:
@@ -96,18 +88,23 @@ class Command(TyperCommand):
             return super().parse_args(ctx, list(self._completed(args)))
         except typer.TyperException as problem:
             option = getattr(problem, "option_name", "")
-            if option in self.moved:
-                raise UsageError(f"{option} moved: {self.moved[option]}") from None
-            known = [name for param in self.params for name in param.opts]
-            for word in ALIASES.get(option, ()):
-                if word.split()[0] in (*known, *self.moved):
-                    raise UsageError(
-                        f"no such option: {option}; it is {self.moved.get(word, word)} here"
-                    ) from None
-            near = get_close_matches(option, [*known, *self.moved], n=1, cutoff=0.7) if option else []
-            if near and near[0] in self.moved:
-                raise UsageError(f"no such option: {option}; did you mean {self.moved[near[0]]}") from None
+            if option and (meant := self._nearest(option)):
+                raise UsageError(f"no such option: {option}; did you mean {meant}?") from None
             raise
+
+    def _nearest(self, option: str) -> str | None:
+        """What the option is called here, or the nearest name: an option, or the --set of a setting."""
+        known = {name: name for param in self.params for name in param.opts}
+        for setting in sorted(self.settings, key=lambda name: name.count(".")):
+            for name in (setting.rpartition(".")[2], setting):
+                word = name.replace("_", "-").replace(".", "-")
+                known.setdefault(f"--{word}", f"--set {setting}=...")
+                if self.settings[setting].annotation is bool:
+                    known.setdefault(f"--no-{word}", f"--set {setting}=false")
+        words = (option, *ALIASES.get(option, ()))
+        if exact := next((word for word in words if word.split()[0] in known), None):
+            return known.get(exact, exact)
+        return next((known[name] for name in get_close_matches(option, known, n=1, cutoff=0.7)), None)
 
     def invoke(self, ctx: Any) -> Any:
         with stdout_for_json() if ctx.params.get("as_json") else nullcontext():
@@ -199,7 +196,7 @@ def lazy_app(path: str, commands: Mapping[str, tuple[str, str]], *, help: str) -
     `path` is the program's name, or `PROGRAM.GROUP`.
     """
     _, _, group = path.partition(".")
-    own_path, program = path, not group
+    own_path = path
 
     class Group(LazyGroup):
         targets: ClassVar[dict[str, str]] = {command: target for command, (target, _) in commands.items()}
@@ -210,10 +207,9 @@ def lazy_app(path: str, commands: Mapping[str, tuple[str, str]], *, help: str) -
             super().__init__(**{**attributes, "commands": stubs})
 
     app = typer.Typer(
-        name=group or path, cls=Group, help=help, context_settings=HELP_NAMES, add_completion=program,
-        epilog=_EPILOG if program else None,
+        name=group or path, cls=Group, help=help, context_settings=HELP_NAMES, add_completion=not group,
     )  # fmt: skip
-    app.callback()(_program if program else _group)
+    app.callback()(_group if group else _program)
     return app
 
 
@@ -244,11 +240,11 @@ def as_command(name: str, function: Callable[..., Any]) -> Any:
         name, cls=Command, context_settings={**HELP_NAMES, **getattr(function, "context_settings", {})}
     )(function)
     command: Any = get_command(app)
-    command.moved = getattr(function, "moved", {})
+    command.settings = getattr(function, "settings", {})
     command.help = _without_markup(inspect.cleandoc(command.help or ""))
-    common = [name for name in COMMON if any(name in p.opts and not p.required for p in command.params)]
     for param in command.params:
-        param.hidden = getattr(param, "hidden", False) or any(name in common for name in param.opts)
+        if COMMON.intersection(param.opts):
+            param.rich_help_panel = COMMON_PANEL
         param.help = _without_markup(param.help or "")
         described = param.type_descriptor
         kind = (get_args(described.annotation) or (described.annotation,))[0]
@@ -258,9 +254,21 @@ def as_command(name: str, function: Callable[..., Any]) -> Any:
             param.metavar = param.metavar or (
                 "PATH" if kind is Path and param.param_type_name == "option" else None
             )
-    if common:
-        command.epilog = f"Also {', '.join(common)}: see the program's own --help."
+    command.params.sort(key=lambda param: getattr(param, "rich_help_panel", None) == COMMON_PANEL)
     return command
+
+
+def emit(result: object, as_json: bool, show: Callable[[], object]) -> None:
+    """Print the result of a command: as one line of JSON, or as `show` prints it for people."""
+    if as_json:
+        print(json.dumps(result, default=_plain))  # which can spell any text
+    else:
+        show()
+
+
+def _plain(value: Any) -> Any:
+    """A model or a dataclass, as JSON holds it."""
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else asdict(value)
 
 
 def _without_markup(text: str) -> str:

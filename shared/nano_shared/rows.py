@@ -1,12 +1,21 @@
-"""Converts values to rows of the log and back, exactly: `trajectory_from(rows of x) == x`."""
+"""Rows of the log: values converted to them and back, exactly, and written in the caller's transaction."""
 
 from __future__ import annotations
 
+import struct
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from itertools import groupby
+from typing import Any, NamedTuple
 
+import sqlalchemy as sa
+from pydantic import ValidationError
 from sqlalchemy import RowMapping
+from sqlalchemy.exc import IntegrityError
 
+from nano_shared import schema
+from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, Said
 from nano_shared.hashing import content_hash
 from nano_shared.types import (
@@ -14,6 +23,7 @@ from nano_shared.types import (
     Completion,
     Denials,
     Observation,
+    StopReason,
     Task,
     ToolCall,
     ToolSpec,
@@ -24,6 +34,7 @@ from nano_shared.types import (
 )
 
 Columns = dict[str, Any]
+HINT = "see `nano-coder log list`"
 
 _RUN_FIELDS = (
     "id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "runtime_version", "parent",
@@ -40,6 +51,19 @@ _OBSERVATION_FIELDS = (
 _VERDICT_FIELDS = (
     "reward", "components", "turn_rewards", "checks", "failure_kind", "trust", "grader", "graded_hash",
 )  # fmt: skip
+
+
+class ClientRequest(NamedTuple):
+    """What is logged of a client's request beside the turn that answers it."""
+
+    session: str
+    """empty for a client that named none"""
+    client: str
+    """user agent"""
+    conversation: str
+    """hash of all messages up to the answer, by which a later request finds the turn"""
+    owner: str = ""
+    """of the client's key, to whom the session belongs; empty without one"""
 
 
 def task_row(task: Task) -> Columns:
@@ -212,3 +236,156 @@ def _tokens_from(row: RowMapping) -> TurnTokens | None:
 def _observation_from(row: RowMapping) -> Observation:
     denials = Denials(**{name: row[f"denied_{name}"] for name in Denials.model_fields})
     return Observation(denials=denials, **{name: row[name] for name in _OBSERVATION_FIELDS})
+
+
+# ------------------------------------------------------------------------------------------- reading
+
+
+def load(connection: sa.Connection, run_id: str) -> Trajectory:
+    """A whole run. Raises LogError if its rows are damaged."""
+    runs, turns, calls, verdicts = schema.runs, schema.turns, schema.tool_calls, schema.verdicts
+
+    def rows(query: sa.Select[Any]) -> Sequence[sa.RowMapping]:
+        return connection.execute(query).mappings().all()
+
+    newest = sa.select(verdicts).where(verdicts.c.run_id == run_id).order_by(verdicts.c.id.desc()).limit(1)
+    try:
+        row = rows(sa.select(runs, schema.tasks.c.body).join(schema.tasks).where(runs.c.id == run_id))[0]
+        return trajectory_from(
+            row,
+            rows(sa.select(turns).where(turns.c.run_id == run_id).order_by(turns.c.turn)),
+            rows(sa.select(calls).where(calls.c.run_id == run_id).order_by(calls.c.turn, calls.c.position)),
+            next(iter(rows(newest)), None),
+            given_tools(connection, row["given_tools"]),
+        )
+    except (ValueError, struct.error) as damage:
+        cause = damage.errors()[0]["msg"] if isinstance(damage, ValidationError) else str(damage)
+        raise LogError(
+            f"run {run_id} is damaged in the log ({cause}); `nano-coder log verify {run_id}` says more"
+        ) from damage
+
+
+def given_tools(connection: sa.Connection, hashes: Sequence[str] | None) -> tuple[ToolSpec, ...]:
+    """The tools of these hashes. Raises ValueError for one that the log lost."""
+    table = schema.given_tools
+    query = sa.select(table.c.hash, table.c.spec).where(table.c.hash.in_(hashes or ()))
+    found = {row.hash: row.spec for row in connection.execute(query)} if hashes else {}
+    if missing := set(hashes or ()) - found.keys():
+        raise ValueError(f"the tool {min(missing)} that it was given is missing")
+    return tuple(ToolSpec.model_validate(found[each]) for each in hashes or ())
+
+
+def verdicts_of(connection: sa.Connection, run_id: str) -> tuple[Verdict, ...]:
+    """Every verdict of a run, newest last."""
+    table = schema.verdicts
+    query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
+    return tuple(map(verdict_from, connection.execute(query).mappings()))
+
+
+def feedback_of(connection: sa.Connection, run_id: str) -> tuple[Feedback, ...]:
+    """The feedback of a run, in order of arrival."""
+    table = schema.feedback
+    query = sa.select(table).where(table.c.run_id == run_id).order_by(table.c.id)
+    return tuple(map(feedback_from, connection.execute(query).mappings()))
+
+
+# ------------------------------------------------------------------------------------------- writing
+
+
+# compiled once: SQLAlchemy caches on the statement, and compiling costs more than SQLite's own work
+_RUN = sa.bindparam("run", type_=schema.runs.c.id.type)
+_RUN_IS_THERE = sa.select(sa.literal(1)).where(schema.runs.c.id == _RUN)
+_TASK_IS_THERE = sa.select(sa.literal(1)).where(schema.tasks.c.id == sa.bindparam("task"))
+_TURN_COUNT = sa.select(sa.func.count()).where(schema.turns.c.run_id == _RUN)
+_STOP_AND_TURNS = (
+    sa.select(schema.runs.c.stop, _TURN_COUNT.scalar_subquery())
+    .where(schema.runs.c.id == _RUN)
+    .with_for_update(of=schema.runs)
+)
+_ADD_RUN, _ADD_TURN, _ADD_CALL = (table.insert() for table in (schema.runs, schema.turns, schema.tool_calls))
+
+
+def is_there(connection: sa.Connection, run_id: str) -> bool:
+    return connection.scalar(_RUN_IS_THERE, {"run": run_id}) is not None
+
+
+def insert_run(connection: sa.Connection, trajectory: Trajectory) -> None:
+    task_id = insert_task(connection, trajectory.task)
+    if is_there(connection, trajectory.id):
+        raise LogError(f"run {trajectory.id} is already in the log; {HINT}")
+    insert_given_tools(connection, trajectory)
+    connection.execute(_ADD_RUN, run_row(trajectory, task_id))
+
+
+def insert_given_tools(connection: sa.Connection, trajectory: Trajectory) -> None:
+    """Add the tools that the run was given and the log does not hold yet."""
+    table = schema.given_tools
+    for tool in trajectory.given_tools:
+        key = tool_hash(tool)
+        if connection.scalar(sa.select(sa.literal(1)).where(table.c.hash == key)) is None:
+            row = {"hash": key, "name": tool.name, "spec": tool.model_dump(), "first_seen": time.time()}
+            # on a server another process may be first, with the same
+            with suppress(IntegrityError), connection.begin_nested():
+                connection.execute(table.insert(), row)
+
+
+def insert_task(connection: sa.Connection, task: Task) -> str:
+    row = task_row(task)
+    if connection.scalar(_TASK_IS_THERE, {"task": row["id"]}) is None:
+        try:
+            with connection.begin_nested():
+                connection.execute(schema.tasks.insert(), row)
+        except IntegrityError:  # on a server another process may be first, with the same: the id is a hash
+            pass
+    return str(row["id"])
+
+
+def insert_turns(
+    connection: sa.Connection, run_id: str, turns: Sequence[Turn], *, logged_turns: int = 0
+) -> None:
+    """Add turns to a run that has `logged_turns` turns. Raises LogError for a turn out of order."""
+    for expected, turn in enumerate(turns, logged_turns):
+        if turn.index != expected:
+            raise LogError(f"run {run_id} holds {expected} turns, so turn {turn.index} cannot be its next")
+    rows = [turn_row(run_id, turn) for turn in turns]
+    calls = [row for turn in turns for row in tool_call_rows(run_id, turn)]
+    # one statement for all rows with the same columns: a turn without tokens omits theirs
+    for _, alike in groupby(rows, key=len):
+        connection.execute(_ADD_TURN, list(alike))
+    if calls:
+        connection.execute(_ADD_CALL, calls)
+
+
+def insert_verdict(connection: sa.Connection, run_id: str, verdict: Verdict) -> None:
+    state_of(connection, run_id)
+    row = verdict_row(run_id, verdict, time.time())
+    task_id = connection.scalar(sa.select(schema.runs.c.task_id).where(schema.runs.c.id == run_id))
+    seal = verdict_seal(run_id, str(task_id), row)
+    connection.execute(schema.verdicts.insert(), row | {"seal": seal})
+
+
+def insert_feedback(connection: sa.Connection, run_id: str, feedback: Feedback) -> int:
+    """Returns the id of the row."""
+    state_of(connection, run_id)
+    done = connection.execute(schema.feedback.insert(), feedback_row(run_id, feedback))
+    return int(done.inserted_primary_key[0])  # type: ignore[index]
+
+
+def refuse_ended(connection: sa.Connection, run_id: str) -> int:
+    """Raises LogError for an unknown or ended run. Returns the number of its turns."""
+    stop, turns = state_of(connection, run_id)
+    if stop is not None:
+        raise LogError(f"run {run_id} has ended with {stop.value!r}; resume or fork it")
+    return turns
+
+
+def state_of(connection: sa.Connection, run_id: str) -> tuple[StopReason | None, int]:
+    """Why the run ended, and the number of its turns. Raises LogError for an unknown run.
+
+    Locks the run's row where the database locks rows, so that writers of one run take turns.
+    """
+    row = connection.execute(_STOP_AND_TURNS, {"run": run_id}).one_or_none()
+    if row is None:
+        raise LogError(f"no run {run_id!r} in the log; {HINT}")
+    stop, turns = row
+    return None if stop is None else StopReason(stop), turns

@@ -1,34 +1,83 @@
-"""Facts of a run: everything that decides whether it may train, without texts and token values.
+"""Facts of a run: everything that decides whether it may train, from the log's columns as they are stored.
 
-`facts_of` computes them from a trajectory; `fact_rows.py` streams the same type from a log's columns, where
-nothing is validated and damage is a fact too.
+No turn is validated and no context is read, so that a hundred thousand runs take seconds, and damage is a
+fact too. `facts_of` gives the facts of a run in memory, by the same columns.
 """
 
 from __future__ import annotations
 
 import hashlib
-import struct
+import sys
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import groupby, islice
 from typing import Any
 
-from nano_shared.types import REDACTED_ID, StopReason, Task, ToolSpec, Trajectory, Turn, Verdict, group_key
+import sqlalchemy as sa
+
+from nano_shared import schema
+from nano_shared.rows import given_tools, turn_row, verdict_row, verdict_seal
+from nano_shared.types import (
+    REDACTED_ID,
+    SUMMARY,
+    StopReason,
+    Task,
+    ToolSpec,
+    Trajectory,
+    Turn,
+    Verdict,
+    group_key,
+)
 
 OPINIONS = ("accept", "reject", "edit", "thumb", "prefer")
 """kinds of feedback that rate a run"""
+_BATCH = 200
+"""number of runs whose turns are in memory at once"""
+_ID_BYTES, _LOGPROB_BYTES = 4, 8
+_HIDDEN = REDACTED_ID.to_bytes(_ID_BYTES, "little")
+_JUDGED = ("reward", "trust", "failure_kind", "grader", "graded_hash", "components", "tampering")
+_SEALED = ("seal", "turn_rewards", "checks", "check_run")
+"""further columns that the seal of a verdict is computed from"""
+_RUN = (
+    "id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "parent", "parent_step",
+    "answer", "started",
+)  # fmt: skip
+_STOPS = {reason.value: reason for reason in StopReason}
+_Calls = tuple[tuple[str, dict[str, Any]], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFacts:
-    id: str
-    key: str
-    split: str | None
-    tools: tuple[str, ...] | None
-    generator: str | None
-    """generator in the task's provenance"""
-    answer_only: bool
-    """its verdicts are computed from the answer alone"""
+class RunFilter:
+    """Selects runs of a log; the default selects all."""
+
+    runs: tuple[str, ...] | None = None
+    """ids"""
+    task: str | None = None
+    """shell pattern of the task's key"""
+    since: float | None = None
+    """unix seconds"""
+    policy: str | None = None
+    """a policy as the user named it, or the id of weights that sampled a turn"""
+
+    def select(self, *columns: Any, by_task: bool) -> sa.Select[Any]:
+        """These columns of the selected runs and their tasks: by task key and oldest first, or oldest first.
+        `task` is not looked at: see `takes`."""
+        runs, tasks, turns = schema.runs, schema.tasks, schema.turns
+        order = [tasks.c.key] if by_task else []
+        query = sa.select(*columns).join_from(runs, tasks).order_by(*order, runs.c.started, runs.c.id)
+        if self.runs is not None:
+            query = query.where(runs.c.id.in_(self.runs))
+        if self.since is not None:
+            query = query.where(runs.c.started >= self.since)
+        if self.policy is not None:
+            sampled = sa.exists().where(turns.c.run_id == runs.c.id, turns.c.policy_id == self.policy)
+            query = query.where(sa.or_(runs.c.policy == self.policy, sampled))
+        return query
+
+    def takes(self, task_key: str) -> bool:
+        return self.task is None or fnmatchcase(task_key, self.task)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +104,7 @@ class TurnFacts:
     constrained: bool
     """whether a grammar forbade tokens, or a client shaped their distribution"""
     text: str
-    calls: tuple[tuple[str, dict[str, Any]], ...]
+    calls: _Calls
     summary: bool
     """whether it summarises its row: calls in its text were not executed"""
     delegated_by: int | None
@@ -67,23 +116,11 @@ class TurnFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictFacts:
-    reward: float | None
-    trust: str
-    failure_kind: str | None
-    grader: str
-    graded_hash: str
-    components: Mapping[str, float | None]
-    tampering: Sequence[Any]
-    """findings as JSON"""
-    sealed: bool | None = field(default=None, compare=False)
-    """whether its row is as it was written; None: not read from a log, or written before there were seals"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
     id: str
-    task: TaskFacts
+    task: Task
+    task_id: str
+    """content hash of the task as its environment lists it"""
     policy: str
     profile: str
     profile_hash: str
@@ -95,7 +132,10 @@ class RunFacts:
     answer: str | None
     started: float
     turns: tuple[TurnFacts, ...]
-    verdict: VerdictFacts | None
+    verdict: Verdict | None
+    """the newest, not validated, without `checks`, `turn_rewards` and `check_run`"""
+    sealed: bool | None = field(default=None, compare=False)
+    """whether its row is as it was written; None: not read from a log, or written before there were seals"""
     given_tools: tuple[ToolSpec, ...] = ()
     """tools beside those of the profile"""
     opinions: bool = False
@@ -128,36 +168,181 @@ class RunFacts:
         return digest.digest()
 
 
-def facts_of(trajectory: Trajectory) -> RunFacts:
-    """The facts of a trajectory."""
-    names = ("id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "parent",
-             "parent_step", "stop", "answer", "started", "given_tools")  # fmt: skip
+def facts_of(run: Trajectory) -> RunFacts:
+    """The facts of a run in memory."""
+    calls = [tuple((call.name, call.arguments) for call in turn.calls) for turn in run.turns]
     return RunFacts(
-        task=task_facts(trajectory.task),
-        turns=tuple(map(_turn_facts, trajectory.turns)),
-        verdict=_verdict_facts(trajectory.verdict) if trajectory.verdict else None,
-        **{name: getattr(trajectory, name) for name in names},
+        task=run.task, task_id=run.task.listed.id, stop=run.stop, given_tools=run.given_tools,
+        turns=tuple(map(_turn_facts, map(_stored, run.turns), calls)),
+        verdict=_verdict(verdict_row(run.id, run.verdict, 0.0)) if run.verdict else None,
+        **{name: getattr(run, name) for name in _RUN},
+    )  # fmt: skip
+
+
+def stream_facts(connection: sa.Connection, chosen: RunFilter) -> Iterator[RunFacts]:
+    """Facts of the selected runs, sorted by task key, then oldest first."""
+    streaming = connection.execution_options(stream_results=True, yield_per=_BATCH)
+    rows = (row for row in streaming.execute(_runs(chosen)) if chosen.takes(row.key))
+    tasks, given = _Tasks(connection), _GivenTools(connection)
+    while batch := list(islice(rows, _BATCH)):
+        turns = _turns(connection, [row.id for row in batch])
+        for row in batch:
+            columns = {name: getattr(row, f"verdict_{name}") for name in (*_JUDGED, *_SEALED)}
+            seal = columns["seal"]
+            task, task_id = tasks.of(row.task_id, row.key)
+            yield RunFacts(
+                task=task, task_id=task_id, stop=_STOPS.get(row.stop), turns=tuple(turns.get(row.id, ())),
+                verdict=None if columns["trust"] is None else _verdict(columns),
+                sealed=None if seal is None else seal == verdict_seal(row.id, row.task_id, columns),
+                opinions=bool(row.opinions), given_tools=given.of(row.given_tools),
+                **{name: getattr(row, name) for name in _RUN},
+            )  # fmt: skip
+
+
+def _runs(chosen: RunFilter) -> sa.Select[Any]:
+    runs, tasks, verdicts, feedback = schema.runs, schema.tasks, schema.verdicts, schema.feedback
+    later = verdicts.alias()
+    newest = sa.select(sa.func.max(later.c.id)).where(later.c.run_id == runs.c.id).correlate(runs)
+    opinions = sa.exists().where(feedback.c.run_id == runs.c.id, feedback.c.kind.in_(OPINIONS))
+    query = chosen.select(
+        *(runs.c[name] for name in (*_RUN, "task_id", "stop", "given_tools")), tasks.c.key,
+        opinions.label("opinions"),
+        *(verdicts.c[name].label(f"verdict_{name}") for name in (*_JUDGED, *_SEALED)),
+        by_task=True,
+    )  # fmt: skip
+    return query.outerjoin(verdicts, verdicts.c.id == newest.scalar_subquery())
+
+
+class _Tasks:
+    """Reads each task once, since its runs follow each other."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+        self._stored, self._last = "", (Task(key="-", prompt="-"), "")
+
+    def of(self, stored: str, key: str) -> tuple[Task, str]:
+        """The task of a row, and its content hash as it was listed. A damaged one has its key alone."""
+        if self._stored != stored:
+            query = sa.select(schema.tasks.c.body).where(schema.tasks.c.id == stored)
+            try:
+                task = Task.model_validate(self._connection.scalar(query))
+            except ValueError:
+                task = Task.model_construct(key=key, prompt="")
+            listed = task.listed
+            self._stored, self._last = stored, (task, stored if listed is task else listed.id)
+        return self._last
+
+
+class _GivenTools:
+    """Reads each set of given tools once: the runs of a project share theirs."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+        self._known: dict[tuple[str, ...], tuple[ToolSpec, ...]] = {(): ()}
+
+    def of(self, hashes: list[str] | None) -> tuple[ToolSpec, ...]:
+        """None of them where one is damaged or lost."""
+        key = tuple(hashes or ())
+        if key not in self._known:
+            try:
+                self._known[key] = given_tools(self._connection, key)
+            except ValueError:
+                self._known[key] = ()
+        return self._known[key]
+
+
+def _turns(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[TurnFacts]]:
+    turns, calls = schema.turns, schema.tool_calls
+    raw = sa.LargeBinary()
+    query = (
+        sa.select(
+            turns.c.run_id, turns.c.turn, turns.c.policy_id, turns.c.policy_version, turns.c.finish,
+            turns.c.token_row, turns.c.context_tokens, turns.c.sampled_tokens,
+            sa.func.length(turns.c.context_ids),
+            _hides(connection, sa.type_coerce(turns.c.context_ids, raw)),
+            sa.type_coerce(turns.c.sampled_ids, raw), sa.type_coerce(turns.c.logprobs, raw),
+            turns.c.sampling, turns.c.text, turns.c.parser, turns.c.delegated_by, turns.c.started,
+            turns.c.ended, sa.case((turns.c.token_row.is_(None), turns.c.api)),
+        )
+        .where(turns.c.run_id.in_(ids))
+        .order_by(turns.c.run_id, turns.c.turn)
+    )  # fmt: skip
+    of_turns = (
+        sa.select(calls.c.run_id, calls.c.turn, calls.c.call_name, calls.c.arguments)
+        .where(calls.c.run_id.in_(ids), calls.c.call_name.is_not(None))
+        .order_by(calls.c.run_id, calls.c.turn, calls.c.position)
+    )
+    by_turn = groupby(connection.execute(of_turns), key=lambda row: (row[0], row[1]))
+    called = {key: tuple((row[2], row[3]) for row in group) for key, group in by_turn}
+    found: dict[str, list[TurnFacts]] = {}
+    for row in connection.execute(query):
+        found.setdefault(row[0], []).append(_turn_facts(row[1:], called.get((row[0], row[1]), ())))
+    return found
+
+
+def _hides(connection: sa.Connection, column: sa.ColumnElement[bytes]) -> sa.ColumnElement[int]:
+    """SQL expression: above 0 if packed ids contain the placeholder of redacted ids."""
+    if connection.dialect.name == "sqlite":
+        return sa.func.instr(column, _HIDDEN)
+    return sa.func.position(sa.literal(_HIDDEN, sa.LargeBinary()).op("IN")(column))
+
+
+def _stored(turn: Turn) -> tuple[Any, ...]:
+    """The columns of a turn as `_turns` selects them."""
+    row = turn_row("", turn)
+    packed = {
+        name: schema.turns.c[name].type.process_bind_param(row.get(name), None)  # type: ignore[attr-defined]
+        for name in ("context_ids", "sampled_ids", "logprobs")
+    }
+    context = packed["context_ids"]
+    return (
+        row["turn"], row["policy_id"], row["policy_version"], row["finish"], row.get("token_row"),
+        row.get("context_tokens"), row.get("sampled_tokens"), context and len(context),
+        context and _HIDDEN in context, packed["sampled_ids"], packed["logprobs"], row["sampling"],
+        row["text"], row["parser"], row["delegated_by"], row["started"], row["ended"],
+        row["api"] if row.get("token_row") is None else None,
+    )  # fmt: skip
+
+
+def _turn_facts(row: Sequence[Any], calls: _Calls) -> TurnFacts:
+    (turn, policy_id, version, finish, token_row, context, count, context_bytes, hidden, ids, logprobs,
+     sampling, text, parser, delegated_by, started, ended, api) = row  # fmt: skip
+    bare = token_row is None or ids is None
+    ids, logprobs, context_bytes = ids or b"", logprobs or b"", context_bytes or 0
+    drawn = text.encode("utf-8", "surrogatepass") if bare else ids
+    whole = len(ids) % _ID_BYTES == len(logprobs) % _LOGPROB_BYTES == context_bytes % _ID_BYTES == 0
+    return TurnFacts(
+        index=turn,
+        policy_id=policy_id,
+        policy_version=version,
+        finish=finish,
+        row=None if bare else token_row,
+        context=context_bytes // _ID_BYTES,
+        sampled=len(ids) // _ID_BYTES,
+        claimed=(context or 0, count or 0),
+        whole=whole,
+        redacted=bool(hidden) or _HIDDEN in ids,
+        logprobs=_floats(logprobs),
+        temperature=sampling.get("temperature", 1.0),
+        filtered=sampling.get("top_p", 1.0) < 1 or sampling.get("top_k", 0) > 0,
+        constrained=sampling.get("grammar") is not None or sampling.get("shaping") is not None,
+        text=text,
+        calls=calls,
+        summary=parser == SUMMARY,
+        delegated_by=delegated_by,
+        draw=_draw(drawn, policy_id, sampling, started, ended),
+        no_tokens=(api or {}).get("no_tokens"),
     )
 
 
-def task_facts(task: Task) -> TaskFacts:
-    return TaskFacts(
-        id=task.listed.id,
-        key=task.key,
-        split=task.split,
-        tools=task.tools,
-        generator=task.provenance.generator,
-        answer_only=task.hidden is not None and task.hidden.kind == "answer",
-    )
-
-
-def draw_digest(sampled: bytes, policy_id: str, seed: int | None, started: float, ended: float) -> bytes:
+def _draw(sampled: bytes, policy_id: str, sampling: dict[str, Any], started: float, ended: float) -> bytes:
     """Digest of one turn: its sampled ids as stored, and what distinguishes it from another with the same
     ids.
 
     That is seed and policy, since reusing a seed gives no new sample; without a seed, the times in unix
     seconds.
     """
+    seed = sampling.get("seed")
     # databases do not keep a minus zero
     stamp = repr((started + 0.0, ended + 0.0) if seed is None else (policy_id, seed))
     digest = hashlib.blake2b(stamp.encode("utf-8", "surrogatepass"), digest_size=16)
@@ -165,38 +350,12 @@ def draw_digest(sampled: bytes, policy_id: str, seed: int | None, started: float
     return digest.digest()
 
 
-def _turn_facts(turn: Turn) -> TurnFacts:
-    completion = turn.completion
-    tokens, sampling = completion.tokens, completion.sampling
-    context = tokens.context_ids if tokens else ()
-    sampled = tokens.sampled_ids if tokens else ()
-    packed = struct.pack(f"<{len(sampled)}I", *sampled)
-    drawn = packed if tokens else completion.text.encode("utf-8", "surrogatepass")
-    return TurnFacts(
-        index=turn.index,
-        policy_id=completion.policy_id,
-        policy_version=completion.policy_version,
-        finish=completion.finish,
-        row=tokens.row if tokens else None,
-        context=len(context),
-        sampled=len(sampled),
-        claimed=(len(context), len(sampled)),
-        whole=True,
-        redacted=REDACTED_ID in context or REDACTED_ID in sampled,
-        logprobs=array("d", tokens.logprobs if tokens else ()),
-        temperature=sampling.temperature,
-        filtered=sampling.top_p < 1 or sampling.top_k > 0,
-        constrained=sampling.grammar is not None or sampling.shaping is not None,
-        text=completion.text,
-        calls=tuple((call.name, call.arguments) for call in turn.calls),
-        summary=turn.is_summary,
-        delegated_by=turn.delegated_by,
-        draw=draw_digest(drawn, completion.policy_id, sampling.seed, turn.started, turn.ended),
-        no_tokens=completion.api.no_tokens if completion.api and not tokens else None,
-    )
+def _floats(blob: bytes) -> array[float]:
+    values = array("d", blob[: len(blob) // _LOGPROB_BYTES * _LOGPROB_BYTES])
+    if sys.byteorder == "big":
+        values.byteswap()  # the log is little-endian
+    return values
 
 
-def _verdict_facts(verdict: Verdict) -> VerdictFacts:
-    names = (field.name for field in fields(VerdictFacts) if field.name not in ("tampering", "sealed"))
-    found = [finding.model_dump() for finding in verdict.tampering]
-    return VerdictFacts(tampering=found, **{name: getattr(verdict, name) for name in names})
+def _verdict(columns: Any) -> Verdict:
+    return Verdict.model_construct(**{name: columns[name] for name in _JUDGED})

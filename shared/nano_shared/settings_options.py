@@ -89,13 +89,11 @@ def settings_options(
     flags: Mapping[str, Sequence[str]],
     *,
     names: Mapping[str, str] | None = None,
-    moved: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command --config FILE, --set NAME=VALUE, --print-config, and a flag for some settings of `kind`.
 
     `flags` maps a panel of the help to dotted names; `names` gives a setting's option another name. The
-    command gets `settings: Settings[kind]`. Every other setting answers to its own name as an option with
-    the --set that sets it, since that is what it was called in earlier versions; `moved` adds to these.
+    command gets `settings: Settings[kind]`.
     """
     fields = dict(setting_fields(kind))
     options = {
@@ -130,7 +128,7 @@ def settings_options(
             return function(**given, settings=Settings(kind, values, sources, print_only))
 
         command.__dict__["__signature__"] = signature.replace(parameters=[*own, *parameters])
-        command.__dict__["moved"] = {**_earlier_names(fields, set(options.values())), **(moved or {})}
+        command.__dict__["settings"] = fields
         return command
 
     return decorate
@@ -219,16 +217,3 @@ def _help(setting: str, field: FieldInfo, kind: type[BaseModel]) -> str:
     notes = [bounds.strip()] if bounds else []
     notes += [f"default: {default}"] if default not in (None, False, ()) else []
     return f"{text} ({', '.join(notes)})" if notes else text
-
-
-def _earlier_names(fields: Mapping[str, FieldInfo], options: set[str]) -> dict[str, str]:
-    """What a setting was called as an option -> the --set that sets it."""
-    moved: dict[str, str] = {}
-    for setting in sorted(fields, key=lambda name: name.count(".")):
-        for name in (setting.rpartition(".")[2], setting):
-            option = name.replace("_", "-").replace(".", "-")
-            if f"--{option}" not in options:
-                moved.setdefault(f"--{option}", f"--set {setting}=...")
-                if fields[setting].annotation is bool:
-                    moved.setdefault(f"--no-{option}", f"--set {setting}=false")
-    return moved

@@ -15,23 +15,31 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 from filelock import FileLock, Timeout
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from nano_shared import journal, postgres, run_queries, schema, snapshot
+from nano_shared import postgres, rows, schema, snapshot
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError, NanoError
 from nano_shared.feedback import Feedback, Said
 from nano_shared.hashing import content_hash, new_run_id
-from nano_shared.journal import ClientRequest
 from nano_shared.log_copy import Copied, copy_blobs, copy_log, refuse_other_runs
-from nano_shared.logged_run import LoggedRun, Merged, feedback_of, load_logged, merge_run, verdicts_of
+from nano_shared.logged_run import LoggedRun
 from nano_shared.notes import Notes, Scrub
-from nano_shared.rows import said_from
-from nano_shared.run_fact_rows import RunFilter, stream_facts
-from nano_shared.run_facts import RunFacts
-from nano_shared.run_queries import RunSummary
-from nano_shared.types import Observation, StopReason, Task, ToolSpec, Trajectory, Turn, Verdict
+from nano_shared.rows import HINT, ClientRequest
+from nano_shared.run_facts import RunFacts, RunFilter, stream_facts
+from nano_shared.schema import ExactText
+from nano_shared.types import (
+    CLIENT_TOOLS,
+    Observation,
+    StopReason,
+    Task,
+    ToolSpec,
+    Trajectory,
+    Turn,
+    Value,
+    Verdict,
+)
 
 
 @contextmanager
@@ -70,6 +78,49 @@ def _pid(owner: Path) -> str:
 T = TypeVar("T")
 
 __all__ = ["LogStore", "SqlResult", "new_run_id"]
+
+
+class RunSummary(Value):
+    """A run as the view `runs` shows it."""
+
+    id: str
+    started: float
+    """unix seconds"""
+    ended: float | None
+    task_key: str
+    prompt: str
+    policy: str
+    """as the user named it"""
+    policy_id: str | None
+    """weights that sampled the last turn; None before the first turn"""
+    stop: StopReason | None
+    reward: float | None
+    """of the newest verdict"""
+    turns: int
+    sampled_tokens: int
+    trainable: bool
+    """every turn holds token ids and log-probs"""
+
+
+# times and counts are as in the view; text needs the type that undoes its escapes
+_texts = {"id", "task_key", "prompt", "policy", "policy_id", "stop"}
+_summaries = sa.table(
+    "runs", *(sa.column(name, ExactText if name in _texts else None) for name in RunSummary.model_fields)
+)
+_AMBIGUOUS_SHOWN = 3
+_MOST_ANSWERS = 64
+"""of equal conversations: all that matters is whether they were sampled alike"""
+
+
+@dataclass(slots=True)
+class Merged:
+    """Result of an import, in runs."""
+
+    added: int = 0
+    extended: int = 0
+    """existed, and gained verdicts or feedback"""
+    known: int = 0
+    """existed already, with all that the file has"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +195,8 @@ class LogStore:
             )
 
         def work(connection: sa.Connection) -> None:
-            journal.insert_run(connection, trajectory)
-            journal.insert_turns(connection, trajectory.id, trajectory.turns)
+            rows.insert_run(connection, trajectory)
+            rows.insert_turns(connection, trajectory.id, trajectory.turns)
 
         self._database.write(work)
 
@@ -154,13 +205,37 @@ class LogStore:
 
         Raises LogError for an unknown or ended run, and for a turn out of order.
         """
-        self._database.write(lambda connection: journal.append_turn(connection, run_id, turn, request))
+
+        def work(connection: sa.Connection) -> None:
+            count = rows.refuse_ended(connection, run_id)
+            if count != turn.index:
+                # a server counts before it waits for the run's lock, so that another's turn may be missing
+                count = rows.state_of(connection, run_id)[1]
+            try:
+                rows.insert_turns(connection, run_id, (turn,), logged_turns=count)
+            except IntegrityError:
+                raise LogError(
+                    f"another process has logged turn {turn.index} of run {run_id} meanwhile"
+                ) from None
+            if request is not None:
+                row = {"run_id": run_id, "turn": turn.index, **request._asdict()}
+                connection.execute(schema.requests.insert(), row)
+
+        self._database.write(work)
 
     def add_observation(self, run_id: str, turn: int, observation: Observation) -> None:
-        """Add what the last call of a logged turn came to: the answer of a sub-agent. Raises LogError."""
-        self._database.write(
-            lambda connection: journal.insert_observation(connection, run_id, turn, observation)
-        )
+        """Add what the last call of a logged turn came to: the answer of a sub-agent. Raises LogError for an
+        ended run, and where no call waits."""
+        calls = schema.tool_calls
+        waits = (calls.c.run_id == run_id) & (calls.c.turn == turn) & calls.c.ok.is_(None)
+        update = calls.update().where(waits).values(**rows.observation_columns(observation))
+
+        def work(connection: sa.Connection) -> None:
+            rows.refuse_ended(connection, run_id)
+            if connection.execute(update).rowcount != 1:
+                raise LogError(f"no call of turn {turn} of run {run_id} waits for an observation")
+
+        self._database.write(work)
 
     def finish(
         self,
@@ -178,32 +253,43 @@ class LogStore:
         Raises LogError for an unknown run, and for one that has ended already.
         """
         end = {"stop": stop, "stop_detail": stop_detail, "answer": answer, "diff": diff, "ended": ended}
+        turns = schema.turns
+        last = sa.select(sa.func.max(turns.c.turn)).where(turns.c.run_id == run_id).scalar_subquery()
+        without = (turns.c.run_id == run_id) & (turns.c.turn == last) & turns.c.snapshot.is_(None)
 
         def work(connection: sa.Connection) -> None:
-            journal.refuse_ended(connection, run_id)
+            rows.refuse_ended(connection, run_id)
             if snapshot is not None:
-                journal.set_last_snapshot(connection, run_id, snapshot)
-            journal.end_run(connection, run_id, end)
+                connection.execute(turns.update().where(without).values(snapshot=snapshot))
+            connection.execute(schema.runs.update().where(schema.runs.c.id == run_id).values(**end))
 
         self._database.write(work)
 
     def reopen(self, run_id: str) -> None:
         """Clear the end of a run so that it can be resumed. Does nothing to one that has not ended.
 
-        Raises LogError for an unknown run, and for one that the policy ended.
+        Raises LogError for an unknown run, and for one that the policy ended, since that is a result.
         """
-        self._database.write(lambda connection: journal.clear_end(connection, run_id))
-
-    def append(self, trajectory: Trajectory) -> None:
-        """Add a finished trajectory in one transaction: for imports, and rollouts of other processes."""
+        cleared = dict.fromkeys(("stop", "stop_detail", "answer", "ended"))
 
         def work(connection: sa.Connection) -> None:
-            journal.insert_run(connection, trajectory)
-            journal.insert_turns(connection, trajectory.id, trajectory.turns)
-            if trajectory.verdict is not None:
-                journal.insert_verdict(connection, trajectory.id, trajectory.verdict)
+            stop, _ = rows.state_of(connection, run_id)
+            if stop is not None and not stop.ours:
+                raise LogError(
+                    f"run {run_id} ended with {stop.value!r}, which is a result; only a run that was killed, "
+                    "interrupted or failed by no fault of the policy can be resumed. Fork it instead"
+                )
+            this = schema.runs.update().where(schema.runs.c.id == run_id)
+            connection.execute(this.values(**cleared, diff=""))
 
         self._database.write(work)
+
+    def append(self, trajectory: Trajectory) -> None:
+        """Add a finished trajectory in one transaction."""
+        verdicts = (trajectory.verdict,) if trajectory.verdict is not None else ()
+        self._database.write(
+            lambda connection: _add(connection, LoggedRun(trajectory=trajectory, verdicts=verdicts))
+        )
 
     def merge(self, runs: Callable[[], Iterable[LoggedRun]]) -> Merged:
         """Add runs in one transaction, all or none; `runs` is called again if the log was locked.
@@ -215,20 +301,20 @@ class LogStore:
         def work(connection: sa.Connection) -> Merged:
             merged = Merged()
             for run in runs():
-                merge_run(connection, run, merged)
+                _merge(connection, run, merged)
             return merged
 
         return self._database.write(work)
 
     def add_verdict(self, run_id: str, verdict: Verdict) -> None:
         """Add a verdict; the newest one is the trajectory's."""
-        self._database.write(lambda connection: journal.insert_verdict(connection, run_id, verdict))
+        self._database.write(lambda connection: rows.insert_verdict(connection, run_id, verdict))
 
     def add_feedback(self, run_id: str, *feedback: Feedback) -> list[Said]:
         """Add feedback on a run, all rows or none. Raises LogError for an unknown run."""
 
         def work(connection: sa.Connection) -> list[int]:
-            return [journal.insert_feedback(connection, run_id, row) for row in feedback]
+            return [rows.insert_feedback(connection, run_id, row) for row in feedback]
 
         ids = self._database.write(work)
         return [Said(id=i, run=run_id, feedback=row) for i, row in zip(ids, feedback, strict=True)]
@@ -268,31 +354,63 @@ class LogStore:
 
     def resolve(self, run: str) -> str:
         """The id of a run given by id, by unique prefix, or as "last". Raises LogError."""
-        return self._database.read(lambda connection: run_queries.resolve(connection, run, self.url))
+        return self._database.read(partial(self._resolve, run))
+
+    def _resolve(self, run: str, connection: sa.Connection) -> str:
+        runs = schema.runs.c
+        if run == "last":
+            newest = sa.select(runs.id).order_by(runs.started.desc(), runs.id.desc()).limit(1)
+            if (found := connection.scalar(newest)) is None:
+                raise LogError(f"log {self.url} holds no runs yet")
+            return str(found)
+        if run and connection.scalar(sa.select(runs.id).where(runs.id == run)) is not None:
+            return run
+        begins = sa.select(runs.id).where(runs.id.startswith(run, autoescape=True)).order_by(runs.id)
+        ids = connection.scalars(begins.limit(_AMBIGUOUS_SHOWN + 1)).all() if run else []
+        if len(ids) == 1:
+            return str(ids[0])
+        if ids:
+            some = ", ".join(ids[:_AMBIGUOUS_SHOWN]) + (", ..." if len(ids) > _AMBIGUOUS_SHOWN else "")
+            raise LogError(f"run {run!r} is ambiguous: it begins {some}; give more of the id")
+        raise LogError(f"no run {run!r} in log {self.url}; {HINT}")
 
     def get(self, run: str) -> Trajectory:
         """A run by id, by unique prefix, or as "last", equal to what was appended. Raises LogError."""
-
-        def work(connection: sa.Connection) -> Trajectory:
-            return run_queries.load(connection, run_queries.resolve(connection, run, self.url))
-
-        return self._database.read(work)
+        return self._database.read(lambda connection: rows.load(connection, self._resolve(run, connection)))
 
     def earlier_tool(self, tool: ToolSpec) -> tuple[ToolSpec, float] | None:
         """The newest tool of that name that runs were given, and since when, unix seconds; None if they were
         given this very one, or none."""
-        return self._database.read(lambda connection: run_queries.earlier_tool(connection, tool))
+        table = schema.given_tools
+        found = self._all(
+            sa.select(table).where(table.c.name == tool.name).order_by(table.c.first_seen.desc())
+        )
+        if not found or rows.tool_hash(tool) in {row.hash for row in found}:
+            return None
+        return ToolSpec.model_validate(found[0].spec), found[0].first_seen
 
     def task(self, run_id: str) -> Task:
         """The task of a run, without loading the run. `run_id` is a whole id. Raises LogError for an unknown
-        run."""
-        return self._database.read(lambda connection: run_queries.load_task(connection, run_id))
+        run, and for a damaged task."""
+        found = self._all(sa.select(schema.tasks.c.body).join(schema.runs).where(schema.runs.c.id == run_id))
+        if not found:
+            raise LogError(f"no run {run_id!r} in the log; {HINT}")
+        try:
+            return Task.model_validate(found[0].body)
+        except ValueError as damage:
+            raise LogError(f"the task of run {run_id} is damaged in the log ({damage})") from damage
 
     def trajectories(self, *, policy: str | None = None) -> Iterator[Trajectory]:
         """The runs, oldest first, one in memory at a time; `policy` is a policy as the user named it, or the
         id of weights that sampled a turn."""
-        for heading in list(self.headings(policy=policy)):  # not those that are logged meanwhile
-            yield self._database.read(partial(run_queries.load, run_id=heading.run_id))
+        for run_id, _ in self.ids(RunFilter(policy=policy)):  # not those that are logged meanwhile
+            yield self._database.read(partial(rows.load, run_id=run_id))
+
+    def ids(self, chosen: RunFilter | None = None, *, by_task: bool = False) -> list[tuple[str, str]]:
+        """Id and task key of the selected runs: oldest first, or task by task."""
+        chosen = chosen or RunFilter()
+        found = self._all(chosen.select(schema.runs.c.id, schema.tasks.c.key, by_task=by_task))
+        return [(run, key) for run, key in found if chosen.takes(key)]
 
     def facts(self, chosen: RunFilter | None = None) -> Iterator[RunFacts]:
         """The facts that decide whether each run may train, by task key and oldest first, in constant memory.
@@ -303,69 +421,77 @@ class LogStore:
 
     def runs(self, limit: int | None = None) -> list[RunSummary]:
         """The newest runs, newest last."""
-        query = run_queries.select_summaries().limit(limit)
-        rows = self._database.read(lambda connection: connection.execute(query).mappings().all())
-        return [RunSummary(**row) for row in reversed(rows)]
+        newest_first = _summaries.c.started.desc(), _summaries.c.id.desc()
+        found = self._all(sa.select(_summaries).order_by(*newest_first).limit(limit))
+        return [RunSummary(**row._mapping) for row in reversed(found)]
 
     def session_runs(self, session: str, owner: str | None = None) -> list[str]:
         """Ids of the runs that a session's requests made, oldest first; `owner` None: of every owner."""
-        query = run_queries.select_session(session, owner)
-        return [str(row[0]) for row in self._database.read(partial(_all, query))]
+        runs, requests = schema.runs.c, schema.requests.c
+        asked = sa.select(requests.run_id).where(requests.session == session)
+        if owner is not None:
+            asked = asked.where(requests.owner == owner)
+        found = self._all(sa.select(runs.id).where(runs.id.in_(asked)).order_by(runs.started, runs.id))
+        return [str(row[0]) for row in found]
 
     def answers(self, session: str, owner: str, conversations: Sequence[str]) -> list[tuple[str, int, str]]:
         """Run, turn and hash of the answers that left one of these conversations in an owner's session,
         newest first; at most 64."""
-        query = run_queries.select_answers(session, owner, conversations)
-        return [tuple(row) for row in self._database.read(partial(_all, query))]
+        runs, requests = schema.runs.c, schema.requests.c
+        query = sa.select(requests.run_id, requests.turn, requests.conversation).join(schema.runs)
+        query = query.where(requests.conversation.in_(conversations))
+        query = query.where(requests.session == session, requests.owner == owner)
+        found = self._all(query.order_by(runs.started.desc(), runs.id.desc()).limit(_MOST_ANSWERS))
+        return [tuple(row) for row in found]
 
     def left_open(self, task_prefix: str, before: float) -> list[str]:
         """Ids of the runs of tasks with that prefix that never ended, and did nothing after `before`."""
-        query = run_queries.select_left_open(task_prefix, before)
-        return [str(row[0]) for row in self._database.read(partial(_all, query))]
+        runs, tasks, turns = schema.runs.c, schema.tasks.c, schema.turns.c
+        last = sa.select(sa.func.max(turns.ended)).where(turns.run_id == runs.id).scalar_subquery()
+        query = sa.select(runs.id).join(schema.tasks).where(runs.stop.is_(None))
+        query = query.where(tasks.key.startswith(task_prefix, autoescape=True))
+        return [str(row[0]) for row in self._all(query.where(sa.func.coalesce(last, runs.started) < before))]
 
     def is_open(self, run_id: str) -> bool:
         """Whether a run of that whole id has begun and not ended, and is no conversation of a client."""
-        query = run_queries.select_open(run_id)
-        return bool(self._database.read(partial(_all, query)))
+        runs = schema.runs.c
+        served = runs.tools_hash.startswith(CLIENT_TOOLS, autoescape=True)
+        return bool(self._all(sa.select(runs.id).where(runs.id == run_id, runs.stop.is_(None), ~served)))
 
     def conversations(self, run_id: str) -> list[str]:
         """The hash that each turn of a client's run left, those of its parents included."""
-        query = sa.select(schema.runs.c.parent, schema.runs.c.parent_step).where(schema.runs.c.id == run_id)
-        rows = self._database.read(partial(_all, query))
-        parent, step = rows[0] if rows else (None, None)
-        table = schema.requests
-        own = sa.select(table.c.conversation).where(table.c.run_id == run_id).order_by(table.c.turn)
-        found = [str(row[0]) for row in self._database.read(partial(_all, own))]
-        return [*(self.conversations(str(parent))[: step or 0] if parent else ()), *found]
+        runs, requests = schema.runs.c, schema.requests.c
+        found = self._all(sa.select(runs.parent, runs.parent_step).where(runs.id == run_id))
+        parent, step = found[0] if found else (None, None)
+        own = self._all(
+            sa.select(requests.conversation).where(requests.run_id == run_id).order_by(requests.turn)
+        )
+        before = self.conversations(str(parent))[: step or 0] if parent else ()
+        return [*before, *(str(row[0]) for row in own)]
 
     def read(self, query: Callable[[sa.Connection], T]) -> T:
         """The result of a function that reads over a connection, in one transaction."""
         return self._database.read(query)
 
+    def _all(self, query: sa.Select[Any]) -> Sequence[Any]:
+        return self._database.read(lambda connection: connection.execute(query).all())
+
     def verdicts(self, run_id: str) -> tuple[Verdict, ...]:
         """Every verdict of a run, newest last."""
-        return self._database.read(lambda connection: verdicts_of(connection, run_id))
+        return self._database.read(partial(rows.verdicts_of, run_id=run_id))
 
     def check_blobs(self, run_id: str, checked: set[str]) -> str | None:
         """What is wrong with the first corrupt blob of a run: of its workspaces, their files, its outputs;
         None if none is. Absent blobs, as of a log that was copied without them, are not looked at, nor those
         in `checked`, to which the others are added."""
 
-        def ids(connection: sa.Connection) -> tuple[set[str], set[str]]:
-            tables = schema.runs, schema.turns, schema.tool_calls
-            keys = schema.runs.c.id, schema.turns.c.run_id, schema.tool_calls.c.run_id
-            names = "snapshot", "snapshot", "blob"
-            found = [
-                {
-                    row[0]
-                    for row in connection.execute(sa.select(table.c[name]).where(key == run_id))
-                    if row[0]
-                }
-                for table, key, name in zip(tables, keys, names, strict=True)
-            ]
-            return found[0] | found[1], found[2]
-
-        trees, outputs = self._database.read(ids)
+        runs, turns, calls = schema.runs.c, schema.turns.c, schema.tool_calls.c
+        columns = (runs.snapshot, runs.id), (turns.snapshot, turns.run_id), (calls.blob, calls.run_id)
+        start, after, outputs = (
+            {row[0] for row in self._all(sa.select(column).where(key == run_id)) if row[0]}
+            for column, key in columns
+        )
+        trees = start | after
         try:
             for tree in trees - checked:
                 if tree in self.blobs:
@@ -379,26 +505,11 @@ class LogStore:
         return None
 
     def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        return self._database.read(lambda connection: feedback_of(connection, run_id))
+        return self._database.read(partial(rows.feedback_of, run_id=run_id))
 
     def logged(self, run_id: str) -> LoggedRun:
         """A run with every verdict and all feedback, on one view of the log. `run_id` is a whole id."""
-        return self._database.read(lambda connection: load_logged(connection, run_id))
-
-    def headings(
-        self, *, policy: str | None = None, since: float | None = None, by_task: bool = False
-    ) -> Iterator[run_queries.Heading]:
-        """Run id, start and task key of each run, a page of them in memory at a time: oldest first, or
-        task by task."""
-        after: run_queries.Heading | None = None
-        while True:
-            query = run_queries.select_headings(policy, since, by_task=by_task, after=after)
-            rows = self._database.read(partial(_all, query))
-            page = [run_queries.Heading(*row) for row in rows]
-            yield from page
-            if not page:
-                return
-            after = page[-1]
+        return self._database.read(partial(_load, run_id=run_id))
 
     def all_feedback(self, *, run: str | None = None, page: int = 1000) -> Iterator[Said]:
         """The feedback of a run, or of all, in order of arrival, `page` rows in memory at a time."""
@@ -407,11 +518,11 @@ class LogStore:
             query = sa.select(table).where(table.c.id > last).order_by(table.c.id).limit(page)
             if run is not None:
                 query = query.where(table.c.run_id == run)
-            rows = self._database.read(lambda c, q=query: c.execute(q).mappings().all())  # type: ignore[misc]
-            yield from map(said_from, rows)
-            if len(rows) < page:
+            found = [row._mapping for row in self._all(query)]
+            yield from map(rows.said_from, found)
+            if len(found) < page:
                 return
-            last = rows[-1]["id"]
+            last = found[-1]["id"]
 
     def sql(self, query: str) -> SqlResult:
         """Rows of one SELECT over the views (views.py). Raises LogError for a query that fails or writes."""
@@ -437,8 +548,53 @@ class LogStore:
         return SqlResult(*postgres.user_query(self._database.engine, self.url, query))
 
 
-def _all(query: sa.Select[Any], connection: sa.Connection) -> Sequence[Any]:
-    return connection.execute(query).all()
+def _load(connection: sa.Connection, run_id: str) -> LoggedRun:
+    return LoggedRun(
+        trajectory=rows.load(connection, run_id),
+        verdicts=rows.verdicts_of(connection, run_id),
+        feedback=rows.feedback_of(connection, run_id),
+    )
+
+
+def _add(connection: sa.Connection, run: LoggedRun) -> None:
+    rows.insert_run(connection, run.trajectory)
+    rows.insert_turns(connection, run.trajectory.id, run.trajectory.turns)
+    _extend(connection, run)
+
+
+def _extend(connection: sa.Connection, run: LoggedRun) -> None:
+    for verdict in run.verdicts:
+        rows.insert_verdict(connection, run.trajectory.id, verdict)
+    for said in run.feedback:
+        rows.insert_feedback(connection, run.trajectory.id, said)
+
+
+def _merge(connection: sa.Connection, run: LoggedRun, merged: Merged) -> None:
+    """Add a run, or add the missing verdicts and feedback to an existing one.
+
+    Raises LogError if the log holds another run with that id.
+    """
+    # the directory on another machine is dropped: `apply` must not write where an imported file says
+    bare = {"verdict": None, "directory": None}
+    run = run.model_copy(update={"trajectory": run.trajectory.model_copy(update=bare)})
+    if not rows.is_there(connection, run.trajectory.id):
+        _add(connection, run)
+        merged.added += 1
+        return
+    there = _load(connection, run.trajectory.id)
+    if there.trajectory.model_copy(update=bare) != run.trajectory:
+        raise LogError(
+            f"run {run.trajectory.id} is in the log with another content; import into another log with --log"
+        )
+    lacking = {
+        "verdicts": tuple(v for v in run.verdicts if v not in there.verdicts),
+        "feedback": tuple(f for f in run.feedback if f not in there.feedback),
+    }
+    _extend(connection, run.model_copy(update=lacking))
+    if any(lacking.values()):
+        merged.extended += 1
+    else:
+        merged.known += 1
 
 
 def _only_reading(action: int, *_names: object) -> int:

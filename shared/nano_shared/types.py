@@ -481,7 +481,7 @@ class Trust(StrEnum):
     HIDDEN = "hidden"
     """hidden checks in a fresh jail, compared outside it"""
     STRICT = "strict"
-    """hidden tests in one hardened process with the solution; docs/hacks.md lists what that does not stop"""
+    """hidden tests in one hardened process with the solution; docs/security.md lists what it does not stop"""
     USER_CHECK = "user_check"
     """the user's check on original files plus the diff, in a fresh jail"""
     JUDGE = "judge"

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.agent.profiles import COMPACT_1, logged_profile
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime
+from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import ExecResult
+from nano_coder.verify.tokens import PromptProof, PromptRenderer, prove_prompts
 from nano_shared.profile import InterfaceProfile
 from nano_shared.store import LogStore
-from nano_shared.types import Limits, Task, ToolCall
+from nano_shared.types import Limits, Task, ToolCall, Trajectory
 
 
 def act(tool: str, profile: InterfaceProfile = COMPACT_1, /, **arguments: Any) -> str:
@@ -34,6 +35,13 @@ def limits(**changes: Any) -> Limits:
     return Limits(**{"memory_mb": 256, "max_tokens": 100_000} | changes)
 
 
+def prompt_proof(run: Trajectory, runtime: Runtime, renderer: PromptRenderer | None = None) -> PromptProof:
+    """The prompts of a logged run, rendered again; those of a scripted run without a renderer."""
+    profile = logged_profile(run)
+    assert profile is not None
+    return prove_prompts(run, profile, renderer or ScriptedPolicy([]), runtime.store.blobs)
+
+
 def stopped_after_output(run: Callable[[float], ExecResult]) -> ExecResult:
     """`run(seconds)` under the first time limit that lets it write: on a busy machine that takes its time."""
     for seconds in (0.5, 5.0, 50.0):
@@ -46,5 +54,7 @@ def stopped_after_output(run: Callable[[float], ExecResult]) -> ExecResult:
 def a_runtime(folder: Path, texts: Iterable[str] = (), *, tokens: bool = True, **changes: Any) -> Runtime:
     """A runtime with a script for a policy; `folder` holds its log."""
     policy = ScriptedPolicy(texts, tokens=tokens, context_limit=changes.pop("context_limit", 1_000_000))
+    settings = RunSettings(hosts=changes.pop("hosts", frozenset()))
+    changes.setdefault("settings", settings)
     fields = {"policy": policy, "sandbox": open_sandbox(), "store": LogStore.open(folder / "log.db")}
     return Runtime(**fields | changes)

@@ -70,7 +70,7 @@ _IMPORTED = (
     "nano_coder.models.opening", "nano_coder.run.execution", "nano_coder.run.redacting_log",
     "nano_coder.sandbox.namespaces", "nano_rl.commands.rollout",
     # what these import where it is used
-    "alembic.command", "anyio", "certifi", "httpcore", "nano_coder.cli", "nano_rl.cli", "pydantic_settings",
+    "alembic.command", "anyio", "certifi", "httpcore", "nano_coder.cli", "nano_rl.cli",
     "rich.markdown",
 )  # fmt: skip
 

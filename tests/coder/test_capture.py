@@ -26,16 +26,16 @@ from nano_coder.models.opening import local_policy, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.serve.conversations import ClientSession, Conversations, ServedModel, UnknownSession
+from nano_coder.serve.conversations import ClientSession, Conversations, UnknownSession
 from nano_coder.serve.request import ClientMessage, ModelRequest
+from nano_coder.serve.served_model import ServedModel
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, refusal_of
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.policy import Conversation
-from nano_shared.run_fact_rows import RunFilter
-from nano_shared.run_facts import facts_of
+from nano_shared.run_facts import RunFilter, facts_of
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import CLIENT_TOOLS, Message, Role, Sampling, StopReason, Task, Trajectory
 
@@ -374,7 +374,7 @@ def test_why_a_turn_has_no_tokens_is_in_the_log(tmp_path: Path) -> None:
         task = task.model_copy(update={"limits": task.limits.model_copy(update={"max_turns": 1})})
         runtime = Runtime(policy=policy, profile=HERMES_1, sandbox=open_sandbox(), store=store)
         run = run_task(task, replace(runtime, policy_name="openai:little"), seed=0)
-    (facts,) = store.facts(RunFilter(run=run.id))
+    (facts,) = store.facts(RunFilter(runs=(run.id,)))
     assert facts == facts_of(store.get(run.id))
     (told,) = [finding.text for finding in verify(run) if finding.kind == "text-only"]
     assert "counted 5" in told

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from nano_coder.commands.display import outcome
-from nano_coder.grading.doctests import with_original_examples
 from nano_coder.grading.submission import grade_folder
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
@@ -462,19 +461,3 @@ def test_what_a_task_names_as_editable_may_be_a_test(sandbox: Sandbox, tmp_path:
     )
     verdict = _grade(case, sandbox, tmp_path, artifacts=("test_*.py",))
     assert (verdict.reward, verdict.tampering) == (1.0, ())
-
-
-def test_examples_are_put_back_where_they_were() -> None:
-    source = (
-        b'"""\n>>> f(1)\n2\n"""\n'
-        b'class A:\n    @property\n    def x(self):\n        """>>> 1\n        1\n        """\n'
-        b'def g():\n    """>>> g()\n    3\n    """\n    return 3\n'
-    )
-    changed = b"def f(x): return x\nclass A:\n    @property\n    def x(self): return 1\n"
-    mended = with_original_examples(source, changed, code=True)
-    assert mended is not None
-    names: dict[str, Any] = {}
-    exec(mended, names)
-    assert names["__doc__"] == "\n>>> f(1)\n2\n"
-    assert names["A"].x.__doc__.startswith(">>> 1")
-    assert "g()" in names["_examples_0"].__doc__

@@ -398,9 +398,9 @@ def test_bad_input_is_one_sentence(cli: Cli, project: Path, home: Path) -> None:
     refused(cli("run", " ", *here), 2, "the task is empty")
     refused(cli("run", "-", *here, input="\n"), 2, "the task is empty")
     refused(cli("run", "do it", *here, "--model", "openai:x"), 3, "openai:x", "API key", "--base-url")
-    refused(cli("run", "do it", *here, "--max-turns", "0"), 2, "--max-turns: max_turns = 0")
+    refused(cli("run", "do it", *here, "--limit", "max_turns=0"), 2, "--limit max_turns=0: ")
     refused(
-        cli("run", "do it", *here, "--max-turns", "x"), 2, "--max-turns: max_turns = 'x'", "a valid integer"
+        cli("run", "do it", *here, "--limit", "max_turns=x"), 2, "--limit max_turns=x: ", "a valid integer"
     )
     refused(cli("run", *here), 2, "Missing argument 'TASK'", "run --help")
     refused(cli("fly"), 2, "No such command 'fly'")

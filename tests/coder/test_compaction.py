@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from executions import a_runtime, a_task, act, limits
+from executions import a_runtime, a_task, act, limits, prompt_proof
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strict_api import KEY, Fail, Say, call, strict_api
@@ -18,7 +18,6 @@ from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, resume_run, run_task
 from nano_coder.run.fork import fork_run, say_to_run
-from nano_coder.run.replay import execute, refeed
 from nano_coder.verify.trainable import verify
 from nano_rl.learn.rows.sample import to_samples
 from nano_shared.types import Role, Sampling, StopReason, Trajectory
@@ -84,7 +83,7 @@ def test_a_run_of_a_hundred_turns_goes_on_over_its_context(long_run: tuple[Traje
     assert max(rows) == len(summaries)
     assert len(run.turns) == 101 + len(summaries)
     assert findings(run) == []
-    assert refeed(run, ScriptedPolicy([]), runtime.store.blobs).proved == len(run.turns)
+    assert prompt_proof(run, runtime).differing is None
     assert runtime.store.get(run.id) == run
 
 
@@ -160,11 +159,6 @@ def test_forks_and_messages_go_on_from_a_summary(long_run: tuple[Trajectory, Run
     said = say_to_run(run, "And now?", replace(runtime, policy=policy))
     assert said.answer == "forked"
     assert findings(said) == []
-
-
-def test_its_actions_execute_again_as_logged(long_run: tuple[Trajectory, Runtime]) -> None:
-    run, runtime = long_run
-    assert execute(run, runtime.sandbox, runtime.store.blobs).holds
 
 
 @pytest.mark.parametrize(
@@ -261,6 +255,6 @@ def test_whatever_is_written_rows_fit_and_hold_what_was_read(
         StopReason.POLICY_ERROR, StopReason.CONTEXT_FULL, StopReason.FORMAT_ERRORS, StopReason.LOOP
     )  # fmt: skip
     assert [kind for kind in findings(run) if kind not in ("failure of ours", "no turns")] == []
-    assert refeed(run, ScriptedPolicy([]), runtime.store.blobs).proved == len(run.turns)
+    assert prompt_proof(run, runtime).differing is None
     for row in to_samples(run, 1.0) if run.turns else ():
         assert len(row.ids) <= context

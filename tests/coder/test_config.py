@@ -109,7 +109,16 @@ def test_the_log_of_the_configuration_is_the_one_that_log_commands_read(
 
 
 def test_the_config_of_a_run_is_printed_without_the_key(tmp_path: Path) -> None:
-    given = ["run", "--print-config", "-C", str(tmp_path), "--set", "api_key=s3cret", "--max-turns", "3"]
+    given = [
+        "run",
+        "--print-config",
+        "-C",
+        str(tmp_path),
+        "--set",
+        "api_key=s3cret",
+        "--limit",
+        "max_turns=3",
+    ]
     shown = CliRunner().invoke(cli, given)
     assert (shown.exit_code, "s3cret" in shown.output) == (0, False)
     assert parse_toml(shown.output, AgentConfig).max_turns == 3

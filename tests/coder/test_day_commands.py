@@ -128,7 +128,7 @@ def test_the_chain_is_shown_and_trusted(home: Path, project: Path) -> None:
     (project / "pkg" / "CLAUDE.md").write_text("Ignored.")
     shown = nano("config", "show", "-C", str(project / "pkg")).stdout
     assert "~/AGENTS.md: 9 bytes of instructions, trusted\n" in shown
-    assert "\npkg/AGENTS.md: 15 bytes of instructions, not trusted: shown as a stranger's data\n" in shown
+    assert "\npkg/AGENTS.md: 15 bytes of instructions, not trusted: shown as untrusted data\n" in shown
     assert nano("trust", str(project / "pkg")).returncode == 2, "nobody is there to ask"
     done = nano("trust", str(project / "pkg"), "--yes")
     assert "  Test with make." in done.stderr

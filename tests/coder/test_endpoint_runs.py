@@ -23,7 +23,7 @@ from nano_coder.agent.profiles import API_1, COMPACT_1, HERMES_1
 from nano_coder.config import Price
 from nano_coder.formats import messages
 from nano_coder.models.endpoint.policy import EndpointPolicy
-from nano_coder.run.execution import grade_run, resume_run, run_task
+from nano_coder.run.execution import RunSettings, grade_run, resume_run, run_task
 from nano_coder.verify.trainable import verify
 from nano_rl.imitation.rows import RunEncoder, run_messages
 from nano_shared.errors import ConfigError, UsageError
@@ -216,7 +216,7 @@ def test_hosts_need_consent_and_are_in_the_log(tmp_path: Path, monkeypatch: pyte
     asks = a_task(network="allow=api.example.org")
     for hosts in (frozenset(), frozenset({"other.org"}), frozenset({"*.org.example"})):
         with pytest.raises(UsageError, match=r"nobody consented to api\.example\.org; --net allow=api"):
-            run_task(asks, replace(runtime, hosts=hosts))
+            run_task(asks, replace(runtime, settings=RunSettings(hosts=hosts)))
     for task, hosts, network in (
         (asks, {"*.example.org"}, "allow=api.example.org"),
         (a_task(), {"b.org", "a.org"}, "allow=a.org,b.org"),
@@ -273,7 +273,7 @@ def run_options(tmp_path: Path, *more: str, model: str = "gpt-4o") -> tuple[str,
 
 def test_the_command_of_the_readme(cli: Cli, tmp_path: Path) -> None:
     with strict_api(*DAY) as (server, script):
-        done = cli(server, *run_options(tmp_path, "--json", "--max-cost", "1"))
+        done = cli(server, *run_options(tmp_path, "--json", "--limit", "max_cost=1"))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert done.stderr == ""
@@ -289,8 +289,8 @@ def test_the_command_of_the_readme(cli: Cli, tmp_path: Path) -> None:
     ("steps", "more", "code", "told"),
     [
         ((Fail(500),), (), 4, "nano-coder resume"),
-        ((Say(None, (READ,)),), ("--max-cost", "0.001"), 5, "max_cost"),
-        ((Say(None, (READ,)),), ("--max-turns", "1"), 5, "max_turns"),
+        ((Say(None, (READ,)),), ("--limit", "max_cost=0.001"), 5, "max_cost"),
+        ((Say(None, (READ,)),), ("--limit", "max_turns=1"), 5, "max_turns"),
         ((Say(None, (SUBMIT,)),), (), 1, "failed"),
     ],
     ids=["500", "cost", "turns", "wrong"],
@@ -306,7 +306,7 @@ def test_exit_codes(
 def test_a_wrong_key_and_an_unknown_price_are_configuration(cli: Cli, tmp_path: Path) -> None:
     with strict_api(*DAY) as (server, script):
         wrong = cli(server, *run_options(tmp_path, "--json"), key="sk-wrong")
-        unknown = cli(server, *run_options(tmp_path, "--max-cost", "1", model="nobody"))
+        unknown = cli(server, *run_options(tmp_path, "--limit", "max_cost=1", model="nobody"))
         assert not script.seen
         resumed = cli(server, "resume", "last", "--json")
     assert (wrong.returncode, unknown.returncode) == (3, 3)

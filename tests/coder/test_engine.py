@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.padded_batching import PaddedDecoder
+from nano_coder.models.local.module_decoder import ModuleDecoder
 from nano_coder.models.local.sampler import GenerationRequest, Likeliest
 from nano_coder.models.weights import load_policy
 from nano_shared.errors import ContextFull, UsageError
@@ -64,7 +64,7 @@ def test_a_token_comes_with_the_likeliest_of_its_place(
     if padded:
         monkeypatch.setattr(
             "nano_coder.models.local.engine.choose_decoder",
-            lambda model, *, context_limit, max_batch, max_bytes: PaddedDecoder(
+            lambda model, *, max_batch, max_bytes: ModuleDecoder(
                 model, max_batch=max_batch, max_bytes=max_bytes
             ),
         )

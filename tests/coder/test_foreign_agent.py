@@ -15,7 +15,7 @@ import pytest
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime, grade_run, run_task
+from nano_coder.run.execution import RunSettings, Runtime, grade_run, run_task
 from nano_coder.run.foreign_agent import ForeignAgent, open_agent
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.verify.tokens import TokenCheck
@@ -73,7 +73,8 @@ def agent(tmp_path: Path) -> ForeignAgent:
 def runtime(tmp_path: Path, agent: ForeignAgent) -> Callable[..., Runtime]:
     def make(policy: Any, profile: Any = HERMES_1, **more: Any) -> Runtime:
         store = LogStore.open(tmp_path / "log.db")
-        options = {"agent": agent, "policy_name": "p", **more}
+        settings = RunSettings(agent=more.pop("agent", agent), limits=more.pop("limits", {}))
+        options = {"settings": settings, "policy_name": "p", **more}
         return Runtime(policy=policy, profile=profile, sandbox=open_sandbox(), store=store, **options)
 
     return make

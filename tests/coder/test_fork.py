@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from executions import SUBMIT, a_runtime, a_task, act, limits
+from executions import SUBMIT, a_runtime, a_task, act, limits, prompt_proof
 
 from nano_coder.cli import cli
-from nano_coder.models.opening import open_policy, open_renderer
+from nano_coder.models.opening import open_policy
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, resume_run, run_task
 from nano_coder.run.fork import fork_run, fork_seed
-from nano_coder.run.replay import execute, refeed
 from nano_coder.verify.trainable import verify
 from nano_rl.learn.rows.group import form_groups
 from nano_rl.learn.rows.sample import to_samples
@@ -75,12 +74,11 @@ def test_forks_of_a_step_are_a_group_apart_from_the_task_and_from_other_steps(tm
     assert not groups[1].dead
 
 
-def test_a_fork_replays_like_any_run(tmp_path: Path) -> None:
+def test_the_prompts_of_a_fork_are_proved(tmp_path: Path) -> None:
     parent, runtime = a_parent(tmp_path)
     (fork,) = fork_run(parent, saying(runtime, FIX, SUBMIT), at=3, n=1)
     fork = runtime.store.get(fork.id)
-    assert refeed(fork, open_renderer(fork), runtime.store.blobs).proved == 5
-    assert execute(fork, runtime.sandbox, runtime.store.blobs).drifts == ()
+    assert prompt_proof(fork, runtime).equal == 5
 
 
 def test_what_the_parent_sampled_greedily_does_not_keep_a_fork_from_training(tmp_path: Path) -> None:

@@ -443,12 +443,12 @@ def test_what_is_excluded_keeps_the_history_out_unless_the_user_says(
     git(project, "add", "-A")
     git(project, "commit", "-q", "-m", "secret")
     look = "git show HEAD:secrets/token"
-    hidden = shell(project, look, flags=("--exclude", "secrets"))
+    hidden = shell(project, look, flags=("--set", "exclude=secrets"))
     assert len(hidden.left_out) == 1
     assert "hunter2" not in hidden.seen
     (home / "config/nano").mkdir(parents=True)
     (home / "config/nano/config.toml").write_text("git = true\n")
-    assert "hunter2" in shell(project, look, flags=("--exclude", "secrets")).seen
+    assert "hunter2" in shell(project, look, flags=("--set", "exclude=secrets")).seen
     (home / "config/nano/config.toml").write_text("git = false\n")
     off = shell(project, look)
     assert off.left_out == []

@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from executions import SUBMIT, a_runtime, a_task
+from executions import SUBMIT, a_runtime, a_task, prompt_proof
 
 from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, resume_run, run_task
 from nano_coder.run.fork import fork_run
-from nano_coder.run.replay import execute, refeed
 from nano_coder.tools.registry import TOOLS
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.trainable import verify
@@ -69,15 +68,14 @@ def test_the_tool_is_called_and_logged_under_a_profile_of_its_own(tmp_path: Path
     assert runtime.store.get(run.id) == run
 
 
-def test_it_is_resumed_forked_and_replayed_with_the_tool(tmp_path: Path) -> None:
+def test_it_is_resumed_and_forked_with_the_tool(tmp_path: Path) -> None:
     run, runtime = interrupted(tmp_path)
     whole = resume_run(run.id, runtime)
     assert (str(whole.stop), whole.profile) == ("finished", "compact-1+compass")
     again = replace(runtime, policy=ScriptedPolicy([SUBMIT], tokens=True))
     (fork,) = fork_run(whole, again, at=1, n=1)
     assert fork.profile == "compact-1+compass"
-    assert execute(whole, runtime.sandbox, runtime.store.blobs).holds
-    assert refeed(whole, ScriptedPolicy([]), runtime.store.blobs).holds
+    assert prompt_proof(whole, runtime).differing is None
 
 
 def test_without_the_tool_nothing_goes_on_and_the_sentence_names_it(tmp_path: Path) -> None:
@@ -87,7 +85,7 @@ def test_without_the_tool_nothing_goes_on_and_the_sentence_names_it(tmp_path: Pa
     TOOLS._given.clear()
     # the log has the tool as the model saw it, so its text can be checked without it
     assert RefusalCode.OTHER_PROFILE not in {finding.kind for finding in verify(run)}
-    assert refeed(run, ScriptedPolicy([]), runtime.store.blobs).holds
+    assert prompt_proof(run, runtime).differing is None
     older = run.model_copy(update={"given_tools": ()})
     assert "was given the tool 'compass'" in " ".join(finding.text for finding in verify(older))
     said = f"run {run.id} was given the tool 'compass', which is not at hand: .* --tool FILE.py:NAME"
@@ -95,8 +93,6 @@ def test_without_the_tool_nothing_goes_on_and_the_sentence_names_it(tmp_path: Pa
         resume_run(run.id, runtime)
     with pytest.raises(UsageError, match=said):
         fork_run(run, runtime, at=1, n=1)
-    with pytest.raises(UsageError, match=said):
-        execute(run, runtime.sandbox, runtime.store.blobs)
     assert runtime.store.get(run.id) == run
 
 

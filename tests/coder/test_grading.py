@@ -17,14 +17,14 @@ from nano_coder.grading.answer_equality import same, same_answer
 from nano_coder.grading.command_check import grade_command
 from nano_coder.grading.grade import grade
 from nano_coder.grading.graders import GRADER
-from nano_coder.grading.protected_files import protected
+from nano_coder.grading.protected_files import ShellLine
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsJail
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
-from nano_shared.blobs import BlobStore
+from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, CommandChecks
-from nano_shared.snapshot import load, snapshot_directory
+from nano_shared.snapshot import Snapshot, load, snapshot_directory
 from nano_shared.types import Limits, Task, Trust, Verdict
 
 LIMITS = Limits(memory_mb=256, tool_seconds=60)
@@ -495,7 +495,7 @@ def test_a_task_graded_by_a_command_needs_its_workspace(sandbox: Sandbox) -> Non
     "path", ["calc.py", "src/pkg/text.py", "latest.py", "contest.py", "pkg/json.py", "README.md"]
 )
 def test_ordinary_files_may_be_changed(path: str) -> None:
-    assert protected(path, CHECK, ()) is None
+    assert ShellLine(CHECK, Snapshot(()), MemoryBlobs()).protected(path) is None
 
 
 # ------------------------------------------------------------------------- sandboxes for these tests

@@ -83,7 +83,7 @@ def test_any_bytes_are_a_word_or_nonsense(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [(256, 0, 0.0), (-65, 0, 0.0), (0, 2, 0.0), (0, 0, -1.0), (0, 0, float("nan")), (0, 0, float("inf"))],
+    [(256, 0, 0.0), (-65, 0, 0.0), (0, 4, 0.0), (0, 0, -1.0), (0, 0, float("nan")), (0, 0, float("inf"))],
 )
 def test_what_no_init_says_is_nonsense(fields: tuple[int, int, float]) -> None:
     with pytest.raises(ValueError):

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine, kv_token_bytes
 from nano_coder.models.local.kv_cache import ROUND
-from nano_coder.models.local.padded_batching import PaddedDecoder
+from nano_coder.models.local.module_decoder import ModuleDecoder
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.weights import load_policy
 from nano_shared.types import Sampling
@@ -125,11 +125,11 @@ def test_of_the_choices_of_a_request_the_first_alone_is_kept(model: Any) -> None
     assert engine.decoder.kv_bytes <= kept * kv_token_bytes(model), "no block of rows stays without rows"
 
 
-def held_by(decoder: PaddedDecoder) -> int:
+def held_by(decoder: ModuleDecoder) -> int:
     """Bytes of the storages of all caches."""
-    caches = [slot.cache for slot in decoder._slots] + [batch.cache for batch in decoder._batches or ()]
+    caches = [slot.cache for slot in decoder._slots]
     caches += [kept.cache for kept in decoder._retained.values()]
-    layers = [layer for cache in caches if cache is not None for layer in cache.layers]
+    layers = [layer for cache in caches for layer in cache.layers]
     storages = [t.untyped_storage() for layer in layers for t in (layer.keys, layer.values)]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -142,7 +142,7 @@ def test_the_caches_of_transformers_stay_within_the_bound(
     torch.set_num_threads(1)
     plenty = run(model, None)[0]
     bound = held * (LONGEST + ROUND) * kv_token_bytes(model)
-    decoder = PaddedDecoder(model, max_batch=16, max_bytes=bound)
+    decoder = ModuleDecoder(model, max_batch=16, max_bytes=bound)
     monkeypatch.setattr("nano_coder.models.local.engine.choose_decoder", lambda *_, **__: decoder)
     step, most = decoder.step, [0]
 

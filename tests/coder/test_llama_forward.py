@@ -10,7 +10,7 @@ import torch
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.llama import GatedMLP
-from nano_coder.models.local.padded_batching import PaddedDecoder
+from nano_coder.models.local.module_decoder import ModuleDecoder
 from nano_coder.models.local.sampler import GenerationRequest
 from nano_shared.types import Sampling
 
@@ -178,7 +178,7 @@ def test_other_models_decode_through_their_own_forward_and_say_so_once(
     assert reason in capsys.readouterr().err
     engine = engine_of(model)
     engine.generate([GenerationRequest((1, 2, 3), Sampling(max_tokens=2), 0)])
-    assert isinstance(engine.decoder, PaddedDecoder)
+    assert isinstance(engine.decoder, ModuleDecoder)
     assert capsys.readouterr().err == ""
 
 
@@ -188,7 +188,7 @@ def test_a_model_that_disagrees_with_our_forward_is_found_out(capsys: pytest.Cap
     model.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: output * 1.5)
     engine = engine_of(model)
     assert deviation(engine) < 1e-4
-    assert isinstance(engine.decoder, PaddedDecoder)
+    assert isinstance(engine.decoder, ModuleDecoder)
     assert "our logits deviate from its own" in capsys.readouterr().err
 
 
@@ -196,11 +196,11 @@ def test_a_model_that_disagrees_with_our_forward_is_found_out(capsys: pytest.Cap
     ("dtype", "moved", "decoder"),
     [
         (torch.bfloat16, [-2], ContinuousDecoder),
-        (torch.bfloat16, [-3, -2], PaddedDecoder),
-        (torch.float32, [-2], PaddedDecoder),
+        (torch.bfloat16, list(range(-8, 0)), ModuleDecoder),
+        (torch.float32, [-2], ModuleDecoder),
     ],
 )
-def test_one_token_of_a_row_that_rounding_moved_far_is_no_other_forward(
+def test_one_token_that_rounding_moved_far_is_no_other_forward(
     dtype: torch.dtype, moved: list[int], decoder: type
 ) -> None:
     """As in Gemma 3 in bfloat16, whose module is further from itself in float32 at some tokens."""
@@ -208,7 +208,7 @@ def test_one_token_of_a_row_that_rounding_moved_far_is_no_other_forward(
 
     def move(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         sign = torch.ones(output.shape[1], 1, dtype=dtype)
-        if len(sign) > 3:  # not a step of a decoder
+        if len(sign) > 8:  # not a step of a decoder
             sign[moved] = -1
         return output * sign
 

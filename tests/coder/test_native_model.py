@@ -123,9 +123,7 @@ def test_the_whole_way(home: Path, family: str) -> None:
     judged = json.loads(invoke(rl, "admit", "--model", "trained", "--json"))
     assert judged["policy"]["profile"] == PROFILES[family]
     invoke(rl, "eval", "--model", "trained", "--tasks", tasks, "--json", *small)
-    invoke(
-        rl, "checkpoints", "promote", "trained", "--against", "imitated", "--tasks", tasks, "--force", *small
-    )
+    invoke(rl, "checkpoints", "promote", "trained", "--against", "imitated", "--force")
     assert default_model() == str(home / "home" / "checkpoints" / "trained")
     invoke(rl, "checkpoints", "export", "trained", "--to", home / "exported")
 

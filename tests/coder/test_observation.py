@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.agent.observation import shorten
+from nano_coder.agent.actions import shorten
 from nano_shared.printable import terminal_text
 from nano_shared.profile import ObservationFormat
 

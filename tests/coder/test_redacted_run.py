@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 
 from nano_coder.cli import cli
 from nano_coder.config import load_config
-from nano_coder.models.scripted import EOS_ID, ScriptedPolicy
+from nano_coder.models.scripted import EOS_ID
 from nano_coder.run.execution import grade_run, resume_run, run_task
 from nano_coder.run.fork import fork_run
-from nano_coder.run.replay import refeed
 from nano_coder.verify.certificate import deep_verify
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import ConfigError, UsageError
@@ -88,8 +87,6 @@ def test_a_redacted_run_is_neither_gone_on_from_nor_re_fed_nor_certified(logged)
     read = runtime.store.get(run.id)
     with pytest.raises(UsageError, match="was redacted: the tokens to continue from"):
         fork_run(read, runtime, at=1, n=1)
-    with pytest.raises(UsageError, match="was redacted: its hidden tokens"):
-        refeed(read, ScriptedPolicy([]), runtime.store.blobs)
     assert [finding.kind for finding in deep_verify(facts_of(read), runtime.store).findings] == ["redacted"]
 
 

@@ -8,14 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from executions import SUBMIT, a_runtime, a_task, act, limits
+from executions import SUBMIT, a_runtime, a_task, act, limits, prompt_proof
 
 from nano_coder.cli import cli
-from nano_coder.models.opening import open_renderer
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import attempt_task, grade_run, reflect_run, run_task
 from nano_coder.run.reflection import REFLECTION, is_reflection
-from nano_coder.run.replay import execute, refeed
 from nano_rl.learn.rows.sample import to_samples
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
@@ -42,8 +40,7 @@ def test_the_second_attempt_reads_its_diff_and_what_the_check_said(tmp_path: Pat
     assert not is_reflection(first)
     (sample,) = to_samples(logged, 1.0)  # only the second attempt is trained
     assert sum(sample.mask) == sum(len(text.encode()) + 1 for text in (RIGHT, SUBMIT))
-    assert refeed(logged, open_renderer(logged), runtime.store.blobs).proved == 4
-    assert execute(logged, runtime.sandbox, runtime.store.blobs).drifts == ()
+    assert prompt_proof(logged, runtime).equal == 4
 
 
 def test_attempts_end_with_success_or_with_their_number(tmp_path: Path) -> None:
@@ -82,7 +79,6 @@ def test_long_output_is_cut_and_the_whole_of_it_lies_in_the_workspace(tmp_path: 
     _, second = attempt_task(a_task(check="seq 1 5000; false"), runtime, reflect=1)
     assert second.turns[0].observations[-1].truncated
     assert "exit code 1" in second.turns[1].observations[0].text
-    assert execute(second, runtime.sandbox, runtime.store.blobs).drifts == ()
 
 
 def test_a_failed_run_of_the_log_can_be_reflected_on_many_times(tmp_path: Path) -> None:
@@ -102,7 +98,7 @@ def test_a_failed_run_of_the_log_can_be_reflected_on_many_times(tmp_path: Path) 
 def test_what_reflection_is_worth_is_a_query_of_the_documentation(tmp_path: Path) -> None:
     runtime = a_runtime(tmp_path, [WRONG, SUBMIT, RIGHT, SUBMIT])
     attempt_task(a_task(check=CHECK), runtime, reflect=1)
-    page = (Path(__file__).parents[2] / "docs/replay.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/running.md").read_text()
     (query,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     assert runtime.store.sql(query).rows == [(0.0, 1.0)]
 
@@ -122,7 +118,7 @@ def test_the_command_reports_both_rewards(
     (work / "a.py").write_text("one\n")
     flags = ("-C", str(work), "--log", str(tmp_path / "log.db"), "--model", str(tiny_folder))
     code, out, _ = command(
-        capsys, "fix it", *flags, "--max-turns", "1", "--check", "false", "--json", "--reflect"
+        capsys, "fix it", *flags, "--limit", "max_turns=1", "--check", "false", "--json", "--reflect"
     )
     report = json.loads(out)
     assert code == report["exit_code"] != 0

@@ -26,10 +26,11 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access
 from nano_coder.serve.app import serve_app
 from nano_coder.serve.bounded_connection import BoundedConnection
-from nano_coder.serve.conversations import Conversations, ServedModel, end_interrupted
+from nano_coder.serve.conversations import Conversations, end_interrupted
 from nano_coder.serve.generation import ServerLimits
 from nano_coder.serve.given_reward import give_reward
 from nano_coder.serve.request import TextDelta
+from nano_coder.serve.served_model import ServedModel
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import PolicyError, UsageError

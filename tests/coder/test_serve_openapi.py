@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 from test_serve import ASK, Served
 
 from nano_coder.models.opening import local_policy, open_weights
-from nano_coder.serve.conversations import ServedModel
+from nano_coder.serve.served_model import ServedModel
 from nano_shared.store import LogStore
 
 CHECKS = [

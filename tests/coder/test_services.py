@@ -1,4 +1,4 @@
-"""Notes, pages and searches as tools of a run, and that replays and forks answer from the log."""
+"""Notes, pages and searches as tools of a run, and that forks answer from the log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from typer.testing import CliRunner, Result
 from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.cli import cli
 from nano_coder.config import SearchSettings
-from nano_coder.run.execution import Runtime, run_task
+from nano_coder.run.execution import Project, RunSettings, Runtime, run_task
 from nano_coder.run.fork import fork_run
-from nano_coder.run.replay import execute
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.tools.tool import ToolContext, ToolFailure
@@ -167,8 +166,10 @@ def logged(tmp_path: Path, port: int, *texts: str) -> tuple[Trajectory, Runtime]
     runtime = a_runtime(tmp_path, [*texts, SUBMIT], profile=profile)
     runtime = replace(
         runtime,
-        notes=runtime.store.notes("/p", Redactor().scrub),
-        search=SearchSettings(engine=f"http://127.0.0.1:{port}/search?q={{query}}", results="web.results"),
+        project=Project(notes=runtime.store.notes("/p", Redactor().scrub)),
+        settings=RunSettings(
+            search=SearchSettings(engine=f"http://127.0.0.1:{port}/search?q={{query}}", results="web.results")
+        ),
     )
     return run_task(a_task(limits=LIMITS), runtime, seed=1), runtime
 
@@ -186,24 +187,15 @@ def test_a_later_run_recalls_what_an_earlier_one_remembered(tmp_path: Path, port
     assert texts_of(run)[0] == "kept as note 1"
     later = run_task(a_task(), scripted(runtime, tmp_path, '@recall query="run the tests"'))
     assert texts_of(later)[0] == "[1] The tests run with make check.\n"
-    (note,) = runtime.notes.all() if runtime.notes else ()
+    assert runtime.project.notes is not None
+    (note,) = runtime.project.notes.all()
     assert (note.run_id, note.turn) == (run.id, 0)
 
 
 def test_a_run_of_no_project_remembers_nothing(tmp_path: Path, port: int) -> None:
     _, runtime = logged(tmp_path, port)
-    run = run_task(a_task(), replace(scripted(runtime, tmp_path, "@remember\nx"), notes=None))
+    run = run_task(a_task(), replace(scripted(runtime, tmp_path, "@remember\nx"), project=Project()))
     assert "belongs to no project" in texts_of(run)[0]
-
-
-def test_a_replay_asks_nobody(tmp_path: Path, port: int) -> None:
-    run, runtime = logged(tmp_path, port, "@remember\nfact one", "@recall query=fact", "@web_search query=x")
-    asked = len(_Site.asked)
-    if runtime.notes:
-        runtime.notes.forget(None)
-    assert execute(run, runtime.sandbox, runtime.store.blobs).drifts == ()
-    assert len(_Site.asked) == asked
-    assert not runtime.notes or not runtime.notes.all()
 
 
 def test_a_fork_sees_the_world_of_its_parent(tmp_path: Path, port: int) -> None:

@@ -16,13 +16,12 @@ from typing import Any
 
 import forked
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nano_coder.commands.batch import InOrder
 from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.namespaces import NsSandbox
-from nano_coder.sandbox.stateful_session import Session, SessionKind, parse_answer
+from nano_coder.sandbox.stateful_session import Session, SessionKind
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits
 
@@ -256,34 +255,19 @@ def test_close_wakes_a_request_under_way(session: Open) -> None:
 # ------------------------------------------------------------------------------------- honesty
 
 _FIND_CHANNEL = """
-import os, socket, stat, sys, json
+import os, socket, stat
 fd = next(int(n) for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')
           and stat.S_ISSOCK(os.stat(f'/proc/self/fd/{n}').st_mode))
 channel = socket.socket(fileno=os.dup(fd))
-def say(data): channel.sendall(len(data).to_bytes(4, 'big') + data)
-def nonce():
-    frame = sys._getframe()
-    while frame:
-        if 'request' in frame.f_locals and 'nonce' in frame.f_locals['request']:
-            return frame.f_locals['request']['nonce']
-        frame = frame.f_back
 """
+RIGHT = message.encode_outcome(message.RequestOutcome(0))
 
 
-def test_a_guessed_answer_ends_the_session(session: Open) -> None:
+def test_a_forged_answer_is_noticed_at_the_next_request(session: Open) -> None:
+    """The session's own process can answer in its place: that does not pass unnoticed."""
     one = session("python")
     one.run(_FIND_CHANNEL)
-    with pytest.raises(SandboxError, match="out of turn"):
-        one.run("say(json.dumps({'nonce': '0' * 32, 'exit_code': 0}).encode())\nimport time; time.sleep(20)")
-
-
-def test_an_answer_that_comes_twice_is_noticed_at_the_next_request(session: Open) -> None:
-    """The nonce can be read in the session's own process: what is forged with it does not pass unnoticed."""
-    one = session("python")
-    one.run(_FIND_CHANNEL)
-    forged = one.run(
-        "say(json.dumps({'nonce': nonce(), 'exit_code': 0}).encode())\nimport time; time.sleep(0.3)\n1/0"
-    )
+    forged = one.run(f"channel.sendall({RIGHT!r})\nimport time; time.sleep(0.3)\n1/0")
     assert forged.exit_code == 0
     time.sleep(0.6)
     with pytest.raises(SandboxError, match="out of turn"):
@@ -291,15 +275,13 @@ def test_an_answer_that_comes_twice_is_noticed_at_the_next_request(session: Open
 
 
 @pytest.mark.parametrize(
-    "data",
-    ["b'{' * 5000", "b'[1]'", "b'{\"nonce\": 1}'", "b'\\xff'", "b'[' * 4000"],
-    ids=lambda data: data[:9],
+    "data", [b"{" * 5000, b"\xff", RIGHT + RIGHT, b"\xff" * len(RIGHT)], ids=lambda data: str(len(data))
 )
-def test_nonsense_ends_the_session(session: Open, data: str) -> None:
+def test_nonsense_ends_the_session(session: Open, data: bytes) -> None:
     one = session("python")
     one.run(_FIND_CHANNEL)
     with pytest.raises(SandboxError, match="out of turn"):
-        one.run(f"say({data})\nimport time; time.sleep(20)")
+        one.run(f"channel.sendall({data!r})\nimport time; time.sleep(20)")
 
 
 def test_a_report_that_the_shell_did_not_write_ends_the_session(session: Open) -> None:
@@ -322,25 +304,6 @@ def test_the_process_between_agent_and_shell_cannot_be_looked_into(session: Open
     readable = looked.stdout.decode().split()
     parent = one.run("sed -n 's/^PPid:\\t//p' /proc/$$/status").stdout.decode().strip()
     assert parent not in readable[:-1]
-
-
-@given(st.binary(max_size=300) | st.binary(max_size=200).map(lambda b: len(b).to_bytes(4, "big") + b))
-def test_no_bytes_upset_the_agent(data: bytes) -> None:
-    assert parse_answer(data) is None
-
-
-@given(
-    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)
-)
-def test_fields_are_of_their_kind(value: object) -> None:
-    for name in ("nonce", "exit_code", "signal", "ended", "cpu_s", "peak_bytes", "refused", "other"):
-        data = json.dumps({"nonce": "n", name: value}).encode()
-        answer = parse_answer(len(data).to_bytes(4, "big") + data)
-        if answer is not None:
-            assert answer.exit_code is None or 0 <= answer.exit_code <= 255
-            assert isinstance(answer.nonce, str)
-            assert answer.cpu_s >= 0
-            assert name != "other"
 
 
 # --------------------------------------------------------------------------------------- batch

@@ -13,13 +13,14 @@ from executions import a_runtime, act
 
 from nano_coder.agent.profiles import HERMES_1
 from nano_coder.cli import cli as nano_coder
-from nano_coder.commands.run import make_task
+from nano_coder.commands.options import Setup
+from nano_coder.commands.run import make_task, take_snapshot
 from nano_coder.config import AgentConfig, load_config
-from nano_coder.run.execution import run_task
+from nano_coder.run.execution import Runtime, run_task
 from nano_coder.serve.given_reward import give_reward
 from nano_shared.command_line import run_command
 from nano_shared.store import LogStore, new_run_id
-from nano_shared.types import Trajectory
+from nano_shared.types import Task, Trajectory
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 EDIT = "echo two > a.py; chmod 755 a.py; mkdir -p made/empty; echo b > made/b.py"
@@ -69,10 +70,15 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
+def a_task_of(prompt: str, project: Path, config: AgentConfig, runtime: Runtime) -> Task:
+    setup = Setup(config, {}, project)
+    return make_task(prompt, take_snapshot(setup, runtime.store), setup, runtime)
+
+
 @pytest.fixture
 def run(project: Path, home: Path) -> Trajectory:
     runtime = a_runtime(home, SCRIPT, profile=HERMES_1)
-    task = make_task("Say two.", project, None, runtime.store, AgentConfig(max_turns=10))
+    task = a_task_of("Say two.", project, AgentConfig(max_turns=10), runtime)
     with runtime.store:
         trajectory = run_task(task, runtime)
     assert [bool(turn.snapshot) for turn in trajectory.turns] == [True, False, True, True]
@@ -270,7 +276,7 @@ def test_what_the_user_excludes_is_in_no_snapshot(
     assert sources["exclude"] == "nano.toml"
     runtime = a_runtime(home, [act("submit", HERMES_1, answer="ok")], profile=HERMES_1)
     with runtime.store:
-        run = run_task(make_task("Look.", project, None, runtime.store, config), runtime)
+        run = run_task(a_task_of("Look.", project, config, runtime), runtime)
     assert cli("restore", run.id, "--at", "0", "--to", str(tmp_path / "copy")).returncode == 0
     kept = {path.name for path in (tmp_path / "copy").iterdir()}
     assert not kept & {"data", "keys.secret"}
@@ -278,6 +284,6 @@ def test_what_the_user_excludes_is_in_no_snapshot(
 
 
 def test_a_pattern_with_a_slash_is_refused(cli: Cli, project: Path) -> None:
-    done = cli("run", "x", "-C", str(project), "--exclude", "data/big.bin")
+    done = cli("run", "x", "-C", str(project), "--set", "exclude=data/big.bin")
     assert done.returncode == 2
     assert "'data/big.bin' is no pattern for a name" in done.stderr

@@ -239,6 +239,15 @@ def test_python_runs_in_the_workspace(use: Use, context: ToolContext) -> None:
     assert not failed.ok
 
 
+def test_a_command_line_given_to_python_is_told_which_tool_runs_it(use: Use, context: ToolContext) -> None:
+    assert (
+        "a command line, not a Python program; shell runs it"
+        in use("python", code="python -m pytest -q").text
+    )
+    assert "command line" not in use("python", code="print(1 +").text
+    assert "command line" not in use("python", code="x = fail").text
+
+
 @pytest.mark.parametrize(("tool", "key"), [("shell", "command"), ("python", "code")])
 @pytest.mark.parametrize("text", ["echo \0", "echo \ud800"])
 def test_a_program_that_cannot_be_passed_on_is_an_observation(

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from executions import a_runtime, a_task, act, limits
+from executions import a_runtime, a_task, act, limits, prompt_proof
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nano_coder.agent.profiles import find_profile
 from nano_coder.run.execution import resume_run, run_task
 from nano_coder.run.fork import fork_run, say_to_run
-from nano_coder.run.replay import execute, refeed
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, SupportsKeeping
 from nano_coder.sandbox.unisolated import NoSandbox
@@ -463,7 +462,7 @@ def day(tool: str, **arguments: Any) -> str:
 PATCH = "*** Begin Patch\n*** Update File: a.py\n@@\n one \n-two\n+2\n*** End Patch"
 
 
-def test_a_run_with_the_days_tools_is_logged_replayed_and_verified(tmp_path: Path) -> None:
+def test_a_run_with_the_days_tools_is_logged_and_verified(tmp_path: Path) -> None:
     texts = [
         day("plan", steps=[{"step": "mend", "status": "in_progress"}]),
         day("read", path="a.py"),
@@ -480,8 +479,6 @@ def test_a_run_with_the_days_tools_is_logged_replayed_and_verified(tmp_path: Pat
     assert run.diff.endswith("-two\n+2\n")
     assert runtime.store.get(run.id) == run
     assert [finding.kind for finding in verify(run) if finding.blocks] == ["no verdict"]
-    again = execute(run, runtime.sandbox, runtime.store.blobs)
-    assert (again.holds, again.drifts) == (True, ())
 
 
 def test_a_fork_and_a_resumed_run_say_that_the_shell_began_anew(tmp_path: Path) -> None:
@@ -510,7 +507,7 @@ def test_a_message_goes_on_with_an_ended_run(tmp_path: Path) -> None:
     assert tokens is not None
     assert bytes(i for i in tokens.context_ids if i < 256).decode() == "tool: submitted\nuser: And now?\n"
     assert said.diff == run.diff
-    assert refeed(said, more.policy, more.store.blobs).holds  # type: ignore[arg-type]
+    assert prompt_proof(said, more).differing is None
     assert more.store.get(said.id) == said
     twice = say_to_run(said, "Again", a_runtime(tmp_path, [day("submit")], profile=DAY))
     assert (twice.parent, len(twice.turns)) == (said.id, 5)

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from log_values import a_run, a_turn, trajectories
 
 from nano_shared.feedback import Feedback, FeedbackKind
-from nano_shared.run_fact_rows import RunFilter
-from nano_shared.run_facts import facts_of
+from nano_shared.run_facts import RunFilter, facts_of
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Trajectory
 
@@ -47,7 +46,7 @@ def test_runs_come_by_task_and_oldest_first(tmp_path: Path) -> None:
         assert [run.id for run in store.facts()] == ["r4", "r2", "r3", "r1"]
         assert [run.id for run in store.facts(RunFilter(task="[ab]"))] == ["r2", "r3", "r1"]
         assert [run.id for run in store.facts(RunFilter(since=2.5))] == ["r4", "r2"]
-        assert [run.id for run in store.facts(RunFilter(run="r3"))] == ["r3"]
+        assert [run.id for run in store.facts(RunFilter(runs=("r3",)))] == ["r3"]
 
 
 def test_a_policy_is_found_by_its_name_and_by_its_weights(tmp_path: Path) -> None:

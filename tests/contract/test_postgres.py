@@ -214,7 +214,7 @@ def test_an_idle_connection_is_asked_before_a_reading_that_cannot_be_repeated(
 def test_a_write_whose_connection_breaks_midway_is_repeated(
     postgres_server: PostgresServer, url: str
 ) -> None:
-    from nano_shared import journal
+    from nano_shared import rows
 
     with LogStore.open(url) as store:
         store.begin(a_run())
@@ -222,7 +222,7 @@ def test_a_write_whose_connection_breaks_midway_is_repeated(
 
         def work(connection: sa.Connection) -> None:
             tried.append(1)
-            journal.append_turn(connection, "run1", a_turn(0))
+            rows.insert_turns(connection, "run1", (a_turn(0),))
             if len(tried) == 1:
                 end_connections(postgres_server)
                 connection.scalar(sa.select(1))
@@ -469,9 +469,9 @@ def test_64_writers_lose_nothing_while_connections_break(
 def test_facts_of_many_runs_are_streamed_by_a_cursor(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from psycopg import ServerCursor
 
-    from nano_shared import run_fact_rows
+    from nano_shared import run_facts
 
-    monkeypatch.setattr(run_fact_rows, "_BATCH", 5)
+    monkeypatch.setattr(run_facts, "_BATCH", 5)
     with LogStore.open(url) as store:
         for number in range(12):
             store.append(a_run(f"r{number:02}", turns=(a_turn(0),), started=float(number)))

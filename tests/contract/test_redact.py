@@ -480,7 +480,7 @@ def test_secrets_of_196_kinds_are_found() -> None:
     for name, text, pieces in secrets_planted.texts():
         scrubbed = scrub_text(text)[0]
         missed += [name] if any(secrets_planted.readable(piece, scrubbed) for piece in pieces) else []
-    assert set(missed) <= {"azure devops pat", "vault legacy", "algolia"}  # as docs/redaction.md says
+    assert set(missed) <= {"azure devops pat", "vault legacy", "algolia"}  # as docs/security.md says
 
 
 def test_secrets_are_found_in_files_of_their_kinds() -> None:

@@ -16,7 +16,7 @@ from nano_shared.blobs import pack
 from nano_shared.hashing import new_run_id
 from nano_shared.redact.redactor import Redactor
 from nano_shared.redact.store import redact_run
-from nano_shared.run_fact_rows import RunFilter
+from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trust, Verdict
 
@@ -33,9 +33,9 @@ def appended(store: LogStore, verdict: Verdict = PASSED, snapshot: str | None = 
 
 
 def sealed(store: LogStore, of: str) -> bool | None:
-    (facts,) = store.facts(RunFilter(run=of))
+    (facts,) = store.facts(RunFilter(runs=(of,)))
     assert facts.verdict is not None
-    return facts.verdict.sealed
+    return facts.sealed
 
 
 def edit(store: LogStore, **values: object) -> None:
@@ -51,7 +51,7 @@ def test_what_is_written_holds_and_what_is_edited_does_not(tmp_path: Path) -> No
         for values in ({"reward": 0.5}, {"trust": "user_check"}, {"checks": {"a": "pass"}}, {"grader": "me"}):
             edit(store, **values)
             assert sealed(store, made) is False, values
-            (facts,) = store.facts(RunFilter(run=made))
+            (facts,) = store.facts(RunFilter(runs=(made,)))
             assert FORGED in [finding.kind for finding in findings(facts) if finding.blocks]
             store.add_verdict(made, PASSED)
             assert sealed(store, made) is True
@@ -62,7 +62,7 @@ def test_a_verdict_of_an_older_nano_has_no_seal_and_is_taken_as_it_is(tmp_path: 
         made = appended(store)
         edit(store, seal=None)
         assert sealed(store, made) is None
-        (facts,) = store.facts(RunFilter(run=made))
+        (facts,) = store.facts(RunFilter(runs=(made,)))
         assert FORGED not in [finding.kind for finding in findings(facts)]
 
 
@@ -89,7 +89,7 @@ def test_a_corrupt_file_of_a_workspace_is_told(tmp_path: Path) -> None:
     with LogStore.open(tmp_path / "log.db") as store:
         tree = snapshot.snapshot_texts({"a.py": "x = 1\n"}, store.blobs)
         made = appended(store, snapshot=tree)
-        (facts,) = store.facts(RunFilter(run=made))
+        (facts,) = store.facts(RunFilter(runs=(made,)))
         look = _look(facts, store, False, None, set())
         assert "blob is corrupt" not in [check.kind for check in look.checks]
         (blob,) = snapshot.blobs_of(tree, store.blobs)

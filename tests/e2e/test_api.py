@@ -1,4 +1,4 @@
-"""docs/api.md: its names are defined where they are imported from, and its examples run, in their order."""
+"""Names and examples of docs/extending.md, "From Python": defined where they are imported from, and run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from nano_rl.tiny_model import build_tiny
 
-PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
-MODULES = re.findall(r"\| `((nano_\w+)\.[\w.]+)` \| (.*) \|", PAGE)
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text().partition("## From Python")[2]
+MODULES = re.findall(r"^- `((nano_\w+)\.[\w.]+)`: (.*)$", PAGE, re.MULTILINE)
 NAMES = {module: re.findall(r"`(\w+)`", names) for module, _, names in MODULES}
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 

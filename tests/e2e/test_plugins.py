@@ -71,9 +71,7 @@ def test_a_run_calls_the_tool_in_the_dialect_and_the_sandbox_of_the_package(nano
     shown = json.loads(nano("nano-coder", "log", "show", run, "--json").stdout)
     assert "Bonn: 14 C" in json.dumps(shown)
     assert "fenced-1+weather" in json.dumps(shown)
-    replayed = json.loads(nano("nano-coder", "replay", run, "--execute", "--json").stdout)
-    assert (replayed["runs"][0]["actions"], replayed["drifted"]) == (2, 0)
-    assert "a jail with" in nano("nano-coder", "replay", run, "--execute", "--sandbox", "announced").stderr
+    assert "a jail with" in done.stderr
     prose = json.loads(nano("nano-coder", "log", "export", run, "--format", "prose").stdout)
     assert prose["text"].splitlines()[0] == "How warm is Bonn?"
 

@@ -32,7 +32,7 @@ class EngineServer:
 
     def start(self) -> None:
         code = "import sys; from nano_coder.cli import main; sys.exit(main())"
-        arguments = ["serve", "--model", str(self._model), "--port", str(self.port), "--dtype", "float32"]
+        arguments = ["serve", "--model", str(self._model), "--port", str(self.port), "--set", "dtype=float32"]
         self._process = subprocess.Popen(
             [sys.executable, "-c", code, *arguments, "--log", str(self._folder / "served.db")],
             env={**os.environ, "NANO_SERVE_ADMIN_KEY": KEY, "NANO_HOME": str(self._folder)},

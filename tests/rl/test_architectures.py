@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.padded_batching import PaddedDecoder
+from nano_coder.models.local.module_decoder import ModuleDecoder
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.model.learner import Learner, lora_targets, prepare
@@ -117,7 +117,7 @@ def test_sampler_and_trainer_are_plain_transformers(family: str, adapter: bool) 
     first = decoded(engine, prompts(), [late])
     assert max(deviation(model, row) for row in first) < EXACT
     decoder = engine.decoder
-    assert isinstance(decoder, PaddedDecoder if family in GENERAL else ContinuousDecoder)
+    assert isinstance(decoder, ModuleDecoder if family in GENERAL else ContinuousDecoder)
     before = prefilled(decoder)
     again = [
         GenerationRequest((*r.request.ids, *r.ids, 9, 8, 7), Sampling(max_tokens=4), 3, r.request.owner)
@@ -137,9 +137,9 @@ def test_sampler_and_trainer_are_plain_transformers(family: str, adapter: bool) 
             torch.testing.assert_close(own[1 : len(ids)], plain, rtol=0, atol=EXACT)
 
 
-def prefilled(decoder: ContinuousDecoder | PaddedDecoder | None) -> int:
+def prefilled(decoder: ContinuousDecoder | ModuleDecoder | None) -> int:
     assert decoder is not None
-    return decoder.num_prefilled if isinstance(decoder, PaddedDecoder) else decoder.counts.prefilled
+    return decoder.num_prefilled if isinstance(decoder, ModuleDecoder) else decoder.counts.prefilled
 
 
 def likelihood(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:

@@ -149,7 +149,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / f"{name}.py").write_text(USER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    return f"py:{name}"
+    return name
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,7 @@ def test_what_is_no_list_of_scores_is_an_error_and_nothing_is_logged(
 def test_functions_that_cannot_be_called_are_refused_before_anything_runs(user: str) -> None:
     for name, sentence in (
         (f"{user}:absent", "defines no 'absent'; what fits there is trl, later, chat, by_run"),
-        ("py:no_such_module_here:f", "cannot import no_such_module_here"),
-        ("py:alone", "write py:module:function"),
+        ("no_such_module_here:f", "unknown reward part 'no_such_module_here:f'"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             opened(tests=1, **{name: 0.5})

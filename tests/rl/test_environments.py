@@ -21,12 +21,11 @@ from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "coder"))
 
-from executions import SUBMIT, a_runtime, act
+from executions import SUBMIT, a_runtime, act, prompt_proof
 
 from nano_coder.environment import Environments, OpenSession, open_environment
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, resume_run
-from nano_coder.run.replay import execute, refeed
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.trainable import verify
 from nano_rl.cli import cli
@@ -96,8 +95,7 @@ def test_a_run_in_an_environment_is_logged_exactly_and_graded_by_it(tmp_path: Pa
     assert runtime.store.get(run.id) == run
     found = {finding.kind for finding in verify(run)}
     assert not found & {RefusalCode.OTHER_PROFILE, RefusalCode.NO_VERDICT}
-    assert refeed(run, ScriptedPolicy([]), runtime.store.blobs).holds
-    assert execute(run, runtime.sandbox, runtime.store.blobs).holds
+    assert prompt_proof(run, runtime).differing is None
     with pytest.raises(UsageError, match=r"was in the environment guess\.py:Guess, whose state is not in"):
         resume_run(run.model_copy(update={"stop": None}).id, runtime)
 
@@ -242,7 +240,7 @@ def test_a_server_that_is_killed_mid_step_leaves_no_reward(tmp_path: Path) -> No
         (group,) = form_groups([run, again])  # of one task, whatever a session showed
         assert all(map(math.isnan, group.rewards_G))
         stored = list(runtime.store.facts())
-        assert {facts.task.id for facts in stored} == {task.id} == {run.task.listed.id, again.task.listed.id}
+        assert {facts.task_id for facts in stored} == {task.id} == {run.task.listed.id, again.task.listed.id}
 
 
 # ------------------------------------------------------------------------------------- the commands

@@ -221,19 +221,6 @@ def test_arguments_that_contradict_each_other_are_refused(
         CliRunner().invoke(cli, ["train", "--name", "other", *arguments], catch_exceptions=False)
 
 
-class Forgetful(dict[str, Any]):
-    """Remembers no check of an original tree, so that one left to chance is executed for every run."""
-
-    def __contains__(self, key: object) -> bool:
-        return False
-
-
-@pytest.fixture
-def by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that changed nothing earns what the check says of the original files, which is asked once."""
-    monkeypatch.setattr("nano_coder.grading.command_run._originals", Forgetful())
-
-
 SOMETIMES = "test $(od -An -N1 -tu1 /dev/urandom) -lt 128"
 """a check that half of all runs pass, whatever they do"""
 
@@ -259,7 +246,6 @@ def greedy_runs(
         assert done.exit_code in (0, 1), done.output
 
 
-@pytest.mark.usefixtures("by_chance")
 def test_greedy_runs_are_environments_that_fresh_rollouts_train_on(home: Path, roomy: Path) -> None:
     greedy_runs(home, roomy, [SOMETIMES, SOMETIMES, None, "no-such-program"])
     command = ["train", "--name", "mine", "--model", str(roomy), "--from-logs", "--steps", "1"]
@@ -274,7 +260,6 @@ def test_greedy_runs_are_environments_that_fresh_rollouts_train_on(home: Path, r
     assert row["grad_norm"] > 0
 
 
-@pytest.mark.usefixtures("by_chance")
 def test_ordinary_runs_train_at_whatever_temperature_they_were_sampled(home: Path, roomy: Path) -> None:
     """Their log-probs are those of that temperature, and the trainer's of their rows are too."""
     greedy_runs(home, roomy, [SOMETIMES, SOMETIMES], temperature="0.6")
@@ -296,7 +281,6 @@ def test_what_cannot_be_learned_from_ends_with_a_sentence(home: Path, roomy: Pat
         train("--fresh", "2", "--log", str(home / "unchecked.db"), name="other", model=roomy)
 
 
-@pytest.mark.usefixtures("by_chance")
 @pytest.mark.slow
 def test_a_task_without_a_signal_rests_and_a_training_ends_when_none_has_one(
     home: Path, roomy: Path, train: Train
@@ -310,7 +294,6 @@ def test_a_task_without_a_signal_rests_and_a_training_ends_when_none_has_one(
     assert [row["tasks_resting"] for row in rows] == [0, 1, 0, 1, 1]
 
 
-@pytest.mark.usefixtures("by_chance")
 @pytest.mark.slow
 def test_a_training_of_environments_goes_on_with_those_it_began_with(
     home: Path, roomy: Path, train: Train

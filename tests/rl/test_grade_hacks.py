@@ -156,12 +156,10 @@ def test_a_state_behind_a_link_earns_nothing(folder: Path, capsys: pytest.Captur
     assert graded(capsys, folder, STATE)["reward"] == 1.0
 
 
-def test_every_listed_number_is_here_and_in_the_table_of_the_docs() -> None:
+def test_every_listed_number_is_here_and_their_count_in_the_docs() -> None:
     assert list(LISTED) == list(range(1, 54))
     assert len(OWN) >= 20
-    table = (Path(__file__).parents[2] / "docs/hacks.md").read_text()
-    for number in LISTED:
-        assert f"| {number} |" in table
+    assert f"{len(LISTED)} listed hacks" in (Path(__file__).parents[2] / "docs/security.md").read_text()
 
 
 @pytest.mark.parametrize("kind", ROWS)

@@ -62,12 +62,12 @@ def test_what_is_not_there_is_said_before_any_work(nano: Nano, tmp_path: Path, l
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("train --name x --lr 1", "no such option: --lr; it is --learning-rate here"),
-        ("sft --name x --lr 1", "it is --learning-rate here"),
-        ("sft --name x --batch-size 4", "it is --set batch=... here"),
-        ("train --name x --batch-size 4", "it is --prompts here"),
-        ("train --name x --num-generations 4", "it is --group-size here"),
-        ("train --name x --max-turns 4", "it is --limit max_turns=N here"),
+        ("train --name x --lr 1", "no such option: --lr; did you mean --learning-rate?"),
+        ("sft --name x --lr 1", "did you mean --learning-rate?"),
+        ("sft --name x --batch-size 4", "did you mean --set batch=...?"),
+        ("train --name x --batch-size 4", "did you mean --prompts?"),
+        ("train --name x --num-generations 4", "did you mean --group-size?"),
+        ("train --name x --max-turns 4", "did you mean --limit max_turns=N?"),
         ("eval --limit turns=2", "did you mean max_turns?"),
         ("eval --limit 2", "write NAME=VALUE"),
         ("eval --limit seconds=2", "did you mean max_seconds or tool_seconds?"),

@@ -24,7 +24,7 @@ from nano_rl.logs.admission_report import LogAdmission
 from nano_rl.logs.lineage import lineage
 from nano_rl.logs.reader import read_logs
 from nano_shared.errors import LogError
-from nano_shared.run_fact_rows import RunFilter
+from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, StopReason, ToolCall, Trajectory, Trust
 

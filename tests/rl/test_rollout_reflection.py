@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import PROFILES
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime
+from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.run.foreign_agent import ForeignAgent
 from nano_coder.run.reflection import is_reflection
 from nano_coder.sandbox.backend import open_sandbox
@@ -97,7 +97,11 @@ def test_the_worth_counts_a_failure_as_the_mean_of_its_second_attempts(tmp_path:
 def test_an_agent_of_others_makes_no_second_attempts(tmp_path: Path) -> None:
     agent = ForeignAgent(command="python agent.py")
     with pytest.raises(UsageError, match="an agent of others begins anew"):
-        collect([a_task()], replace(a_runtime(tmp_path, WRONG, SUBMIT), agent=agent), reflect=2)
+        collect(
+            [a_task()],
+            replace(a_runtime(tmp_path, WRONG, SUBMIT), settings=RunSettings(agent=agent)),
+            reflect=2,
+        )
 
 
 def test_an_oracle_is_not_reflected_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

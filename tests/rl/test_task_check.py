@@ -144,7 +144,7 @@ def test_the_command_filters_a_file_and_names_the_reasons(
     source, target = tmp_path / "tasks.jsonl", tmp_path / "admitted.jsonl"
     bad = but(GOOD, key="bad", prompt="For example least(9, -9).")
     write_tasks(source, [GOOD, bad, QUESTION])
-    arguments = ["tasks", "check", str(source), "--out", str(target), "--json", "--jobs", "1"]
+    arguments = ["tasks", "check", str(source), "--out", str(target), "--json"]
     with pytest.raises(SystemExit) as ended:
         run_command(cli, arguments)
     assert ended.value.code in (0, None)

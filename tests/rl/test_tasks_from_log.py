@@ -50,7 +50,7 @@ def test_the_task_of_a_run_is_admitted_with_the_run_as_its_oracle(
     (task,) = read_tasks(out)
     assert (task.prompt, task.files, task.check) == (run.task.prompt, run.task.files, run.task.check)
     assert task.key != run.task.key  # another content under one key would spoil both groups
-    code, said, _ = command(capsys, "check", str(out), "--jobs", "1", "--json")
+    code, said, _ = command(capsys, "check", str(out), "--json")
     assert code == 0, said
     assert json.loads(said)["admitted"] == 1
 
@@ -85,7 +85,7 @@ def test_a_workspace_that_text_cannot_hold_stays_in_the_log(
     assert made.task.snapshot == start
     out, log = tmp_path / "tasks.jsonl", str(tmp_path / "log.db")
     command(capsys, "from-log", "last", "-o", str(out), "--log", log)
-    code, said, _ = command(capsys, "check", str(out), "--jobs", "1", "--json", "--log", log)
+    code, said, _ = command(capsys, "check", str(out), "--json", "--log", log)
     assert code == 0, said
 
 

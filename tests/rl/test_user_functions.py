@@ -121,7 +121,7 @@ def test_a_function_of_trl_reads_the_columns_of_the_data_set(here: Path, importe
     runtime = new_runtime(here)
     right, wrong = rolled(runtime, ("@submit\n4",), ("@submit\n3",), task=imported[0])
     for name, values in (("gsm", [1, 0]), ("ground", [1, 0]), ("everything", [1, 1]), ("later", [1, 1])):
-        for reference in (f"./mine.py:{name}", f"py:./mine.py:{name}", f"mine:{name}", f"py:mine:{name}"):
+        for reference in (f"./mine.py:{name}", f"mine:{name}"):
             reward = open_reward(parse_reward(f"{reference}=1")).probe(imported)
             assert [run.reward for run in reward.apply([right, wrong], runtime)] == values
 
@@ -156,10 +156,9 @@ def test_columns_are_those_of_the_row_of_the_check_and_of_the_task_itself() -> N
 def test_what_cannot_score_is_refused_before_the_first_rollout(
     name: str, said: str, imported: list[Task]
 ) -> None:
-    for reference in (f"./mine.py:{name}", f"py:./mine.py:{name}"):
-        with pytest.raises(NanoError, match=said) as refused:
-            open_reward(parse_reward(f"{reference}=1")).probe(imported)
-        assert "\n" not in str(refused.value)
+    with pytest.raises(NanoError, match=said) as refused:
+        open_reward(parse_reward(f"./mine.py:{name}=1")).probe(imported)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["tensor", "array", "later", "spread"])
@@ -170,13 +169,13 @@ def test_numbers_of_any_library_and_functions_that_compare_pass(name: str, impor
 def test_a_deadline_leaves_rollouts_without_a_score(
     here: Path, imported: list[Task], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here / "reward.toml").write_text('[parts."py:./mine.py:hangs"]\nweight = 1\ndeadline = 0.2\n')
+    (here / "reward.toml").write_text('[parts."./mine.py:hangs"]\nweight = 1\ndeadline = 0.2\n')
     runtime = new_runtime(here)
     (run,) = rolled(runtime, ("@submit\n4",), task=imported[0])
     (judged,) = open_reward(parse_reward("reward.toml")).probe(imported).apply([run], runtime)
     assert judged.verdict is not None
     assert (judged.reward, judged.verdict.failure_kind) == (None, "function_late")
-    assert "py:./mine.py:hangs took longer than its deadline of 0.2 s" in capsys.readouterr().err
+    assert "./mine.py:hangs took longer than its deadline of 0.2 s" in capsys.readouterr().err
 
 
 def test_the_grader_of_a_run_says_which_code_rewarded_it(here: Path) -> None:

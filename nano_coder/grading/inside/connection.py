@@ -13,7 +13,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .value_codec import MALFORMED, Crossing, NotPlain
@@ -232,106 +232,26 @@ def _borrowed_iterator(ask: Callable[..., Any]) -> Iterator[Any]:
         yield answer[0]
 
 
-async def _borrowed_generator(ask: Callable[..., Any]) -> AsyncIterator[Any]:
-    while answer := ask("anext"):
-        yield answer[0]
-
-
-async def _borrowed_awaitable(ask: Callable[..., Any]) -> Any:
-    return ask("await")
-
-
 def _borrowed_function(ask: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(ask)(functools.partial(ask, "call"))
 
 
-class _BorrowedObject:
+class _Iterable:
+    borrowed = "J"
+
     def __init__(self, ask: Callable[..., Any]) -> None:
         self._ask = ask
-
-
-class _Iterable(_BorrowedObject):
-    borrowed = "J"
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._ask("iter"))
 
 
-class _Manager(_BorrowedObject):
-    borrowed = "G"
-
-    def __enter__(self) -> Any:
-        return self._ask("enter")
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        return self._ask("exit", error) is True and _on_purpose(error)
-
-
-class _AsyncManager(_BorrowedObject):
-    borrowed = "H"
-
-    async def __aenter__(self) -> Any:
-        return self._ask("aenter")
-
-    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        return self._ask("aexit", error) is True and _on_purpose(error)
-
-
-def _on_purpose(error: BaseException | None) -> bool:
-    """Whether a `raise` statement raised the error: a context manager must not swallow a failed assertion."""
-    if not isinstance(error, Exception) or isinstance(error, AssertionError):
-        return False
-    import traceback  # imported here only: it is slow to load
-
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return (last.line or "").startswith("raise")
-
-
 _BORROWED: dict[str, Callable[[Callable[..., Any]], Any]] = {
-    "N": _borrowed_iterator, "W": _borrowed_awaitable, "Z": _borrowed_generator, "F": _borrowed_function,
-    "J": _Iterable, "G": _Manager, "H": _AsyncManager,
+    "N": _borrowed_iterator, "F": _borrowed_function, "J": _Iterable,
 }  # fmt: skip
-
-
-def _left(lent: Any, error: BaseException | None) -> bool:
-    return bool(lent.__exit__(error and type(error), error, error and error.__traceback__))
-
-
-async def _next(lent: Any) -> list[Any]:
-    """The next item, or the end."""
-    async for item in lent:
-        return [item]
-    return []
-
-
-async def _awaited(lent: Any) -> Any:
-    return await lent
-
-
-async def _left_later(lent: Any, error: BaseException | None) -> bool:
-    return bool(await lent.__aexit__(error and type(error), error, error and error.__traceback__))
-
-
-@functools.cache
-def _loop() -> Any:
-    import asyncio
-
-    return asyncio.new_event_loop()
-
-
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return _loop().run_until_complete(coroutine)
-
-
 _LENT: dict[str, Callable[..., Any]] = {
     "call": lambda lent, *args, **kwargs: lent(*args, **kwargs),
     "iter": iter,
     "next": lambda lent: [item for _, item in zip((None,), lent, strict=False)],
-    "await": lambda lent: _run(_awaited(lent)),
-    "anext": lambda lent: _run(_next(lent)),
-    "enter": lambda lent: lent.__enter__(),
-    "exit": _left,
-    "aenter": lambda lent: _run(_awaited(lent.__aenter__())),
-    "aexit": lambda lent, error: _run(_left_later(lent, error)),
 }
 """operation -> function that performs it on a lent object"""

@@ -22,6 +22,8 @@ def fetched(path: str) -> dict[str, Any]:
             return {"problem": "link", "detail": "is a link"}
         if not stat.S_ISREG(status.st_mode):
             return {"problem": "reward_missing", "detail": "is no regular file"}
+        if not status.st_mode & os.fstat(folder).st_mode & stat.S_IWUSR:
+            return {"problem": "read_only", "detail": "cannot be written by the command"}
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except FileNotFoundError:
         return {"problem": "reward_missing", "detail": "was not written"}

@@ -3,7 +3,7 @@
 The supervisor never imports the solution; it forks the process that does, reads its reports from a pipe and
 passes them on. The test runner is imported before the solution, whose folder comes last on sys.path; test
 files are written outside the workspace after the solution is imported, and removed after collection. What
-this cannot prevent is listed in docs/hacks.md.
+this cannot prevent is listed in docs/security.md.
 """
 
 from __future__ import annotations

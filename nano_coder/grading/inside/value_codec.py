@@ -56,10 +56,7 @@ _TEXTUAL = {
     ("ipaddress", "IPv4Network"), ("ipaddress", "IPv6Network"),
 }  # fmt: skip
 """types that are sent as text"""
-LENT = {
-    "N": "__next__", "W": "__await__", "Z": "__anext__", "G": "__enter__", "H": "__aenter__", "J": "__iter__",
-    "F": "__call__",
-}  # fmt: skip
+LENT = {"N": "__next__", "J": "__iter__", "F": "__call__"}
 """objects that stay on their side and are used through a proxy, by the method that identifies them"""
 MALFORMED = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, ArithmeticError, MemoryError,
@@ -190,9 +187,8 @@ class Crossing:
             return self._numbered(value) or self._contents(plain, depth)
         if self._lend is None or isinstance(value, type):
             raise NotPlain(kind.__name__)
-        for tag in "GHF":
-            if plain_values.has_method(kind, LENT[tag]):
-                return {tag: self._lend(value, tag)}
+        if plain_values.has_method(kind, LENT["F"]):
+            return {"F": self._lend(value, "F")}
         if kind is not object and not plain_values.is_object(value):
             raise NotPlain(kind.__name__)
         return self._numbered(value) or self._pack_object(value, kind, depth)
@@ -484,8 +480,9 @@ def _moment(name: str, parts: list[int], offset: int | None = None, fold: int = 
 def _lent_as(kind: type[Any]) -> str | None:
     if kind.__name__ in _FUNCTIONS:
         return "F"
-    borrowed = next((tag for tag in "NWZ" if plain_values.has_method(kind, LENT[tag])), None)
-    return borrowed or getattr(kind, "borrowed", None)
+    if plain_values.has_method(kind, LENT["N"]):
+        return "N"
+    return getattr(kind, "borrowed", None)
 
 
 def _members(error: BaseException) -> tuple[BaseException, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.decoder import choose_decoder
 from nano_coder.models.local.kv_cache import ROUND
-from nano_coder.models.local.padded_batching import PaddedDecoder, evaluating
+from nano_coder.models.local.module_decoder import ModuleDecoder, evaluating
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest, Sampled, StopConditions
 from nano_shared.errors import ConfigError
 from nano_shared.malloc import keep_freed_memory
@@ -165,7 +165,7 @@ class Engine:
         """what limits the tokens of a row"""
         self._ends = StopConditions(eos_ids, self.context_limit, decode, self.limited_by)
         self.max_batch = max_batch or rows_together(self.device, self._kv_bytes, kv_token_bytes(model))
-        self._decoder: ContinuousDecoder | PaddedDecoder | None = None
+        self._decoder: ContinuousDecoder | ModuleDecoder | None = None
         self._probes: Stamp = ()
         self._counters: Stamp = ()
         self._watched: list[Tensor] = []
@@ -207,7 +207,7 @@ class Engine:
         return self._decoder is not None and self._decoder.busy
 
     @property
-    def decoder(self) -> ContinuousDecoder | PaddedDecoder | None:
+    def decoder(self) -> ContinuousDecoder | ModuleDecoder | None:
         """The decoder; None before the first request."""
         return self._decoder
 
@@ -312,7 +312,7 @@ class Engine:
         every: Tensor = model(input_ids=ids_BT, use_cache=False).logits
         return every[:, positions_n]
 
-    def _current(self) -> ContinuousDecoder | PaddedDecoder:
+    def _current(self) -> ContinuousDecoder | ModuleDecoder:
         """The decoder; a new one if the weights have changed since its KV was computed."""
         watched = _watched(self.model)
         probes, counters = probe_stamp(watched), counter_stamp(watched)
@@ -322,12 +322,7 @@ class Engine:
             raise RuntimeError("the weights changed while rows were being decoded with them")
         self._decoder = None
         with torch.no_grad():
-            self._decoder = choose_decoder(
-                self.model,
-                context_limit=self.context_limit,
-                max_batch=self.max_batch,
-                max_bytes=self._kv_bytes,
-            )
+            self._decoder = choose_decoder(self.model, max_batch=self.max_batch, max_bytes=self._kv_bytes)
         self._watched = _watched(self.model)
         self._probes, self._counters = probes, counter_stamp(self._watched)
         return self._decoder

@@ -221,9 +221,9 @@ class LocalPolicy:
         """Number of tokens in a plain text."""
         return self.template.count(text)
 
-    def delta(self, conversation: Conversation) -> tuple[int, ...]:
-        """Ids that the template appends before the next turn is sampled."""
-        return self.template.delta(conversation)
+    def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
+        """The row of the next turn, and the ids that the template appends before it is sampled."""
+        return self.template.next_row(conversation)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, control tokens included."""

@@ -181,7 +181,7 @@ def _isolate(plan: dict[str, Any], programs: cgroup.JailCgroup) -> None:
     if landlock.version():
         with kernel.layer("landlock"):
             landlock.confine(writable=WRITABLE)
-    program = seccomp.program(kernel.MACHINE, traceable=plan["traceable"])
+    program = seccomp.program(kernel.MACHINE)
     if program is not None:
         with kernel.layer("seccomp"):
             kernel.install_filter(program)

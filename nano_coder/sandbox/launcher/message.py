@@ -90,6 +90,8 @@ class RequestOutcome(NamedTuple):
     peak_bytes: int = 0
     refused: tuple[int, str] | None = None
     """errno and text of an operation of trusted code inside that failed"""
+    ended: bool = False
+    """whether the request ended the session that it belongs to"""
 
 
 def encode_outcome(outcome: RequestOutcome) -> bytes:
@@ -97,24 +99,27 @@ def encode_outcome(outcome: RequestOutcome) -> bytes:
     status = -(outcome.signal or 0) if outcome.exit_code is None else outcome.exit_code
     number, text = outcome.refused or (0, "")
     said = text.encode(errors="backslashreplace")[:_LONGEST_TEXT]
-    return _FORM.pack(status, outcome.oom, outcome.cpu_s, outcome.peak_bytes, number, said)
+    return _FORM.pack(
+        status, outcome.oom | outcome.ended << 1, outcome.cpu_s, outcome.peak_bytes, number, said
+    )
 
 
 def decode_outcome(data: bytes) -> RequestOutcome:
     """Raises ValueError for bytes that no init sends."""
     if len(data) != OUTCOME_SIZE:
         raise ValueError(f"a record of {len(data)} bytes, not {OUTCOME_SIZE}")
-    status, oom, cpu_s, peak_bytes, number, said = _FORM.unpack(data)
+    status, flags, cpu_s, peak_bytes, number, said = _FORM.unpack(data)
     if not -_MOST_SIGNAL <= status <= 255:
         raise ValueError(f"an exit status of {status}")
-    if oom > 1:
-        raise ValueError(f"a truth value of {oom}")
+    if flags > 3:
+        raise ValueError(f"flags of {flags}")
     if not (math.isfinite(cpu_s) and cpu_s >= 0):
         raise ValueError(f"{cpu_s} seconds of processor time")
     return RequestOutcome(
         exit_code=status if status >= 0 else None,
         signal=-status if status < 0 else None,
-        oom=bool(oom),
+        oom=bool(flags & 1),
+        ended=bool(flags & 2),
         cpu_s=cpu_s,
         peak_bytes=peak_bytes,
         refused=(number, said.rstrip(b"\0").decode(errors="backslashreplace")) if number else None,

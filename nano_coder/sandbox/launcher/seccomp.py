@@ -219,28 +219,21 @@ def _tree(parts: list[tuple[int, bytes]]) -> bytes:
     return _if(_JUMP_AT_LEAST, parts[middle][0], _tree(parts[middle:]), _tree(parts[:middle]))
 
 
-def _numbers(machine: str, traceable: bool) -> dict[int, bytes]:
+def _numbers(machine: str) -> dict[int, bytes]:
     """Number -> instructions, for all system calls that exist in a jail."""
     known = [*range(_END_OF_OWN[machine]), *_COMMON, *_YOUNGER]
     parts = dict.fromkeys(known, _PASS)
-    parts |= {
-        number: _refuse(answer(name))
-        for name, number in denied(machine).items()
-        if not (traceable and name == "seccomp")
-    }
+    parts |= {number: _refuse(answer(name)) for name, number in denied(machine).items()}
     inspections = _inspections()
     return parts | {number: inspections[name] for name, number in inspected(machine).items()}
 
 
 @functools.cache
-def program(machine: str, *, traceable: bool = False) -> bytes | None:
-    """The filter for a machine as classic BPF, eight bytes an instruction; None for an unknown machine.
-
-    A `traceable` filter lets our tracer install one more filter, which refuses what this one then allows.
-    """
+def program(machine: str) -> bytes | None:
+    """The filter for a machine as classic BPF, eight bytes an instruction; None for an unknown machine."""
     if machine not in MACHINES:
         return None
-    numbers, unknown, kill = _numbers(machine, traceable), _refuse(errno.ENOSYS), _instruction(_RETURN, _KILL)
+    numbers, unknown, kill = _numbers(machine), _refuse(errno.ENOSYS), _instruction(_RETURN, _KILL)
     parts: list[tuple[int, bytes]] = []
     for number in range(max(numbers) + 2):
         part = numbers.get(number, unknown)

@@ -1,7 +1,6 @@
 """The inside of a stateful session: a shell or a Python interpreter that serves requests on a socket.
 
-A request and its answer carry the same nonce. The agent ends the session at an answer that comes twice or has
-another nonce.
+It answers a request by an outcome record. The agent ends the session at an answer that nobody asked for.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ import __future__
 
 import ast
 import contextlib
+import errno
 import fcntl
 import io
 import linecache
@@ -20,14 +20,17 @@ import signal
 import socket
 import sys
 import types
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from . import exec_program, files, kernel, message
+from .message import RequestOutcome
 
 _ORDERS, _REPORTS = 9, 8
 _LONGEST_REPORT = 4096
-_FORGED = {"forged": True}
-"""answer if another process than the shell wrote a report; the agent then ends the session"""
+
+
+class Forged(Exception):
+    """Another process than the shell wrote a report."""
 
 
 class ShellSession:
@@ -50,11 +53,13 @@ class ShellSession:
         # the shell has it open already; programs must not inherit it
         self._order(f"exec {_ORDERS}<&-\n")
 
-    def run(self, source: str, stdin: int) -> dict[str, Any]:
+    def run(self, source: str, stdin: int) -> RequestOutcome:
         nonce = secrets.token_hex(16)
         if select.select([self._reports], [], [], 0)[0]:
             # the shell ended between requests, or another process wrote a report
-            return _FORGED if self._report() else self._ending()
+            if self._report():
+                raise Forged
+            return self._ending()
         given = _stdin_file(stdin)
         # `command`, since a shell exits at a syntax error of a special builtin
         order = f"command eval {_quoted(source)} {_REPORTS}>&- <{_quoted(given or os.devnull)}\n"
@@ -67,12 +72,9 @@ class ShellSession:
             return self._ending()
         nonce_read, _, code = report_line.strip().partition(" ")
         if nonce_read != nonce or not code.isdecimal() or int(code) > 255:
-            return _FORGED
+            raise Forged
         before, self._used = self._used, _cpu_seconds(self._pid)
-        return {
-            "exit_code": int(code), "signal": None, "ended": False,
-            "cpu_s": max(0.0, self._used - before), "peak_bytes": 0,
-        }  # fmt: skip
+        return RequestOutcome(int(code), cpu_s=max(0.0, self._used - before))
 
     def _order(self, text: str) -> None:
         data = text.encode("utf-8", "surrogateescape")
@@ -89,14 +91,11 @@ class ShellSession:
             line += chunk
         return line.decode("ascii", "replace")
 
-    def _ending(self) -> dict[str, Any]:
+    def _ending(self) -> RequestOutcome:
         _, status, usage = os.wait4(self._pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        return {
-            "exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None, "ended": True,
-            "cpu_s": max(0.0, usage.ru_utime + usage.ru_stime - self._used),
-            "peak_bytes": usage.ru_maxrss * 1024,
-        }  # fmt: skip
+        code, number = exec_program.exit_status(status)
+        used = max(0.0, usage.ru_utime + usage.ru_stime - self._used)
+        return RequestOutcome(code, number, False, used, usage.ru_maxrss * 1024, ended=True)
 
 
 def _become_shell(orders: int, reports: int) -> NoReturn:
@@ -153,7 +152,7 @@ class PythonSession:
         self._flags = 0
         self._requests = 0
 
-    def run(self, source: str, stdin: int) -> dict[str, Any]:
+    def run(self, source: str, stdin: int) -> RequestOutcome:
         os.dup2(stdin, 0)
         sys.stdin = io.TextIOWrapper(
             open(0, "rb", closefd=False),  # noqa: SIM115 (it stays)
@@ -165,13 +164,8 @@ class PythonSession:
         _flush()
         if os.getpid() != self._pid:
             os._exit(code)
-        return {
-            "exit_code": code,
-            "signal": None,
-            "ended": ended,
-            "cpu_s": _own_cpu_seconds() - used,
-            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        }
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return RequestOutcome(code, cpu_s=_own_cpu_seconds() - used, peak_bytes=peak, ended=ended)
 
     def _execute(self, source: str) -> tuple[int, bool]:
         """Exit code, and whether the source asked to end the session."""
@@ -238,22 +232,17 @@ def _own_cpu_seconds() -> float:
 _WORK = "/work"
 
 
-class SessionProgram(Protocol):
-    """An interpreter or a shell, with the state that it keeps between requests."""
-
-    def run(self, source: str, stdin: int) -> dict[str, Any]:
-        """Run one request with this standard input. Returns `exit_code`, `signal`, whether it `ended` the
-        session, `cpu_s` in seconds and `peak_bytes` of memory."""
-        ...
-
-
 def serve(kind: str) -> NoReturn:
     """Serve the socket on standard input until the other side closes it or the program ends."""
     channel = _take_channel()
-    session = _open_session(kind)
+    session = ShellSession() if kind == "shell" else PythonSession()
     while (received := message.receive(channel)) is not None:
         request, (stdin,) = received
-        message.send(channel, {"nonce": request["nonce"], **_answered(session, request, stdin)})
+        try:
+            answer = message.encode_outcome(_answered(session, request, stdin))
+        except Forged:
+            answer = b"forged"
+        channel.sendall(answer)
     os._exit(0)
 
 
@@ -272,19 +261,14 @@ def _take_channel() -> socket.socket:
     return channel
 
 
-def _open_session(kind: str) -> SessionProgram:
-    if kind == "shell":
-        return ShellSession()
-    return PythonSession()
-
-
-def _answered(session: SessionProgram, request: dict[str, Any], stdin: int) -> dict[str, Any]:
+def _answered(session: ShellSession | PythonSession, request: dict[str, Any], stdin: int) -> RequestOutcome:
     try:
         for name, text in request["files"].items():
             _write(name, text.encode("utf-8", "surrogatepass"))
     except OSError as error:
         os.close(stdin)
-        return {"refused": [str(error.filename), error.strerror or str(error)]}
+        what = f"{error.filename}: {error.strerror or error}"
+        return RequestOutcome(message.REFUSED, refused=(error.errno or errno.EINVAL, what))
     try:
         return session.run(request["source"], stdin)
     finally:

@@ -56,6 +56,6 @@ def setup_of(runtime: Runtime, open_policy: OpenWorkerPolicy, config: AgentConfi
     return WorkerSetup(
         version=__version__, machine=machine(), log=address, blobs=store.blobs.address,
         witness=store.put_blob(new_run_id().encode()), open_policy=open_policy, config=config,
-        profile=runtime.profile, policy_name=runtime.policy_name, limits=dict(runtime.limits),
-        hosts=runtime.hosts, tool_files=TOOLS.files, environments=runtime.environments.references,
+        profile=runtime.profile, policy_name=runtime.policy_name, limits=dict(runtime.settings.limits),
+        hosts=runtime.settings.hosts, tool_files=TOOLS.files, environments=runtime.environments.references,
     )  # fmt: skip

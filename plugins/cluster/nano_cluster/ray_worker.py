@@ -22,7 +22,7 @@ from nano_coder.config import AgentConfig
 from nano_coder.environment import Environments
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.opening import bound_template, open_policy
-from nano_coder.run.execution import Runtime, grade_run, log_unexecuted, resume_run, run_task
+from nano_coder.run.execution import RunSettings, Runtime, grade_run, log_unexecuted, resume_run, run_task
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.registry import TOOLS
@@ -205,7 +205,7 @@ class RolloutExecutor:
         if setup.log_is_local and machine() != setup.machine:
             raise UsageError(
                 f"the log {setup.log} is an SQLite file, which a worker on another machine cannot write: give"
-                " --log postgresql://... (docs/store.md), or workers on the trainer's machine alone"
+                " --log postgresql://... (docs/running.md#the-log), or workers on the trainer's machine alone"
             )
         store = LogStore.open(setup.log, blobs=setup.blobs, create=False)
         try:
@@ -213,7 +213,8 @@ class RolloutExecutor:
         except (LogError, OSError):
             raise UsageError(
                 f"the blobs at {setup.blobs} are not the trainer's there: give"
-                " --log ...?blobs=s3://BUCKET/PREFIX, or a folder that all machines share (docs/store.md)"
+                " --log ...?blobs=s3://BUCKET/PREFIX, or a folder that all machines share"
+                " (docs/running.md#the-log)"
             ) from None
         for tool in setup.tool_files:
             TOOLS.give(tool)
@@ -225,9 +226,7 @@ class RolloutExecutor:
             store=redacting_store(store, getattr(policy, "decode", None), config),
             profile=setup.profile,
             policy_name=setup.policy_name,
-            limits=setup.limits,
-            hosts=setup.hosts,
-            search=config.search,
+            settings=RunSettings(limits=setup.limits, hosts=setup.hosts, search=config.search),
             environments=Environments.open(setup.environments),
         )
 

@@ -100,7 +100,7 @@ def command(home: Path, name: str, steps: int, *more: str) -> list[str]:
     return [
         "-m", "nano_rl", "train", "--name", name, "--model", str(home / "tiny"), "--tasks",
         str(home / "tasks.jsonl"), "--steps", str(steps), "--prompts", "2", "--group-size", "4", "--reward",
-        "py:parity:parity=1", "--set", "guards.patience=99", "--set", "max_tokens=300", "--limit",
+        "parity:parity=1", "--set", "guards.patience=99", "--set", "max_tokens=300", "--limit",
         "max_completion_tokens=6", *more,
     ]  # fmt: skip
 

@@ -43,7 +43,7 @@ def _tools(directory: Path) -> list[Callable[..., Any]]:
         why it stopped, the verdict of the check (a shell line), and the diff. Nothing is applied."""
         options = [
             *(["--check", check] if check else []),
-            *(["--max-turns", str(max_turns)] if max_turns else []),
+            *(["--limit", f"max_turns={max_turns}"] if max_turns else []),
         ]
         return await _called(["run", "-C", str(directory), "--json", *options, "--", task])
 

@@ -161,7 +161,7 @@ def made_tools(
             function=_caller(name, server, each.name),
             # a server in a jail works on the run's files; one behind a URL cannot reach them
             mutates=server.command is not None,
-            recorded="replays" if server.command is not None else "forks",
+            recorded=server.command is None,
             problems=_validator(schema),
         )
 

@@ -21,7 +21,7 @@ from nano_coder.verify.trainable import blocking, verify
 from nano_shared import snapshot
 from nano_shared.errors import LogError, UsageError
 from nano_shared.extensions import Extensions
-from nano_shared.run_fact_rows import RunFilter
+from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import REDACTED_ID, Observation, StopReason, Trajectory, Turn
 from nano_view.run_pages import RunChoice, RunPages

@@ -14,7 +14,8 @@ from nano_coder.agent.profiles import HERMES_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access
 from nano_coder.serve.app import serve_app
-from nano_coder.serve.conversations import Conversations, ServedModel
+from nano_coder.serve.conversations import Conversations
+from nano_coder.serve.served_model import ServedModel
 from nano_shared.store import LogStore
 from nano_view.answers import LogView
 from nano_view.app import view_app

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -22,7 +21,7 @@ from nano_shared.logged_run import LoggedRun
 from nano_shared.redact.patterns import Known
 from nano_shared.redact.redactor import Redactor
 from nano_shared.redact.trajectory import learn, scrub_trajectory, scrub_value
-from nano_shared.run_queries import Heading
+from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory, Value
 
@@ -114,23 +113,16 @@ class ChosenRuns:
 
     def read(self, store: LogStore) -> Iterator[LoggedRun]:
         """The runs in the order given, or oldest first. Raises LogError for an unknown name."""
-        if self.names:
-            for run_id in dict.fromkeys(store.resolve(name) for name in self.names):
-                yield store.logged(run_id)
-            return
-        for heading in self.headings(store):
-            run = store.logged(heading.run_id)
-            if self.takes(run.trajectory):
+        named = dict.fromkeys(store.resolve(name) for name in self.names)
+        for run_id in named or [run_id for run_id, _ in self.ids(store)]:
+            run = store.logged(run_id)
+            if not self.successes or succeeded(run.trajectory):
                 yield run
 
-    def headings(self, store: LogStore, *, by_task: bool = False) -> Iterator[Heading]:
-        """Headings of the selected runs, without loading a run; ignores `successes`."""
-        for heading in store.headings(policy=self.policy, since=self.since, by_task=by_task):
-            if self.task is None or fnmatchcase(heading.task_key, self.task):
-                yield heading
-
-    def takes(self, run: Trajectory) -> bool:
-        return not self.successes or succeeded(run)
+    def ids(self, store: LogStore, *, by_task: bool = False) -> list[tuple[str, str]]:
+        """Id and task key of the runs that pass the filters, without loading a run; ignores `successes`."""
+        chosen = RunFilter(task=self.task, since=self.since, policy=self.policy)
+        return store.ids(chosen, by_task=by_task)
 
 
 def succeeded(run: Trajectory) -> bool:

@@ -8,7 +8,6 @@ that jail is untrusted: frames are bounded, and its files are unpacked in the ru
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import hashlib
 import inspect
 import json
@@ -18,17 +17,16 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from nano_coder.sandbox import resident_inside
 from nano_coder.sandbox.protocol import ExecResult, Jail
 from nano_coder.sandbox.request import WEEK_S
-from nano_coder.sandbox.resident_inside import ENDED, HEADER, MESSAGE, WORKSPACE
+from nano_mcp import resident_inside
+from nano_mcp.resident_inside import MESSAGE, WORKSPACE, Channel
 from nano_shared.errors import SandboxError
 from nano_shared.snapshot import SnapshotError
 
 _SOURCE = inspect.getsource(resident_inside)
 _SERVE = f"{_SOURCE}\n\nmain()\n"
 _UNPACK = f"{_SOURCE}\n\nFolder(os.getcwd()).unpack(sys.stdin.buffer.read())\n"
-_LONGEST_FRAME = 1 << 30
 _CARRY_S = 120.0
 _SEND_S = 30
 _PATIENCE_S = 10.0
@@ -59,10 +57,10 @@ class ResidentProgram:
         self._known = ""
         """hash of the workspace that both jails hold"""
         self._packed: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._channel, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
         # so that a program that does not read its input blocks nobody for ever
-        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
-        self._sending = threading.Lock()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
+        self._channel = Channel(ours)
         self._over: ExecResult | SandboxError | None = None
         self._ended: concurrent.futures.Future[str] = concurrent.futures.Future()
         start = {"argv": list(argv), "env": dict(environment), "cwd": cwd, "workspace": workspace is not None}
@@ -103,7 +101,7 @@ class ResidentProgram:
 
     def close(self) -> None:
         """End the program and close its jail. Idempotent."""
-        self._hang_up()
+        self._channel.hang_up()
         self._jail.close()
         self._reading.join(2 * _PATIENCE_S)
 
@@ -116,11 +114,11 @@ class ResidentProgram:
         except SandboxError as problem:
             self._over = problem
         finally:
-            self._hang_up()
+            self._channel.hang_up()
 
     def _read(self) -> None:
         said = b""
-        while (frame := self._frame()) is not None:
+        while (frame := self._channel.receive()) is not None:
             kind, data = frame
             if kind == MESSAGE:
                 self._on_output(data)
@@ -129,32 +127,13 @@ class ResidentProgram:
             else:
                 said = data
                 break
-        self._hang_up()
+        self._channel.hang_up()
         self._running.join(_PATIENCE_S)
         self._packed.put(None)
         self._ended.set_result(self._reason(said))
         self._on_end(self._ended.result())
         self._jail.close()
-        with self._sending:
-            self._channel.close()
-
-    def _frame(self) -> tuple[bytes, bytes] | None:
-        """The next frame; None at the end, and for what no frame is."""
-        header = self._exactly(HEADER.size)
-        if len(header) < HEADER.size:
-            return None
-        kind, size = HEADER.unpack(header)
-        if kind not in (MESSAGE, WORKSPACE, ENDED) or size > _LONGEST_FRAME:
-            return None
-        data = self._exactly(size)
-        return (kind, data) if len(data) == size else None
-
-    def _exactly(self, size: int) -> bytes:
-        data = bytearray()
-        with contextlib.suppress(OSError):
-            while len(data) < size and (chunk := self._channel.recv(min(size - len(data), 1 << 20))):
-                data += chunk
-        return bytes(data)
+        self._channel.close()
 
     def _reason(self, said: bytes) -> str:
         over = self._over
@@ -177,10 +156,9 @@ class ResidentProgram:
 
     def _send(self, kind: bytes, data: bytes) -> None:
         try:
-            with self._sending:
-                self._channel.sendall(HEADER.pack(kind, len(data)) + data)
+            self._channel.send(kind, data)
         except BlockingIOError:
-            self._hang_up()  # half a frame may be on its way
+            self._channel.hang_up()  # half a frame may be on its way
             raise SandboxError(f"it read nothing for {_SEND_S} s") from None
         except OSError:
             raise SandboxError(self._how_it_ended()) from None
@@ -191,10 +169,6 @@ class ResidentProgram:
             return self._ended.result(_PATIENCE_S)
         except concurrent.futures.TimeoutError:
             return "it has ended"
-
-    def _hang_up(self) -> None:
-        with contextlib.suppress(OSError):
-            self._channel.shutdown(socket.SHUT_RDWR)
 
 
 def _last_line(stderr: bytes) -> str:

@@ -5,6 +5,7 @@ Needs nothing but the standard library, since any interpreter of a jail may run 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -20,39 +21,49 @@ import threading
 MESSAGE, WORKSPACE, ENDED = b"m", b"w", b"e"
 """kinds of frames: bytes of the program's streams; the workspace, asked for by an empty frame; the program's
 exit code"""
-HEADER = struct.Struct(">cI")
+LONGEST_FRAME = 1 << 30
+_HEADER = struct.Struct(">cI")
 _CHUNK = 1 << 16
 _LEFT_OUT = (".git", "__pycache__", ".pytest_cache")
 """names that snapshots of a workspace leave out"""
-tarfile.TarFile.extraction_filter = staticmethod(lambda member, _path: member)  # the jail is the boundary
 
 
 class Channel:
+    """Frames over a socket, used on both sides."""
+
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lock = threading.Lock()
 
     def send(self, kind: bytes, data: bytes) -> None:
         with self._lock:
-            self._connection.sendall(HEADER.pack(kind, len(data)) + data)
+            self._connection.sendall(_HEADER.pack(kind, len(data)) + data)
 
     def receive(self) -> tuple[bytes, bytes] | None:
-        """The next frame; None at the end."""
-        header = self._exactly(HEADER.size)
-        if header is None:
+        """The next frame; None at the end, and for what no frame is."""
+        header = self._exactly(_HEADER.size)
+        if len(header) < _HEADER.size:
             return None
-        kind, size = HEADER.unpack(header)
+        kind, size = _HEADER.unpack(header)
+        if kind not in (MESSAGE, WORKSPACE, ENDED) or size > LONGEST_FRAME:
+            return None
         data = self._exactly(size)
-        return None if data is None else (kind, data)
+        return (kind, data) if len(data) == size else None
 
-    def _exactly(self, size: int) -> bytes | None:
+    def _exactly(self, size: int) -> bytes:
         data = bytearray()
-        while len(data) < size:
-            chunk = self._connection.recv(min(size - len(data), 1 << 20))
-            if not chunk:
-                return None
-            data += chunk
+        with contextlib.suppress(OSError):
+            while len(data) < size and (chunk := self._connection.recv(min(size - len(data), 1 << 20))):
+                data += chunk
         return bytes(data)
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
 
 
 class Folder:
@@ -60,6 +71,8 @@ class Folder:
 
     def __init__(self, root: str) -> None:
         self._root = root
+        # here and not at import: this side alone is in a jail
+        tarfile.TarFile.extraction_filter = staticmethod(lambda member, _path: member)
         self._known = self._fingerprint(self._entries())
 
     def unpack(self, data: bytes) -> None:

@@ -1,0 +1,205 @@
+"""Actions: executes an agent's calls, and makes of their outputs the observations that the model sees."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nano_coder.agent.workspace import Workspace
+from nano_coder.sandbox.protocol import ExecResult
+from nano_coder.tools.registry import TOOLS, RecordedAnswers
+from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult
+from nano_shared.printable import terminal_text
+from nano_shared.profile import InterfaceProfile, ObservationFormat
+from nano_shared.snapshot import SnapshotError
+from nano_shared.types import Limits, Observation, ToolCall
+
+if TYPE_CHECKING:
+    from nano_coder.environment import OpenSession
+
+_SHOWN = 5
+"""paths that a note names"""
+_NO_NOTES = ("compact",)
+"""dialects whose frozen observations do not mention limits"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actions:
+    """What the agents of a run act in, sub-agents included."""
+
+    context: ToolContext
+    workspace: Workspace
+    profile: InterfaceProfile
+    count: Callable[[str], int]
+    """number of tokens of a text"""
+    put_blob: Callable[[bytes], str]
+    session: OpenSession | None = None
+    """of the environment that the task is of; None for a task of ours"""
+    record: RecordedAnswers | None = None
+    """recorded answers of a logged run, used instead of calling recorded tools"""
+
+    @property
+    def notes(self) -> bool:
+        """Whether observations mention limits."""
+        return self.profile.dialect not in _NO_NOTES
+
+    def execute(
+        self, turn: int, number: int, call: ToolCall, offered: Sequence[str]
+    ) -> tuple[Observation, tuple[str, ...]]:
+        """Execute one call of a turn. Returns what it came to, and the names of the tool's repairs."""
+        started = time.time()
+        recorded = self.record.take(call) if self.record else None
+        try:
+            result = recorded or self._tool(turn, call, offered)
+        except ToolFailure as failure:
+            result = ToolResult(text=f"error: {failure}", ok=False)
+        repairs = tuple(f"{call.name}: {name}" for name in result.repairs)
+        changed: tuple[str, ...] = ()
+        if not recorded and call.name in offered and call.name in TOOLS and TOOLS[call.name].mutates:
+            result, changed = self._kept(result)
+        return self.observed(call.name, turn, number, result, started, changed), repairs
+
+    def _tool(self, turn: int, call: ToolCall, offered: Sequence[str]) -> ToolResult:
+        if call.name not in offered:
+            raise ToolFailure(f"unknown tool {call.name}; the tools are {', '.join(offered)}")
+        if self.session is not None and self.session.offers(call.name):
+            return self.session.step(call)
+        return TOOLS.find(call.name)(replace(self.context, turn=turn), dict(call.arguments))
+
+    def _kept(self, result: ToolResult) -> tuple[ToolResult, tuple[str, ...]]:
+        """Keep the workspace after a call. Returns its result, with what could not be kept, and the changed
+        files."""
+        known = self.workspace.left_out
+        try:
+            changed = self.workspace.refresh()
+        except SnapshotError as problem:  # the workspace outgrew its limits, which the agent can mend
+            return replace(result, text=f"error: {problem}\n{result.text}", ok=False), ()
+        new = [repr(path) for path in self.workspace.left_out if path not in known]
+        if new and self.notes:
+            named = ", ".join(new[:_SHOWN]) + (f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else "")
+            note = f"[in no diff, since it is no file, folder or link, or cannot be read: {named}]"
+            result = replace(result, text=f"{result.text}\n{note}")
+        return result, changed
+
+    def observed(
+        self, name: str, turn: int, number: int, result: ToolResult, started: float,
+        changed: tuple[str, ...] = (),
+    ) -> Observation:  # fmt: skip
+        """The observation of a result: truncated, with the whole text stored."""
+        # a call can quote half a surrogate pair, which no tokenizer accepts
+        full = result.text.encode("utf-8", "backslashreplace")
+        spill, whole = spill_path(turn, number), full.decode()
+        text, cut = shorten(whole, self.count, self.profile.observation, full_output=spill, tool=name)
+        blob = None
+        if text != whole:
+            blob = self.put_blob(full)
+            with contextlib.suppress(OSError):  # the agent may have put something else at that path
+                self.context.jail.write(spill, full)
+        run = result.execution
+        if run and self.notes:
+            text += limits_met(run, self.context.limits)
+        return Observation(
+            tool=name,
+            ok=result.ok,
+            text=text,
+            exit_code=run.exit_code if run else None,
+            signal=run.signal if run else None,
+            timed_out=run.timed_out if run else False,
+            bytes_total=run.stdout_bytes + run.stderr_bytes if run else len(full),
+            truncated=cut or (run.truncated if run else False),
+            blob=blob,
+            files_changed=changed,
+            **({"denials": run.denials} if run else {}),
+            started=started,
+            ended=time.time(),
+        )
+
+
+def spill_path(turn: int, call: int) -> str:
+    """Path at which the agent finds the whole output of a truncated observation; snapshots leave it out."""
+    return f".nano/output_{turn}{f'_{call}' if call else ''}.txt"
+
+
+_NO_PROCESS = (b"Resource temporarily unavailable", b"can't start new thread", b"Cannot fork")
+_NO_SPACE = (b"No space left on device",)
+_KILLED = 128 + 9
+"""exit code of a shell whose last program got SIGKILL, as the kernel sends it beyond a group's limit"""
+
+
+def limits_met(run: ExecResult, limits: Limits) -> str:
+    """A sentence for each limit that cut a program, with the setting that raises it; empty for none."""
+    said = (run.stdout[-4096:] + run.stderr[-4096:]) if not run.ok else b""
+    met = [
+        (run.timed_out, f"it was ended after {limits.tool_seconds:g} s (setting tool_seconds)"),
+        (run.oom, f"its memory ended at {limits.memory_mb} MB (setting tool_memory_mb)"),
+        (
+            run.exit_code == _KILLED and not run.oom,
+            f"what was killed may have met the limit of {limits.memory_mb} MB (setting tool_memory_mb)",
+        ),
+        (
+            run.truncated,
+            f"of each output the first and last part are kept, {limits.output_bytes} bytes in all (setting"
+            " tool_output_bytes)",
+        ),
+        (
+            any(text in said for text in _NO_PROCESS),
+            "it may have met the limit of processes and threads (setting tool_processes)",
+        ),
+        (
+            any(text in said for text in _NO_SPACE),
+            "it may have met the limit of a workspace's size (setting workspace_mb)",
+        ),
+    ]
+    return "".join(f"\n[{sentence}]" for holds, sentence in met if holds)
+
+
+_AS_THEY_ARE = frozenset(("read_file", "read", "grep", "search"))
+"""tools that show lines of files, which an edit has to repeat"""
+
+
+def shorten(
+    text: str, count: Callable[[str], int], form: ObservationFormat, *, full_output: str, tool: str = ""
+) -> tuple[str, bool]:
+    """The text for the model, and whether it was cut. `full_output` is the path of the whole output.
+
+    It is what a terminal would show, but for the tools that show lines of files. The head has at most
+    `head_tokens` and the tail at most `tail_tokens`, as counted by the policy.
+    """
+    if tool not in _AS_THEY_ARE:
+        text = terminal_text(text)
+    limit = form.head_tokens + form.tail_tokens
+    # a token has at least one character, so a short text needs no counting
+    if len(text) <= limit or count(text) <= limit:
+        return text, False
+    marker = f"[cut: first and last part of {len(text)} characters; all of it in {full_output}]"
+    return f"{marker}\n{_ends(text, form.head_tokens, form.tail_tokens, count)}", True
+
+
+def cut_to(text: str, tokens: int, count: Callable[[str], int]) -> str:
+    """The first and last part of a text of more than `tokens` tokens, which are about so many."""
+    if count(text) <= tokens:
+        return text
+    ends = _ends(text, tokens // 2, tokens // 2, count)
+    return f"[cut: first and last part of {len(text)} characters]\n{ends}"
+
+
+def _ends(text: str, head_tokens: int, tail_tokens: int, count: Callable[[str], int]) -> str:
+    head = text[: _fitting(text, head_tokens, count, from_end=False)]
+    tail = text[len(text) - _fitting(text, tail_tokens, count, from_end=True) :]
+    return f"{head}\n[...]\n{tail}"
+
+
+def _fitting(text: str, tokens: int, count: Callable[[str], int], *, from_end: bool) -> int:
+    """How many characters from one end fit into `tokens`; by bisection."""
+    low, high = 0, min(len(text), tokens * 16)
+    while low < high:
+        middle = (low + high + 1) // 2
+        piece = text[len(text) - middle :] if from_end else text[:middle]
+        if count(piece) <= tokens:
+            low = middle
+        else:
+            high = middle - 1
+    return low
