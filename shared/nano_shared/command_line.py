@@ -101,7 +101,7 @@ class Command(TyperCommand):
                 known.setdefault(f"--{word}", f"--set {setting}=...")
                 if self.settings[setting].annotation is bool:
                     known.setdefault(f"--no-{word}", f"--set {setting}=false")
-        words = (option, *ALIASES.get(option, ()))
+        words = (*ALIASES.get(option, ()), option)
         if exact := next((word for word in words if word.split()[0] in known), None):
             return known.get(exact, exact)
         return next((known[name] for name in get_close_matches(option, known, n=1, cutoff=0.7)), None)
