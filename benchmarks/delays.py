@@ -79,10 +79,10 @@ def slow_tools_and_trainer() -> None:
         with lasting(TOOL_LEAST * (TOOL_MOST / TOOL_LEAST) ** draw.random()):
             return call(self, *arguments)
 
-    def slow_learn(self: Updater, credited: Any, *arguments: Any, **named: Any) -> Any:
-        tokens = sum(run.num_sampled_tokens for one in credited for run in one.group.trajectories)
+    def slow_learn(self: Updater, rows: Any, *arguments: Any) -> Any:
+        tokens = sum(sample.num_action_tokens for sample in rows.samples)
         with lasting(UPDATE + UPDATE_TOKEN * tokens):
-            return learn(self, credited, *arguments, **named)
+            return learn(self, rows, *arguments)
 
     Tool.__call__ = slow_call  # type: ignore[method-assign]
     Updater.learn = slow_learn  # type: ignore[method-assign]

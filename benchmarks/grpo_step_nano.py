@@ -24,10 +24,10 @@ from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.weights import load_policy
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import TrainConfig
-from nano_rl.learn.advantage import credit_group
+from nano_rl.learn.advantage import RolloutBatch, credit_group
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
-from nano_rl.learn.model.flops import FlopCounter
 from nano_rl.learn.model.learner import Learner, prepare
+from nano_rl.learn.model.plan import FlopCounter
 from nano_rl.learn.rows.group import form_groups, group_metrics
 from nano_rl.learn.update import Updater
 from nano_shared.malloc import return_freed_memory
@@ -57,7 +57,7 @@ class Steps:
             lora_rank=case.lora_rank, max_tokens=case.max_tokens,
             optimizer=OptimizerConfig(learning_rate=1e-6),
             # a random model's samples are as good as any here; what differs between steps is reported
-            guards=GuardConfig(mismatch_mean=1.0, mismatch_max=1.0),
+            guards=GuardConfig(mismatch_max=1.0),
         )  # fmt: skip
         self.model = prepare(model, lora_rank=case.lora_rank, seed=1)
         self._flops = FlopCounter(self.model)
@@ -78,9 +78,11 @@ class Steps:
         rolled = time.perf_counter()
         groups = form_groups(runs)
         updater = Updater(learner=self.learner, config=self.config)
-        credited = [credit_group(group, self.config.objective, None) for group in groups]
+        terms = self.config.objective.terms
+        batch = RolloutBatch(credited=[credit_group(group, terms, None) for group in groups])
         with self._flops():
-            values = updater.learn(credited, group_metrics(groups), version=self.step)
+            rows = updater.credit(batch, self.step)
+            values = updater.learn(rows, group_metrics(groups), None, self.step)
         return_freed_memory()
         self.step += 1
         generated = sum(len(turn.completion.tokens.sampled_ids) for run in runs for turn in run.turns)

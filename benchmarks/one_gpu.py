@@ -210,7 +210,7 @@ def long_row(model: Any, shape: str, tokens: int) -> dict[str, Any]:
     seconds = []
     for _ in range(STEPS):
         began = time.perf_counter()
-        learner.update(batches, PolicyLoss(objective=config.objective), lambda metrics: None)
+        learner.update(batches, PolicyLoss(objective=config.objective.terms), lambda metrics: None)
         seconds.append(time.perf_counter() - began)
     case = Case(name="", model="smollm2", prompts=1, rollouts=1, new_tokens=0, prompt_tokens=tokens,
                 device=str(next(model.parameters()).device))  # fmt: skip
@@ -255,7 +255,7 @@ def memory(planned: dict[str, float]) -> dict[str, Any]:
 def bf16_flops(device: str) -> float:
     import torch
 
-    from nano_rl.learn.model.flops import measured_flops
+    from nano_rl.learn.model.plan import measured_flops
 
     return measured_flops(torch.device(device), torch.bfloat16)
 

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from nano_cluster.learner import ShardedLearner
 from nano_cluster.ranks import LEAVE, Ranks
-from nano_rl.learn.config import ObjectiveConfig, UpdateConfig
+from nano_rl.learn.config import UpdateConfig
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.model.plan import Workload, plan_memory
 from nano_rl.learn.rows.batch import make_batches
@@ -66,7 +66,7 @@ def main(lora_rank: int, dtype: Any, tokens: int) -> None:
             for order, told in ranks.orders():
                 learner.follow(order, told)
         else:
-            loss = PolicyLoss(objective=ObjectiveConfig())
+            loss = PolicyLoss(objective=config.objective.terms)
             for _ in range(2):
                 batches = make_batches(rows, max_tokens=tokens)
                 learner.update_parts([(batch, loss) for batch in batches], lambda metrics: None)

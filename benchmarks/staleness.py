@@ -35,19 +35,22 @@ from nano_coder.models.scripted import ScriptedPolicy  # noqa: E402
 from nano_coder.run.execution import Runtime  # noqa: E402
 from nano_rl.config.training import TrainConfig  # noqa: E402
 from nano_rl.gather.rollouts import OnRun  # noqa: E402
-from nano_rl.gather.sources import Gathered, Gatherer, Sources  # noqa: E402
+from nano_rl.gather.sources import Gatherer, Sources  # noqa: E402
+from nano_rl.learn.advantage import RolloutBatch  # noqa: E402
 from nano_rl.learn.config import GuardConfig, ObjectiveConfig, OptimizerConfig  # noqa: E402
 from nano_rl.learn.metrics import METRICS, read_metrics  # noqa: E402
 from nano_rl.learn.model.learner import prepare  # noqa: E402
+from nano_rl.learn.objectives import RECIPE  # noqa: E402
 from nano_shared.errors import GuardTripped  # noqa: E402
 from nano_shared.store import LogStore  # noqa: E402
 
 AGES = (0, 1, 2, 4, 8)
 STEPS, PROMPTS, RATE = 24, 8, 5e-4
 SCALE = Scale(tasks=300, oracles=300, held_out=200, max_tokens=32)
+UNBOUNDED = RECIPE.with_terms(tis_cap=1e9, clip_low=1.0, clip_high=1e9)
 OBJECTIVES = {
     "clip": ObjectiveConfig(),
-    "no clip": ObjectiveConfig(tis_cap=1e9, clip_low=1.0, clip_high=1e9),
+    "no clip": ObjectiveConfig(objective=f"{__file__}:UNBOUNDED"),
 }
 RESULT = ROOT / "docs" / "results" / "staleness.json"
 
@@ -60,7 +63,7 @@ class LateGatherer(Gatherer):
         self._opened, self._kept = opened, deque[dict[str, Any]](maxlen=age + 1)
         self._copy = copy.deepcopy(opened.loaded.model).eval()
 
-    def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> Gathered:
+    def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> RolloutBatch:
         now: Any = runtime.policy
         self._kept.append(copy.deepcopy(now.engine.model.state_dict()))
         age = len(self._kept) - 1
@@ -79,16 +82,16 @@ def trained(bench: Bench, warm: Path, name: str, age: int, objective: ObjectiveC
     config = TrainConfig(
         steps=STEPS, prompts_per_step=PROMPTS, group_size=GROUP, seed=bench.seed, save_every=STEPS,
         minibatches=2, optimizer=OptimizerConfig(learning_rate=RATE), objective=objective,
-        guards=GuardConfig(patience=STEPS + 1, shift_max=1e6),
+        guards=GuardConfig(patience=STEPS + 1),
     )  # fmt: skip
     opened = open_weights(str(warm))
     model = prepare(opened.loaded.model, lora_rank=0, seed=bench.seed)
-    loop.Gatherer = lambda sources, config, reward: LateGatherer(sources, config, opened, age)  # type: ignore
+    loop.Gatherer = lambda sources, config: LateGatherer(sources, config, opened, age)  # type: ignore
     with LogStore.open(folder / "log.db") as store:
         runtime = replace(bench._runtime(warm, store), policy=ScriptedPolicy([]))
         sources, used = Sources(tasks=tuple(bench.tasks.train)), []
         try:
-            used = loop.train(model, opened, runtime, sources, config, folder, lambda *_: None)
+            used = loop.train(model, opened, runtime, sources, config, folder)
         except GuardTripped as problem:
             (folder / "stopped").write_text(str(problem))
             print(f"{name}: {problem}")

@@ -26,14 +26,15 @@ import torch
 from peak_memory import peak_kb
 from torch import nn
 
-from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.model.learner import Learner, prepare
-from nano_rl.learn.model.logprob import can_share, loss_and_scores
-from nano_rl.learn.objectives.loss import policy_loss
+from nano_rl.learn.model.logprob import can_share
+from nano_rl.learn.objectives import RECIPE
 from nano_rl.learn.prefix_tree import build_tree
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.tree_forward import independent_rows
+from nano_rl.learn.update import PolicyLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +141,7 @@ class Side:
 
 
 def _objective(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-    config = ObjectiveConfig(tis_cap=None)
-    return loss_and_scores(
-        model, batch, lambda s, b: policy_loss(s.logprobs_BT, b, config, entropy_BT=s.entropy_BT),
-        separable=True,
-    )  # fmt: skip
+    return PolicyLoss(objective=RECIPE.with_terms(tis_cap=None))(model, batch)
 
 
 def _nodes(batch: Batch) -> int:

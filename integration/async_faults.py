@@ -250,7 +250,6 @@ def main() -> None:
             engine.start(home / "checkpoints" / "warm")
         urls = ",".join(engine.url for engine in engines)
         ahead = ["--engine", urls, "--async", "--max-off-policy-steps", str(BOUND)]
-        ahead += ["--set", "heartbeat_seconds=20"]
 
         def train(name: str, seed: int, gaps: list[float], disturb: Callable[[Training], None]) -> float:
             training = Training(home, name, seed, given.steps, *ahead)

@@ -52,6 +52,7 @@ from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.make import draw_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
+from nano_rl.watch import Watch
 from nano_shared.policy import Conversation
 from nano_shared.profile import CompactionFormat, InterfaceProfile
 from nano_shared.store import LogStore
@@ -290,7 +291,9 @@ class Experiment:
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
         with LogStore.open(state / "log.db") as store:
             sources = Sources(tasks=tuple(tasks))
-            train(model, opened, self._runtime(store), sources, config, state, _every(3, "reward_mean"))
+            train(
+                model, opened, self._runtime(store), sources, config, state, Watch(_every(3, "reward_mean"))
+            )
         self._save(arm, model, opened, config, steps)
         return target
 

@@ -20,8 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from negative_controls import shuffled_rewards
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
@@ -44,6 +47,7 @@ from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.make import draw_tasks, make_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
+from nano_rl.watch import Watch
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory
 
@@ -271,7 +275,6 @@ class Flywheel:
             group_size=group_size,
             seed=self.seed,
             save_every=1000,
-            shuffle_rewards=self.shuffle,
             optimizer=OptimizerConfig(learning_rate=self.scale.learning_rate),
             # a greedy shortage of signal in one step is no reason to stop so short a training
             guards=GuardConfig(patience=steps + 1),
@@ -287,7 +290,8 @@ class Flywheel:
             if self.scale.keep_every and done % self.scale.keep_every == 0 and done < total:
                 self._save(f"{name}-{done}", model, opened, config, done, [], tasks)
 
-        used = train(model, opened, runtime, sources, config, folder, on_step)
+        with shuffled_rewards() if self.shuffle else nullcontext():
+            used = train(model, opened, runtime, sources, config, folder, Watch(on_step))
         return self._save(name, model, opened, config, steps, used, tasks)
 
     def _save(

@@ -101,8 +101,8 @@ class Bench:
                 policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=store,
                 sampling=Sampling(max_tokens=8),
             )  # fmt: skip
-            sources = Sources(tasks=self.tasks)
-            train(model, self.opened, runtime, sources, self.config, folder, _quiet, reward=Parity())
+            sources = Sources(tasks=self.tasks, reward=Parity())
+            train(model, self.opened, runtime, sources, self.config, folder)
         digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))
         (folder / WEIGHTS).write_text(digest.hexdigest())
 
@@ -234,7 +234,7 @@ def _bench(home: Path, steps: int) -> Bench:
     texts = [m.content for t in tasks for m in first_messages(COMPACT_1, t, ())]
     folder = build_tiny(home / "tiny", texts, hidden=32, layers=1, max_positions=256, vocab_size=300)
     config = TrainConfig(
-        steps=steps, prompts_per_step=3, group_size=2, refill=1, keep_states=2,
+        steps=steps, prompts_per_step=3, group_size=2, refill=1,
         optimizer=OptimizerConfig(learning_rate=1e-3), guards=GuardConfig(patience=10**6),
     )  # fmt: skip
     return Bench(home, tasks, open_weights(str(folder)), config)
@@ -251,10 +251,6 @@ def _place(run: Trajectory) -> tuple[str, int | None]:
 
 def _sampled(run: Trajectory) -> list[tuple[int, ...]]:
     return [turn.completion.tokens.sampled_ids for turn in run.turns if turn.completion.tokens]
-
-
-def _quiet(*_: object) -> None:
-    pass
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -36,6 +36,7 @@ from nano_rl.logs.lineage import lineage
 from nano_rl.logs.reader import read_logs
 from nano_rl.logs.used_runs import learned_from
 from nano_rl.train import train
+from nano_rl.watch import Watch
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Task
 
@@ -160,7 +161,6 @@ class Bench:
         stores: Sequence[LogStore] = (),
         tasks: Sequence[Task] = (),
         keep: Sequence[int] = (),
-        shuffle_rewards: bool = False,
         guards: GuardConfig | None = None,
         reflect: int = 0,
     ) -> Path:
@@ -181,9 +181,8 @@ class Bench:
             save_every=10,
             optimizer=OptimizerConfig(learning_rate=self.scale.learning_rate),
             objective=objective or ObjectiveConfig(),
-            logs=logs or LogsConfig(largest_group=GROUP),
+            logs=logs or LogsConfig(),
             guards=guards or GuardConfig(patience=steps + 1),
-            shuffle_rewards=shuffle_rewards,
             reflect=reflect,
         )
         opened = open_weights(str(checkpoint))
@@ -209,7 +208,7 @@ class Bench:
                     policy_versions=contents.policy_versions,
                     learned_from=way.learned_from,
                 )
-            used = train(model, opened, runtime, sources, config, folder, on_step)
+            used = train(model, opened, runtime, sources, config, folder, Watch(on_step))
         done = len(read_metrics(folder / METRICS))
         return self.save(name, model, opened, config, checkpoint, done, used)
 

@@ -53,7 +53,7 @@ def _run(home: Path, seed: int) -> None:
     bench.arm("logs", lambda: bench.train("logs", warm, stores=[log], **size), logged=RUNS, fresh=0)
     bench.arm(
         "both",
-        lambda: bench.train("both", warm, stores=[log], fresh=GROUP, logs=LogsConfig(mix=0.5), **size),
+        lambda: bench.train("both", warm, stores=[log], fresh=GROUP, logs=LogsConfig(), **size),
         logged=RUNS // 2, fresh=RUNS // 2,
     )  # fmt: skip
     bench.arm(

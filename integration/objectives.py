@@ -19,15 +19,19 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
+from unittest.mock import patch
 
+import negative_controls
 from flywheel import Scale
 from log_arms import GROUP, Bench, difference, rate
-from negative_controls import mask_off, wrong_groups
+from negative_controls import mask_off, shuffled_rewards, wrong_groups
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from nano_coder.models.opening import open_weights
 from nano_preferences.config import DpoConfig
@@ -35,7 +39,8 @@ from nano_preferences.dpo import train_dpo
 from nano_preferences.log_pairs import log_pairs
 from nano_preferences.pairs import pair_rows
 from nano_rl.imitation.demonstrations import reader_of
-from nano_rl.learn.config import CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, ObjectiveConfig, OptimizerConfig, UpdateConfig
+from nano_rl.learn.model import critic
 from nano_rl.learn.model.learner import prepare
 
 STEPS, PROMPTS = 40, 8
@@ -49,6 +54,7 @@ OBJECTIVES = ("recipe", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "rei
 CONTROLS = ("shuffled", "wrong-group", "mask-off")
 DPO = {"dpo": 0.0, "dpo-sft": 1.0}
 """and the weight of imitating the chosen side"""
+BARE = f"{Path(negative_controls.__file__)}:NO_WEIGHTS"
 PPO_GAE = "ppo-gae-0.95"
 """PPO with gae_lambda 0.95 instead of 1"""
 ARMS = ("warm", *OBJECTIVES, PPO_GAE, *DPO, *CONTROLS)
@@ -67,7 +73,8 @@ def run_arm(home: Path, seed: int, arm: str, *, scale: Scale = SCALE, steps: int
         if arm in DPO:
             return _dpo(bench, warm, arm, steps)
         if arm == "shuffled":
-            return bench.train(arm, warm, shuffle_rewards=True, **size)
+            with shuffled_rewards():
+                return bench.train(arm, warm, **size)
         if arm == "wrong-group":
             with wrong_groups():
                 return bench.train(arm, warm, **size)
@@ -75,17 +82,24 @@ def run_arm(home: Path, seed: int, arm: str, *, scale: Scale = SCALE, steps: int
             unguarded = GuardConfig(patience=steps + 1, mismatch_max=1e9)
             with mask_off():
                 return bench.train(
-                    arm, warm, objective=ObjectiveConfig(tis_cap=None), guards=unguarded, **size
+                    arm, warm, objective=ObjectiveConfig(objective=BARE), guards=unguarded, **size
                 )
         if arm == PPO_GAE:
-            critic = CriticConfig(gae_lambda=0.95)
-            return bench.train(arm, warm, objective=ObjectiveConfig(objective="ppo"), critic=critic, **size)
+            terms = critic.CriticTerms(gae_lambda=0.95)
+            with patch.object(critic, "open_critic", partial(_open_critic, terms)):
+                return bench.train(arm, warm, objective=ObjectiveConfig(objective="ppo"), **size)
         return bench.train(arm, warm, objective=ObjectiveConfig(objective=arm), **size)
 
     started = time.monotonic()
     made = make()
     told = {"steps": steps, "train_seconds": time.monotonic() - started, "peak_mb": peak_mb()}
     bench.arm(arm, lambda: made, **told)
+
+
+def _open_critic(terms: critic.CriticTerms, policy: nn.Module, config: UpdateConfig) -> critic.Critic:
+    return critic.Critic(
+        policy, steps=config.steps, lora_rank=0, max_tokens=config.max_tokens, seed=config.seed, terms=terms
+    )
 
 
 def peak_mb() -> float:

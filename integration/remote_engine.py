@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from engine_process import KEY, START_SECONDS, EngineProcess
+from engine_process import KEY, EngineProcess
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
@@ -51,7 +51,7 @@ def start_training(
         ",".join(urls), "--lora-rank", "8", "--steps", str(steps), "--prompts", "2", "--group-size", "4",
         "--learning-rate", "1e-3", "--reward", "remote_engine:parity=1", "--limit",
         "max_completion_tokens=16", "--set", "guards.patience=1000", "--set", "guards.mismatch_max=1e-3",
-        "--set", f"heartbeat_seconds={START_SECONDS}", *more,
+        *more,
     ]  # fmt: skip
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     variables = {**os.environ, "NANO_HOME": str(home), "NANO_ENGINE_KEY": KEY, "PYTHONPATH": path}

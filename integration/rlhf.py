@@ -56,6 +56,7 @@ from nano_rl.learn.model.scalar_model import scalar_model
 from nano_rl.rewards import open_reward, parse_reward
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
+from nano_rl.watch import Watch
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.hidden_checks import AnswerChecks
@@ -304,13 +305,14 @@ class Circle:
             objective=ObjectiveConfig(beta=beta),
             optimizer=OptimizerConfig(learning_rate=self.scale.learning_rate),
             # the collapse of the arm that nothing holds is what is to be seen
-            guards=GuardConfig(patience=self.scale.steps + 1, entropy_min=0.0),
+            guards=GuardConfig(patience=self.scale.steps + 1),
         )  # fmt: skip
         assert config.reward is not None
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
         used = train(
-            model, opened, self._runtime(ScriptedPolicy([]), name), Sources(tasks=tuple(self.tasks)), config,
-            self._state(name), _every(10, GOLD), reward=open_reward(config.reward),
+            model, opened, self._runtime(ScriptedPolicy([]), name),
+            Sources(tasks=tuple(self.tasks), reward=open_reward(config.reward)), config,
+            self._state(name), Watch(_every(10, GOLD)),
         )  # fmt: skip
         return self._save(target, model, opened, config, config.steps, used)
 

@@ -25,20 +25,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
+import negative_controls
 from flywheel import Scale
 from log_arms import GROUP, Bench, rate
 
+from nano_rl.learn import update
 from nano_rl.learn.config import LogsConfig, ObjectiveConfig
 
 AGES = (1, 4, 16)
 STEPS, PROMPTS = 8, 8
 SCALE = Scale(tasks=300, oracles=300, held_out=100, learning_rate=3e-4, max_tokens=32)
+BARE = f"{Path(negative_controls.__file__)}:NO_WEIGHTS"
 CORRECTIONS = {
-    "corrected": (LogsConfig(largest_group=GROUP), ObjectiveConfig()),
-    "uncorrected": (
-        LogsConfig(largest_group=GROUP, min_ess=0, max_drift=None),
-        ObjectiveConfig(tis_cap=None),
-    ),
+    "corrected": (LogsConfig(), ObjectiveConfig()),
+    "uncorrected": (LogsConfig(), ObjectiveConfig(objective=BARE)),
 }
 
 
@@ -101,7 +101,7 @@ def _report(out: Path) -> int:
         harmless &= not arm.startswith("corrected") or gain >= 0
     corrected = [r for r in results if r["arm"].startswith("corrected")]
     ages = [r["age"] for r in corrected if r["learned_from"].get("weight_dropped")]
-    bounds = f"min_ess {LogsConfig().min_ess:g}, max_drift {LogsConfig().max_drift:g}"
+    bounds = f"min_ess {update.MIN_ESS:g}, max_drift {update.MAX_DRIFT:g}"
     print(
         f"the default bounds ({bounds}) "
         + (

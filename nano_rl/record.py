@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nano_rl.learn.metrics import RowWriter, read_rows
+from nano_rl.learn.metrics import SHORTEST, RowWriter, read_rows
 from nano_rl.learn.rows.group import Group
 from nano_rl.rewards import outcome
 from nano_shared.errors import UsageError
@@ -190,8 +190,6 @@ def read_record(folder: Path) -> TrainingRecord | None:
 
 TimeSpan = tuple[float, float]
 """begin and end, unix seconds"""
-SHORTEST = 0.01
-"""Minimum duration for a throughput, seconds."""
 
 
 class Phases:

@@ -1,10 +1,10 @@
-"""The training loop: gather groups from fresh rollouts or logs, update the policy, repeat."""
+"""The training loop. A step has four phases: gather groups, credit them, update the policy, save."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,29 +18,18 @@ from nano_coder.models.weights import build_empty
 from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.checkpoint import save_adapter
 from nano_rl.config.training import TrainConfig
-from nano_rl.gather.engines.adapter_publisher import ADAPTERS, open_publisher
-from nano_rl.gather.engines.paced_source import PacedGatherer
-from nano_rl.gather.engines.workers import OpenWorkers
-from nano_rl.gather.impossible_rollouts import controls_due, hack_metrics, roll_controls
-from nano_rl.gather.overlapped_source import OverlappedGatherer
-from nano_rl.gather.rollouts import OnRun, failed, none_graded
 from nano_rl.gather.sources import Gatherer, Sources, pair_term
-from nano_rl.gather.success import HeldOut, success_metrics
-from nano_rl.imitation.demonstrations import imitation_term
+from nano_rl.gather.success import HeldOut, hack_metrics, success_metrics
 from nano_rl.learn.guards import check_update
 from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
 from nano_rl.learn.mismatch import Probe
-from nano_rl.learn.model.critic import open_critic
-from nano_rl.learn.model.flops import FlopCounter, measured_flops, memory_metrics
-from nano_rl.learn.model.learner import Learner, OpenLearner, Reference
+from nano_rl.learn.model.learner import Learner, Reference
 from nano_rl.learn.model.logprob import refuse_untrainable
-from nano_rl.learn.model.plan import available_bytes, row_bytes
-from nano_rl.learn.objectives.controls import Controls
-from nano_rl.learn.offline import OnStep
+from nano_rl.learn.model.plan import FlopCounter, available_bytes, row_bytes, utilisation
 from nano_rl.learn.rows.group import Group, group_metrics, row_tokens
 from nano_rl.learn.update import Updater
 from nano_rl.logs.used_runs import USED, UsedRuns
-from nano_rl.record import SHORTEST, EventKind, Phases, note
+from nano_rl.record import EventKind, Phases, note
 from nano_rl.resume.progress import (
     Progress,
     TrainingStopped,
@@ -50,16 +39,13 @@ from nano_rl.resume.progress import (
     usual_save_every,
 )
 from nano_rl.resume.states import STATES, Identity, States
-from nano_rl.rewards import Reward
+from nano_rl.watch import Watch
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.malloc import return_freed_memory
 from nano_shared.printable import printable
 from nano_shared.types import Sampling, Trajectory
 from nano_shared.user_code import source_hashes
-
-OnGroups = Callable[[int, Sequence[Group], Sequence[Trajectory]], None]
-"""step, its groups and its control rollouts, before they are learned from"""
 
 
 def train(
@@ -69,44 +55,34 @@ def train(
     sources: Sources,
     config: TrainConfig,
     folder: Path,
-    on_step: OnStep,
-    on_run: OnRun | None = None,
-    reward: Reward | None = None,
-    on_groups: OnGroups | None = None,
-    held_out: HeldOut | None = None,
-    open_learner: OpenLearner = Learner,
-    open_workers: OpenWorkers | None = None,
+    watch: Watch = Watch(),  # noqa: B008 (frozen)
 ) -> list[str]:
     """Train `model` in place, continuing from a state saved in `folder`. Returns the ids of the runs used.
 
     `runtime` makes the rollouts; at each step its policy is replaced by the current weights, and its sampling
-    by the temperature of `config` over the whole vocabulary. `reward` is `config.reward`, opened; None uses
-    the rewards of the grader. `held_out` tasks are measured during training and never trained on.
-    `open_learner` makes what updates the weights, and `open_workers` workers that roll out elsewhere; None is
-    here. A training on logs alone ends when their runs are used up.
+    by the temperature of `config` over the whole vocabulary. A training on logs alone ends when their runs
+    are used up.
 
     Raises CheckpointError for a saved state of another model, other tasks or other settings; GuardTripped,
-    with the state before that step on disk; TrainingStopped after a signal, with the last step on disk.
+    with the state before that step on disk; TrainingStopped after a signal, with the last step on disk;
+    PolicyError or SandboxError if every rollout of a step failed for a reason that is not the policy's.
     """
     if not (sources.tasks or sources.from_logs):
         raise UsageError(
             "there is nothing to train on: no task to roll out and no logged group with a signal"
         )
     refuse_untrainable(model)
-    controls = Controls(config.objective, config.temperature, ahead=config.off_policy_bound > 0)
-    updater = _open_updater(model, config, reward, controls, open_learner)
+    opened = replace(opened, loaded=replace(opened.loaded, model=model))
+    updater, identity = (
+        _open_updater(model, runtime, config, folder),
+        identify(opened, runtime, sources, config),
+    )
     learner = updater.learner
-    identity = identify(opened, runtime, sources, config)
-    with States(folder / STATES, keep=config.keep_states).claimed() as states, interruptible() as interrupt:
-        saved = saved_progress(states, identity, resume=config.resume)
-        if saved:
+    with States(folder / STATES).claimed() as states, interruptible() as interrupt:
+        if saved := saved_progress(states, identity, resume=config.resume):
             sources = sources.only(saved["logged"], runtime.store.blobs)
-        imitation = imitation_term(config, sources.every_task, runtime, opened, sources.rest)
-        paired = pair_term(config)
-        preferences = paired.preference_term(model, opened, sources.pairs, config) if paired else None
-        terms = [term for term in (imitation, preferences) if term is not None]
-        updater = replace(updater, terms=terms)
-        gatherer = _gatherer(model, opened, runtime, sources, config, reward, folder, learner, open_workers)
+        updater = replace(updater, terms=_terms(opened, runtime, sources, config))
+        gatherer = _open_gatherer(opened, runtime, sources, config, folder, learner)
         progress = Progress(learner, gatherer, sources, states, identity)
         if saved:
             progress.restore(saved)
@@ -114,157 +90,84 @@ def train(
             seed_all(config.seed)
             progress.save()
         save_every = config.save_every or usual_save_every(model)
-        used, phases = UsedRuns(folder / USED, step=learner.step), Phases(ahead=config.off_policy_bound)
-        stepper = _Stepper(
-            model=model, opened=opened, runtime=runtime, sources=sources, updater=updater, config=config,
-            reward=reward, gatherer=gatherer,
-            progress=progress, states=states, phases=phases, on_run=on_run, on_groups=on_groups,
-            flops=FlopCounter(model), controls=controls,
-        )  # fmt: skip
+        held_out = HeldOut(tasks=sources.held_out, folder=folder, seed=config.seed)
+        used, flops = UsedRuns(folder / USED, step=learner.step), FlopCounter(model)
+        phases = Phases(ahead=config.off_policy_bound)
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
             while learner.step < config.steps and not interrupt.requested:
-                step = learner.step
-                measured = stepper.measure(held_out, step)
-                if (taken := stepper.take(step)) is None:
-                    break
-                groups, values = taken[0], taken[1] | measured
+                step, version = learner.step, opened.version + learner.step
+                live = _live(opened, runtime, config, version)
+                measured = held_out.measure(live, step, config.steps)
+
+                with phases("rollout"):
+                    batch = gatherer.gather(live, step, version, watch.on_run)
+                    if batch.exhausted:
+                        break
+                    controls = _roll_controls(sources, live, config, step, len(batch.groups), watch)
+                watch.on_groups(step, batch.groups, controls)
+                runs = [run for group in batch.groups for run in group.trajectories]
+                values = {**group_metrics(batch.groups), **success_metrics(batch.groups), **batch.metrics}
+                values |= {"step": float(step), **hack_metrics(runs, controls)}
+
+                with phases("save"):
+                    states.join()
+                with_signal = [c.group for c in batch.credited if c.has_signal]
+                _refuse_long_row(model, with_signal, config)
+                with phases("train"), flops():
+                    progress.judge(values, off_policy_steps=batch.off_policy_steps)
+                    # preferably a row that is trained on
+                    probe = Probe.of([*with_signal, *batch.groups], model)
+                    rows = updater.credit(batch, version)
+                    values |= updater.learn(rows, values, probe, version, progress.history)
+                    values |= _checked(values, probe, opened, config, version + 1)
+                    values |= gatherer.record(batch.credited)
+                values |= phases.metrics([*runs, *controls], trained_tokens=values.get("tokens", 0.0))
+                values |= utilisation(values, flops, model, config) | measured
+                values |= dashboard_names(values)
+
                 return_freed_memory()
-                used.append(step, groups)
+                used.append(step, batch.groups)
                 metrics.write(step, values)
                 progress.note(values, config.guards.patience)
                 if learner.step % save_every == 0:
                     progress.save()
-                on_step(learner.step, config.steps, values)
+                watch.on_step(learner.step, config.steps, values)
         progress.save()
         if not interrupt.requested:
-            stepper.measure(held_out, learner.step)
+            live = _live(opened, runtime, config, opened.version + learner.step)
+            held_out.measure(live, learner.step, config.steps)
     if interrupt.requested and learner.step < config.steps:
         raise TrainingStopped(
             f"stopped after step {learner.step} of {config.steps}, which is saved under {folder}; the same"
             " command goes on from there"
         )
-    return [*used.run_ids, *(run for term in terms for run in term.run_ids)]
+    return [*used.run_ids, *(run for term in updater.terms for run in term.run_ids)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stepper:
-    """The parts of a training that each step uses."""
+def _open_updater(model: nn.Module, runtime: Runtime, config: TrainConfig, folder: Path) -> Updater:
+    """What updates the weights: in this process, or in all those that torchrun started."""
+    from nano_rl.gather.engines.workers import RANKED_TRAININGS, started_ranks
 
-    model: nn.Module
-    opened: OpenedWeights
-    runtime: Runtime
-    sources: Sources
-    updater: Updater
-    config: TrainConfig
-    reward: Reward | None
-    gatherer: Gatherer
-    progress: Progress
-    states: States
-    phases: Phases
-    on_run: OnRun | None
-    on_groups: OnGroups | None
-    flops: FlopCounter
-    controls: Controls
-
-    def measure(self, held_out: HeldOut | None, step: int) -> dict[str, float]:
-        """Success on held-out tasks after `step` updates; empty unless a measurement is due."""
-        config = self.config
-        if held_out is None or not held_out.due(step, config.steps):
-            return {}
-        version = self.opened.version + step
-        live = _live(self.runtime, self.model, self.opened, config, version, config.temperature)
-        return held_out.measure(live, step)
-
-    def take(self, step: int) -> tuple[list[Group], dict[str, float]] | None:
-        """Gather, learn, check. Returns the groups and metrics of the step; None if the logs are used up.
-
-        Raises GuardTripped, and PolicyError or SandboxError if every rollout failed for a reason that is not
-        the policy's; the weights are unchanged then.
-        """
-        config, reward, phases = self.config, self.reward, self.phases
-        version, temperature = self.opened.version + step, self.controls.now.temperature
-        live = _live(self.runtime, self.model, self.opened, config, version, temperature)
-        with phases("rollout"):
-            gathered = self.gatherer.gather(live, step, version, self.on_run)
-            groups = gathered.groups
-            if gathered.exhausted:
-                return None
-            fresh = [run for g in groups for run in g.trajectories if run.id not in gathered.logged]
-            if fresh and all(map(failed, fresh)):
-                raise none_graded(fresh)
-            due = controls_due(step, len(groups) * config.group_size, config.controls)
-            controls = roll_controls(
-                self.sources.every_task, live, reward, step=step, due=due, seed=config.seed,
-                on_run=self.on_run,
-            )  # fmt: skip
-        runs = [t for g in groups for t in g.trajectories]
-        if self.on_groups:
-            self.on_groups(step, groups, controls)
-        values = {**group_metrics(groups), **success_metrics(groups), **gathered.metrics}
-        values |= {"step": float(step), **hack_metrics(runs, controls)}
-        with phases("save"):
-            self.states.join()
-        with_signal = [c.group for c in gathered.credited if c.has_signal]
-        longest = max((row_tokens(run) for group in with_signal for run in group.trajectories), default=0)
-        _refuse_long_row(self.model, longest, config)
-        with phases("train"), self.flops():
-            self.progress.judge(values, off_policy_steps=gathered.off_policy_steps or 0)
-            # preferably a row that is trained on
-            probe = Probe.of([*with_signal, *groups], self.model)
-            values |= self._controlled().learn(
-                gathered.credited, values, version=version, history=self.progress.history,
-                logged=gathered.logged, baselines=self.gatherer.baselines, probe=probe,
-                behaviour_weights=gathered.behaviour_weights,
-            )  # fmt: skip
-            values |= _checked(values, probe, self.model, self.opened, config, version + 1)
-            values |= self.gatherer.record(gathered.credited)
-            values |= self.controls.after(values, step + 1)
-        values |= phases.metrics([*runs, *controls], trained_tokens=values.get("tokens", 0.0))
-        values |= self._utilisation(values) | dashboard_names(values)
-        return groups, values
-
-    def _controlled(self) -> Updater:
-        """The updater with the objective of this step, after its reference was refreshed if that is due."""
-        updater, objective = self.updater, self.config.objective
-        if not self.controls:
-            return updater
-        if self.controls.now.refresh and updater.reference is not None:
-            updater.reference.refresh()
-        changed = {"objective": self.controls.applied(objective)}
-        return replace(updater, config=self.config.model_copy(update=changed))
-
-    def _utilisation(self, values: Mapping[str, float]) -> dict[str, float]:
-        """`perf/mfu/actor` of the training part of a step, and memory."""
-        weight = next(self.model.parameters())
-        tokens, seconds = values.get("tokens", 0.0), values.get("seconds_train", 0.0)
-        metrics = memory_metrics(weight.device)
-        if tokens and seconds >= SHORTEST:
-            dtype = torch.bfloat16 if self.config.dtype == "bfloat16" else torch.float32
-            peak = self.config.peak_tflops and 1e12 * self.config.peak_tflops
-            done = self.flops.total(tokens * self.config.updates_per_step)
-            metrics["perf/mfu/actor"] = done / seconds / (peak or measured_flops(weight.device, dtype))
-        return metrics
-
-
-def _open_updater(
-    model: nn.Module, config: TrainConfig, reward: Reward | None, controls: Controls,
-    open_learner: OpenLearner,
-) -> Updater:  # fmt: skip
-    """What updates the weights, with the parts whose state is saved beside them; no loss terms yet."""
     reference = Reference(model) if config.objective.beta > 0 else None
+    ranks = started.leader() if (started := started_ranks()) else None
+    open_learner: Callable[..., Learner] = Learner
+    if ranks:
+        open_sharded = RANKED_TRAININGS.find("ranks").open_sharded
+        open_learner = partial(open_sharded, ranks, runtime.policy_name, config, folder)
     learner = open_learner(model, config.optimizer, steps=config.steps)
-    critic = open_critic(model, config)
-    if critic is not None:
+    critic = None
+    if config.objective.terms.critic:
+        from nano_rl.learn.model.critic import open_critic
+
+        critic = open_critic(model, config)
         learner.attach("critic", critic)
-    if controls:
-        learner.attach("controls", controls)
-        if reference is not None:
-            learner.attach("reference", reference)
-    return Updater(learner=learner, config=config, reward=reward, reference=reference, critic=critic)
+    return Updater(learner=learner, config=config, reference=reference, critic=critic)
 
 
 def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig) -> Identity:
     """The identity of a training: everything that determines its steps."""
+    completion = runtime.sampling.max_tokens
+    said = {"completion": completion} if completion != Sampling().max_tokens else {}
     return Identity(
         code_version=runtime_version,
         model=opened.loaded.id,
@@ -273,70 +176,77 @@ def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: 
         template_hash=content_hash(opened.profile.chat_template or opened.loaded.chat_template),
         tasks=sources.hash,
         config=config.model_dump(mode="json"),
-        limits=_limits(runtime),
+        limits={**runtime.settings.limits, **said},
         code=source_hashes(),
     )
 
 
-def _limits(runtime: Runtime) -> dict[str, Any]:
-    usual = Sampling().max_tokens
-    completion = runtime.sampling.max_tokens
-    return {**runtime.settings.limits, **({"completion": completion} if completion != usual else {})}
+def _terms(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig) -> list[Any]:
+    """The losses beside that of the policy: imitation and preferences."""
+    terms = []
+    if config.lambda_sft:
+        from nano_rl.imitation.demonstrations import imitation_term
+
+        terms.append(imitation_term(config, sources.every_task, runtime, opened, sources.rest))
+    if paired := pair_term(config):
+        terms.append(paired.preference_term(opened.loaded.model, opened, sources.pairs, config))
+    return [term for term in terms if term is not None]
 
 
-def _gatherer(
-    model: nn.Module, opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig,
-    reward: Reward | None, folder: Path, learner: Learner, open_workers: OpenWorkers | None,
+def _open_gatherer(
+    opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig, folder: Path,
+    learner: Learner,
 ) -> Gatherer:  # fmt: skip
-    """The gatherer: rollouts in this process, one step ahead in a worker process, or on servers."""
-    bound = config.off_policy_bound
+    """The gatherer: rollouts of each step when it comes, or of further steps ahead, here or on servers."""
+    if not (config.engine or config.off_policy_bound):
+        return Gatherer(sources, config)
+    from nano_rl.gather.engines.adapter_publisher import ADAPTERS, open_publisher
+    from nano_rl.gather.engines.workers import ROLLOUT_CLUSTERS
+    from nano_rl.gather.rollout_queue import QueueGatherer, WeightsCopy
 
     def changed(why: str) -> None:
         print(f"nano: {printable(why)}", file=sys.stderr)
         note(folder, EventKind.WORKER, learner.step, why)
 
-    if bound and not config.engine:
-        return OverlappedGatherer(model, opened, runtime, sources, config, reward, changed)
-    if not (config.engine or config.asynchronous):
-        return Gatherer(sources, config, reward)
-    workers = open_workers(opened, runtime, config, folder, changed) if open_workers else None
-    publisher = None
-    if config.engine:
-        publisher = open_publisher(
-            model, opened, folder / ADAPTERS, partial(save_adapter, opened=opened), config, changed, workers
-        )
-    return PacedGatherer(sources, config, reward, publisher, bound=bound, workers=workers)
+    if not config.engine:
+        return QueueGatherer(sources, config, WeightsCopy(opened, config))
+    workers = None
+    if config.ray is not None:
+        open_workers = ROLLOUT_CLUSTERS.find("ray").open_training_workers
+        workers = open_workers(opened, runtime, config, folder, changed)
+    save = partial(save_adapter, opened=opened)
+    publisher = open_publisher(opened, folder / ADAPTERS, save, config, changed, workers)
+    return QueueGatherer(sources, config, publisher, workers)
 
 
-def _live(
-    runtime: Runtime,
-    model: nn.Module,
-    opened: OpenedWeights,
-    config: TrainConfig,
-    version: int,
-    temperature: float,
-) -> Runtime:
+def _live(opened: OpenedWeights, runtime: Runtime, config: TrainConfig, version: int) -> Runtime:
     """The runtime with the current weights as policy, sampling from the whole vocabulary."""
-    loaded = replace(opened.loaded, model=model)
-    policy = local_policy(loaded, opened.profile, version=version, scheduler=config.scheduler)
-    pinned = {"temperature": temperature, "top_p": 1.0, "top_k": 0}
+    policy = local_policy(opened.loaded, opened.profile, version=version, scheduler=config.scheduler)
+    pinned = {"temperature": config.temperature, "top_p": 1.0, "top_k": 0}
     return replace(runtime, policy=policy, sampling=runtime.sampling.model_copy(update=pinned))
 
 
+def _roll_controls(
+    sources: Sources, live: Runtime, config: TrainConfig, step: int, groups: int, watch: Watch
+) -> list[Trajectory]:
+    """The impossible rollouts that are due in this step, which are never trained on."""
+    if not config.controls:
+        return []
+    from nano_rl.gather.impossible_rollouts import controls_due, roll_controls
+
+    due = controls_due(step, groups * config.group_size, config.controls)
+    return roll_controls(sources, live, step=step, due=due, seed=config.seed, on_run=watch.on_run)
+
+
 def _checked(
-    values: dict[str, float],
-    probe: Probe | None,
-    model: nn.Module,
-    opened: OpenedWeights,
-    config: TrainConfig,
-    version: int,
+    values: dict[str, float], probe: Probe | None, opened: OpenedWeights, config: TrainConfig, version: int
 ) -> dict[str, float]:
     """Metrics of the probe after the update, checked by the guards. Raises GuardTripped."""
     if probe is None or values.get("skipped"):
         return {}
-    policy = local_policy(replace(opened.loaded, model=model), opened.profile, version=version)
-    # elsewhere this process decodes nothing, and need not lay out the weights for it
-    here = not (config.engine or config.asynchronous or config.off_policy_bound)
+    model, policy = opened.loaded.model, local_policy(opened.loaded, opened.profile, version=version)
+    # elsewhere these weights decode nothing, and need not be laid out for it
+    here = not (config.engine or config.off_policy_bound)
     sampler = policy.engine.score_decoding if here else policy.engine.score_alone
     measured = probe.metrics(model, sampler)
     if here and hasattr(model, "peft_config"):
@@ -345,9 +255,10 @@ def _checked(
     return measured
 
 
-def _refuse_long_row(model: nn.Module, longest: int, config: TrainConfig) -> None:
+def _refuse_long_row(model: nn.Module, groups: Sequence[Group], config: TrainConfig) -> None:
     """Raises UsageError for a row longer than `max_tokens`, which is a micro-batch of its own, that does not
     fit into what memory is free."""
+    longest = max((row_tokens(run) for group in groups for run in group.trajectories), default=0)
     if longest <= config.max_tokens:
         return
     device = next(model.parameters()).device

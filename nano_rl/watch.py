@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from nano_coder.views import VIEWS, TrainingView
 from nano_rl.learn.metrics import SUCCESS, MetricsRow
@@ -23,6 +23,22 @@ from nano_shared.types import Trajectory
 
 KEPT = 200
 """number of rows kept for sparklines and the estimate of the remaining time"""
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is called during a training."""
+
+    on_step: Callable[[int, int, dict[str, float]], None] = _nothing
+    """a step has ended: steps done, total steps, its metrics"""
+    on_run: Callable[[Trajectory], None] = _nothing
+    """a rollout of the current step has ended"""
+    on_groups: Callable[[int, Sequence[Group], Sequence[Trajectory]], None] = _nothing
+    """step, its groups and its control rollouts, before they are learned from"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +104,7 @@ class LinesView(TrainingView):
 
 
 class Watcher:
-    """The callbacks of `train`, and a context manager that records how it ends as an event."""
+    """Shows a training, keeps its rollouts, and records how it ends as an event."""
 
     def __init__(self, folder: Path, view: TrainingView, sinks: Sequence[Sink], *, done: int) -> None:
         """`done` is the number of steps whose metrics are in the folder already."""

@@ -131,11 +131,15 @@ def _set_up(
     replace(settings, print_only=False).config()  # which names the flag that is wrong
     config, sources = load_config({**settings.values, **parse_limits(limit), **more}, directory)
     if settings.print_only:
-        log = config.log and without_password(config.log)
-        tables = {name: table.shown(getattr(config, name), None) for name, table in TABLES.items()}
-        masked = {"api_key": None, "log": log, **tables}
-        settings.show(config.model_copy(update=masked))
+        settings.show(masked(config, None))
     return Setup(config, sources, directory)
+
+
+def masked(config: AgentConfig, mark: str | None) -> AgentConfig:
+    """The configuration as it is shown: a mark, or nothing, for each secret, and no password of the log."""
+    tables = {name: table.shown(getattr(config, name), mark) for name, table in TABLES.items()}
+    log = config.log and without_password(config.log)
+    return config.model_copy(update={"api_key": config.api_key and mark, "log": log, **tables})
 
 
 def _refuse_missing(directory: Path) -> None:

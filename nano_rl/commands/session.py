@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from nano_coder.environment import Environments
 from nano_coder.models.opening import (
     OWN_MODELS,
     OpenedWeights,
+    bound_template,
     name_to_train,
     open_configured,
     open_weights,
@@ -45,6 +46,7 @@ from nano_shared.types import Sampling, Split, Task
 
 if TYPE_CHECKING:
     from nano_coder.models.weights import Dtype
+    from nano_rl.config.training import SftConfig
     from nano_rl.learn.config import Quantise
 
 
@@ -172,8 +174,6 @@ def training_runtime(
     agent_folders: Sequence[str] = (),
 ) -> tuple[OpenedWeights, str, Runtime]:
     """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
-    from nano_rl.imitation.demonstrations import reader_of
-
     given = {"model": model, "log": log, "tools": tuple(tools), "device": device, "agent": agent}
     given |= {"agent_folders": tuple(agent_folders)} if agent_folders else {}
     given |= limit or {}
@@ -188,9 +188,10 @@ def training_runtime(
     )  # fmt: skip
     configured = _configured(config, sources, opened.profile, temperature, names)
     opened = replace(opened, profile=configured["profile"])
+    template = bound_template(opened.profile, opened.loaded.tokenizer, opened.loaded.chat_template)
     runtime = Runtime(
         policy=ScriptedPolicy([]), sandbox=sandbox, policy_name=name,
-        store=redacting_store(store, reader_of(opened).template.encoder.decode), **configured,
+        store=redacting_store(store, template.encoder.decode), **configured,
     )  # fmt: skip
     return opened, name, runtime
 
@@ -204,6 +205,64 @@ def look_first(*, files: Iterable[Path | None] = (), models: Iterable[str | None
     for model in models:
         if model is not None and not find_opener(model):
             name_to_train(model)
+
+
+def looked_first(model: str | None, files: Iterable[Path | None], log: str | None, from_logs: bool) -> str:
+    """The model to train, looked at with files and log before torch is imported, which takes seconds."""
+    look_first(files=files)
+    parent = model_to_train(model)
+    if from_logs:
+        open_log(log).close()
+    return parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineRows:
+    """What a training without rollouts learns from."""
+
+    rows: Sequence[Any]
+    run_ids: Sequence[str]
+    tasks: Sequence[Any]
+
+
+def train_offline(
+    name: str,
+    parent: str,
+    config: SftConfig,
+    device: str | None,
+    read: Callable[[OpenedWeights], OfflineRows],
+    train: Callable[..., int],
+    *,
+    label: str,
+    shown: Mapping[str, str],
+    as_json: bool,
+) -> None:
+    """Train on rows and write checkpoint `name`. `train` takes the model, the rows, the config, the folder
+    and a callback for each step; `shown` maps metrics to their form in the bar."""
+    from nano_rl.checkpoints.checkpoint import save_checkpoint
+    from nano_rl.commands.progress import bar, print_trained
+    from nano_rl.learn.model.learner import prepare
+
+    target, folder = training_folder(name)
+    opened = weights_to_train(parent, config.dtype, device, config.quantise)
+    found, last = read(opened), dict[str, float]()
+    trained = prepare(
+        opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )  # fmt: skip
+    with bar(label, 1) as progress:
+
+        def on_step(done: int, total: int, values: dict[str, float]) -> None:
+            last.update(values)
+            told = (f"{metric} {values[metric]:{form}}" for metric, form in shown.items())
+            progress.reach(done, total, f"{'  '.join(told)}  {values['tokens_per_second']:.0f} tokens/s")
+
+        steps = train(trained, found.rows, config, folder, on_step)
+    save_checkpoint(
+        target, trained, opened, parent=parent, config=config, steps=steps, run_ids=found.run_ids,
+        tasks=found.tasks, metrics={name: last[name] for name in shown if name in last},
+    )  # fmt: skip
+    print_trained(target, folder, as_json=as_json)
 
 
 def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,8 +19,7 @@ from nano_shared.settings_options import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
-    from nano_rl.learn.rows.sample import TrainSample
-    from nano_shared.types import Task
+    from nano_rl.commands.session import OfflineRows
 
 
 @settings_options(SftConfig, {"Learning": ("optimizer.learning_rate", "epochs", "lora_rank")})
@@ -40,56 +39,20 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Imitate and write checkpoint NAME. Several sources may be given: their rows are put together."""
-    from nano_rl.commands.session import (
-        adapter_rank,
-        look_first,
-        model_to_train,
-        training_folder,
-        weights_to_train,
-    )
+    from nano_rl.commands.session import adapter_rank, looked_first, train_offline
 
     config = settings.config(adapter_rank(settings, model))
     if not (tasks or from_logs or messages):
         raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")
-    look_first(files=(tasks, messages))
-    parent = model_to_train(model)  # before torch is imported, which takes seconds
-    if from_logs:
-        open_log(log).close()
-    from nano_rl.checkpoints.checkpoint import save_checkpoint
-    from nano_rl.commands.progress import bar, print_trained
+    parent = looked_first(model, (tasks, messages), log, from_logs)
     from nano_rl.imitation.demonstrations import train_sft
-    from nano_rl.learn.model.learner import prepare
 
-    target, folder = training_folder(name)
-    opened = weights_to_train(parent, config.dtype, device, config.quantise)
-    lessons = _lessons(opened, tasks, from_logs, messages, log)
-    trained = prepare(
-        opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
-        gradient_checkpointing=config.gradient_checkpointing,
+    read = partial(_lessons, tasks_file=tasks, from_logs=from_logs, messages_file=messages, log=log)
+    train_offline(
+        name, parent, config, device, read, train_sft, label="imitation", shown={"loss": ".3f"},
+        as_json=as_json,
     )  # fmt: skip
-    last: dict[str, float] = {}
-    with bar("imitation", 1) as progress:
-
-        def on_step(done: int, total: int, values: dict[str, float]) -> None:
-            last.update(values)
-            progress.reach(
-                done, total, f"loss {values['loss']:.3f}  {values['tokens_per_second']:.0f} tokens/s"
-            )
-
-        steps = train_sft(trained, lessons.rows, config, folder, on_step)
-    save_checkpoint(
-        target, trained, opened, parent=parent, config=config, steps=steps,
-        run_ids=lessons.run_ids, tasks=lessons.tasks, metrics={"loss": last.get("loss", 0.0)},
-    )  # fmt: skip
-    print_trained(target, folder, as_json=as_json)
     return 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lessons:
-    rows: list[TrainSample]
-    run_ids: list[str]
-    tasks: list[Task]
 
 
 def _lessons(
@@ -98,10 +61,10 @@ def _lessons(
     from_logs: bool,
     messages_file: Path | None,
     log: str | None,
-) -> _Lessons:
+) -> OfflineRows:
     """All rows to imitate. Raises UsageError for bad rows, oracles that fail and sources without any row."""
     from nano_rl.commands.progress import bar
-    from nano_rl.commands.session import oracle_runtime
+    from nano_rl.commands.session import OfflineRows, oracle_runtime
     from nano_rl.imitation.demonstrations import logged_successes, oracle_runs, reader_of, why
     from nano_rl.imitation.rows import all_that_fit, read_messages
     from nano_rl.tasks.attempts import ORACLE
@@ -139,4 +102,4 @@ def _lessons(
         " tokens",
         file=sys.stderr,
     )
-    return _Lessons(rows=rows, run_ids=[run.id for run in runs], tasks=tasks)
+    return OfflineRows(rows=rows, run_ids=[run.id for run in runs], tasks=tasks)

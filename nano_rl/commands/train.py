@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +22,7 @@ from nano_rl.commands.options import (
     RewardOption,
 )
 from nano_rl.commands.training_arguments import FRESH, Asked, fresh_tasks, further_logs, open_sources
-from nano_rl.config.training import TrainConfig
+from nano_rl.config.training import TrainConfig, saved_settings
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.settings_options import Settings, settings_options
@@ -31,8 +30,7 @@ from nano_shared.settings_options import Settings, settings_options
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
     from nano_coder.run.execution import Runtime
-    from nano_rl.gather.engines.workers import OpenWorkers
-    from nano_rl.learn.model.learner import OpenLearner
+    from nano_rl.sinks import Sink
     from nano_rl.watch import Watcher
     from nano_shared.store import LogStore
 
@@ -125,7 +123,7 @@ def command(
         print(sentence, file=sys.stderr)
     look_first(files=(asked.tasks, asked.held_out))
     if config.off_policy_bound and asked.from_logs:
-        from nano_rl.gather.overlapped_source import NOT_FROM_LOGS
+        from nano_rl.gather.rollout_queue import NOT_FROM_LOGS
 
         raise UsageError(NOT_FROM_LOGS)
     if config.engine and asked.agent:
@@ -160,7 +158,7 @@ def _resumed(
         if record.from_logs and asked.fresh is None:
             filled = replace(filled, fresh=record.fresh)
         filled = replace(filled, curriculum=record.curriculum)
-    return filled, settings.over(record.config), {**record.limit, **limit}
+    return filled, settings.over(saved_settings(record.config)), {**record.limit, **limit}
 
 
 def _config(
@@ -203,7 +201,6 @@ def _train(
     from nano_rl.commands.plan import refuse_unfit
     from nano_rl.commands.session import training_folder, training_runtime
     from nano_rl.rewards import open_reward
-    from nano_rl.sinks import open_sinks
     from nano_rl.tasks.make import read_tasks
 
     composed = open_reward(config.reward) if config.reward else None
@@ -213,10 +210,14 @@ def _train(
     environments, tasks = fresh_tasks(asked, config.seed, folder)
     if composed and tasks:
         composed.probe(tasks)
-    from nano_rl.learn.objectives.loss import probe_objective  # torch
+    from nano_rl.learn.loss import probe_objective  # torch
 
-    probe_objective(config.objective)
-    sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
+    probe_objective(config.objective.terms)
+    sinks: list[Sink] = []
+    if log_to:
+        from nano_rl.sinks import open_sinks
+
+        sinks = open_sinks(log_to, name=asked.name, folder=folder, settings=config.model_dump(mode="json"))
     ranks = _ranks()
     size, beside = (ranks.size, ranks.beside) if ranks else (1, 0)
     refuse_unfit(asked.model, config, asked.device, ranks=size, beside=beside)
@@ -229,18 +230,17 @@ def _train(
 
     from nano_coder.models.weights import quiet_transformers
     from nano_rl.checkpoints.checkpoint import save_checkpoint
-    from nano_rl.gather.success import HeldOut
+    from nano_rl.gather.success import refuse_trained
     from nano_rl.learn.metrics import METRICS, read_metrics
-    from nano_rl.learn.model.learner import Learner, prepare
+    from nano_rl.learn.model.learner import prepare
     from nano_rl.resume.progress import accepted_step
     from nano_rl.resume.states import STATES, States
     from nano_rl.train import identify, train
-    from nano_rl.watch import Watcher, open_view
+    from nano_rl.watch import Watch, Watcher, open_view
 
     sources = open_sources(asked, tasks, config, opened, runtime, stores, composed, folder, quiet=quiet)
-    held_out = HeldOut(tasks=unseen, folder=folder, seed=config.seed) if unseen else None
-    if held_out:
-        held_out.refuse_trained(sources.every_task)
+    sources = replace(sources, reward=composed, held_out=unseen)
+    refuse_trained(sources)
     states = States(folder / STATES)
     accepted_step(states, identify(opened, runtime, sources, config), resume=config.resume)
     with states.claimed():  # what is refused has kept no arguments
@@ -253,12 +253,8 @@ def _train(
     earlier = read_metrics(folder / METRICS) if (folder / METRICS).exists() else []
     view = TrainingView() if quiet else open_view(asked.name, config.steps, earlier)
     with Watcher(folder, view, sinks, done=len(earlier)) as watch:
-        used = train(
-            trained, opened, runtime, sources, config, folder, watch.on_step, watch.on_run,
-            reward=composed, on_groups=watch.on_groups, held_out=held_out,
-            open_learner=_sharded(ranks, parent, config, folder) if ranks else Learner,
-            open_workers=_placed(config),
-        )  # fmt: skip
+        callbacks = Watch(watch.on_step, watch.on_run, watch.on_groups)
+        used = train(trained, opened, runtime, sources, config, folder, callbacks)
     done = len(read_metrics(folder / METRICS))
     rewards = {k: v for k, v in watch.last.items() if k.startswith("reward")}
     with quiet_transformers():
@@ -275,21 +271,6 @@ def _ranks() -> Any:
 
     started = started_ranks()
     return started.leader() if started else None
-
-
-def _sharded(ranks: Any, model: str, config: TrainConfig, folder: Path) -> OpenLearner:
-    from nano_rl.gather.engines.workers import RANKED_TRAININGS
-
-    return partial(RANKED_TRAININGS.find("ranks").open_sharded, ranks, model, config, folder)
-
-
-def _placed(config: TrainConfig) -> OpenWorkers | None:
-    """What opens the workers of --ray; None without."""
-    if config.ray is None:
-        return None
-    from nano_rl.gather.engines.workers import ROLLOUT_CLUSTERS
-
-    return ROLLOUT_CLUSTERS.find("ray").open_training_workers
 
 
 def _record(

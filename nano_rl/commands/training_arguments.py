@@ -78,11 +78,8 @@ class Asked:
         if self.from_logs and "group_size" in flags:
             raise UsageError("--group-size is --fresh with --from-logs: give that alone")
         if self.from_logs:
-            beside = [name for name in ("logs.mix", "logs.mutants") if name in flags]
-            if beside and not self.group_size:
-                raise UsageError(
-                    f"{beside[0]} acts beside fresh rollouts: leave --fresh 0 or {beside[0]} out"
-                )
+            if "logs.mutants" in flags and not self.group_size:
+                raise UsageError("logs.mutants acts beside fresh rollouts: leave --fresh 0 or it out")
             return
         if self.fresh is not None:
             raise UsageError(

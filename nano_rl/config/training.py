@@ -1,4 +1,4 @@
-"""Settings of trainings by policy gradients, imitation and preferences; the defaults are the recipe."""
+"""Settings of trainings by policy gradients and imitation; the defaults are the recipe."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from nano_rl.learn.config import (
     Config,
-    CriticConfig,
     OfflineConfig,
     OptimizerConfig,
     Quantise,
     UpdateConfig,
+    find_objective,
 )
+from nano_shared.errors import ConfigError
 
 Scheduler = Literal["lockstep", "free"]
-_OF_LOGS = ("lambda_preference", "preference_beta")
-_EARLIER = ("overlap", *_OF_LOGS)
-"""names of earlier versions"""
 _BOUND = 4
 """`max_staleness` of `asynchronous` where none is set"""
 
@@ -54,11 +52,9 @@ class TrainConfig(UpdateConfig):
     save_every: int | None = Field(None, ge=1)
     """steps between saved states; None: 1, and one more for each 2 GiB of a state; a process that is killed
     goes on from the last one"""
-    keep_states: int = Field(2, ge=1)
-    """saved states that stay, the newest ones; the best one stays beside them"""
     resume: bool = False
     """go on with a training of that name, or refuse where none is saved; settings that the steps done do not
-    depend on (steps, keep_states, max_tokens, guards) may then differ"""
+    depend on (steps, max_tokens, guards) may then differ"""
     refill: int = Field(0, ge=0)
     """dynamic sampling: times that a step replaces groups whose rollouts all earned the same by groups of
     other tasks; 0 by default, since each time costs a round of rollouts"""
@@ -79,13 +75,6 @@ class TrainConfig(UpdateConfig):
     asynchronous: bool = False
     """roll out further steps while one is learned from, by at most `max_staleness` updates (None: 4), which
     importance weights correct; without `engine` one step, in a second process with a copy of the weights"""
-    heartbeat_seconds: float = Field(60.0, ge=2)
-    """with `asynchronous`: silence after which the rollout process is taken for dead and replaced; with
-    `engine`: how long a rollout waits while no server answers, and silence after which one is left out; with
-    `ray`: silence after which a worker is taken for dead and replaced"""
-    peak_tflops: float | None = Field(None, gt=0)
-    """of the device in the dtype of the weights, for the metric `perf/mfu/actor`; None: those of a large
-    matrix product, which is timed once"""
     offload: bool = False
     """under torchrun: keep each rank's weights, gradients and optimizer in the memory of its host, except
     those of the layer that runs"""
@@ -118,20 +107,6 @@ class TrainConfig(UpdateConfig):
             return None
         return f"no such setting of a training; set it in nano.toml, or as NANO_{name.upper()}"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, settings: Any) -> Any:
-        """`overlap` was `asynchronous` without `engine`; the preference loss is a setting of `logs`."""
-        if not isinstance(settings, Mapping):
-            return settings
-        rest = {name: value for name, value in settings.items() if name not in _EARLIER}
-        if "overlap" in settings:
-            rest = {"asynchronous": settings["overlap"]} | rest
-        moved = {name: settings[name] for name in _OF_LOGS if name in settings}
-        if moved and isinstance(logs := rest.get("logs", {}), Mapping):
-            rest["logs"] = {**moved, **logs}
-        return rest
-
     @field_validator("engine", mode="before")
     @classmethod
     def _urls(cls, urls: Any) -> Any:
@@ -146,20 +121,16 @@ class TrainConfig(UpdateConfig):
     def idle(self, given: Collection[str], *, from_logs: bool = False) -> Iterator[str]:
         """A sentence for each of the settings by their dotted names that cannot act, though nothing is wrong
         with them."""
-        clips = ("objective.clip_low", "objective.clip_high", "objective.dual_clip", "critic.value_clip")
-        named = [name.partition(".")[2] for name in clips if name in given]
+        named = [name for name in ("clip_low", "clip_high") if f"objective.{name}" in given]
         if named and self.updates_per_step == 1 and self.minibatches == 1:
             yield (
                 f"{', '.join(named)} cannot act: with one update a step every ratio is 1, and nothing has"
                 " moved that could be clipped; set updates_per_step or minibatches above 1 for a clip that"
                 " does"
             )
-        ahead = self.asynchronous or bool(self.engine) or self.ray is not None
         needed = {
-            "heartbeat_seconds": (ahead, "asynchronous, engine or ray"),
             "objective.max_staleness": (self.asynchronous or from_logs, "--async or --from-logs"),
             "imitate": (self.lambda_sft > 0, "lambda_sft above 0"),
-            "logs.preference_beta": (self.logs.lambda_preference > 0, "logs.lambda_preference above 0"),
             "scheduler": (not self.engine, "rollouts of this process, without engine"),
         }
         for name in (name for name in needed if name in given):
@@ -169,13 +140,16 @@ class TrainConfig(UpdateConfig):
 
     @model_validator(mode="after")
     def _comparable(self) -> TrainConfig:
-        if self.critic != CriticConfig() and self.objective.objective != "ppo":
-            raise ValueError("`critic` is read by objective = ppo alone: take that, or leave `critic` out")
-        alone = self.objective.objective == "ppo" or self.objective.over_time
-        if self.group_size == 1 and not alone:
+        if self.objective.terms.critic:
+            return self
+        if self.group_size == 1:
             raise ValueError(
                 "group_size = 1: a group of 1 has nothing to be compared with, so every advantage would be 0;"
-                " use at least 2 rollouts of each task, objective = ppo, or baseline = task or level"
+                " use at least 2 rollouts of each task, or objective = ppo"
+            )
+        if self.reflect == 1:
+            raise ValueError(
+                "reflect = 1: one second attempt has nothing to be compared with; use at least 2"
             )
         return self
 
@@ -196,37 +170,23 @@ class TrainConfig(UpdateConfig):
             raise ValueError(
                 "`rollout_workers` are actors of `ray`: give --ray auto, or leave `rollout_workers` out"
             )
-        if self.off_policy_bound and self.objective.tis_cap is None:
+        if self.off_policy_bound and self.objective.terms.tis_cap is None:
             raise ValueError(
-                "`asynchronous` learns from rollouts of older versions, which importance weights correct: set"
-                " tis_cap, or leave it out"
+                "`asynchronous` learns from rollouts of older versions, which importance weights correct, and"
+                f" objective = {self.objective.objective} has none: leave one of them out"
             )
         return self
 
     @model_validator(mode="after")
-    def _reflecting(self) -> TrainConfig:
-        if not self.reflect:
-            return self
-        if self.reflect == 1 and self.objective.objective != "ppo" and not self.objective.over_time:
-            raise ValueError(
-                "reflect = 1: one second attempt has nothing to be compared with; use at least 2"
-            )
-        if not self.group_size:
+    def _possible(self) -> TrainConfig:
+        if self.reflect and not self.group_size:
             raise ValueError(
                 "`reflect` goes on from fresh rollouts, and group_size = 0 rolls out none; second attempts of"
                 " a log are made by nano-rl rollout --reflect N"
             )
-        if self.ray or (self.asynchronous and not self.engine):
-            raise ValueError(
-                "`reflect` is for rollouts of this process, on its own weights or on those of `engine`: leave"
-                " out `ray`, and `asynchronous` without `engine`"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _trainable(self) -> TrainConfig:
-        rates = self.optimizer, self.critic.optimizer
-        if any(rate.warmup_steps > self.steps for rate in rates):
+        if self.reflect and self.ray:
+            raise ValueError("`reflect` is for agents of this process: leave out `ray`")
+        if self.optimizer.warmup_steps > self.steps:
             raise ValueError(
                 f"warmup_steps is above steps = {self.steps}, so the learning rate would never reach its"
                 " peak: give fewer of them, or more steps"
@@ -235,13 +195,61 @@ class TrainConfig(UpdateConfig):
             raise ValueError(
                 "`refill` rolls out more tasks, and group_size = 0 rolls out none: leave one of them out"
             )
-        if self.shuffle_rewards and self.objective.discount is not None:
-            raise ValueError(
-                "`shuffle_rewards` moves verdicts between rollouts of other lengths: no `discount`"
-            )
-        if self.objective.normalise == "each" and self.reward is None:
+        if self.objective.terms.normalise == "each" and self.reward is None:
             raise ValueError("`normalise` = each needs a reward of several parts: give --reward")
         return self
+
+
+REMOVED: dict[str, Any] = {
+    "shuffle_rewards": False, "objective.std_eps": 1e-4, "optimizer.weight_decay": 0.0,
+    "optimizer.grad_clip": 1.0, "guards.mismatch_max": 1e-4, "guards.mismatch_mean": 0.05,
+    "guards.entropy_min": 1e-3, "guards.shift_max": 5.0, "critic.gae_lambda": 1.0,
+    "critic.discount": 1.0, "critic.value_clip": 0.2,
+    "critic.whiten": True, "critic.optimizer.learning_rate": 1e-4, "critic.optimizer.schedule": "constant",
+    "critic.optimizer.warmup_steps": 0, "critic.optimizer.weight_decay": 0.0,
+    "critic.optimizer.grad_clip": 1.0, "critic.optimizer.states": "float32", "logs.mix": 0.5,
+    "logs.min_ess": 0.5, "logs.max_drift": 0.5, "logs.unknown_age": "refuse", "logs.largest_group": 16,
+    "logs.preference_beta": 0.1,
+}  # fmt: skip
+"""settings of earlier versions, by their dotted names -> the constants that they are now"""
+_OF_NO_STEP = ("keep_states", "heartbeat_seconds", "peak_tflops")
+"""settings of earlier versions that changed no step"""
+
+
+def saved_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved settings of a training without those that are constants by now.
+
+    Raises ConfigError where one was another than its constant.
+    """
+    objective = find_objective(str(values.get("objective", {}).get("objective", "recipe")))
+    constants = REMOVED | {f"objective.{name}": value for name, value in dict(objective).items()}
+    constants |= {f"objective.overlong_{name}": None for name in ("limit", "buffer")}  # where none was set
+
+    def kept(of: Mapping[str, Any], known: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for name, value in of.items():
+            dotted = prefix + name
+            section = known[name].annotation if name in known else None
+            if dotted in _SECTIONS:
+                fields = section.model_fields if isinstance(section, type) else {}
+                if inner := kept(value, fields, f"{dotted}."):
+                    result[name] = inner
+            elif dotted in _OF_NO_STEP or (dotted in constants and constants[dotted] == value):
+                continue
+            elif name in known:
+                result[name] = value
+            else:
+                always = f" and always {constants[dotted]!r}" if dotted in constants else ""
+                raise ConfigError(
+                    f"it was saved with {dotted} = {value!r}, which is no setting any more{always}; start"
+                    " anew under another --name"
+                )
+        return result
+
+    return kept(values, TrainConfig.model_fields)
+
+
+_SECTIONS = ("objective", "optimizer", "guards", "logs", "critic", "critic.optimizer")
 
 
 class SftConfig(OfflineConfig):

@@ -1,141 +1,36 @@
-"""Which tasks come next: in seeded order (`TaskOrder`), or so that groups have a signal (`Curriculum`).
+"""Which tasks come next, so that groups have a signal.
 
 A group has a signal if some of its rollouts succeed and some fail. Each cell (a level and a view) has a
-decaying estimate p of its success; cells with p between `low` and `high` are drawn most, in proportion to
+decaying estimate p of its success; cells with p between LOW and HIGH are drawn most, in proportion to
 p(1 - p), the variance of a rollout's reward. Levels open from the lowest up: the next level opens when the
 mean success of the highest open level exceeds the middle of the band, and the highest level closes again when
-its success falls below `low` / 2. The same state, seed and step draw the same tasks; the state is plain JSON.
+its success falls below LOW / 2. The same state, seed and step draw the same tasks; the state is plain JSON.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nano_rl.learn.rows.group import Group
 from nano_shared.errors import UsageError
 from nano_shared.types import Task
 
-
-class TaskOrder:
-    """Draws tasks in epochs: each task once, in a seeded permutation, before any is repeated."""
-
-    def __init__(self, keys: Sequence[str], seed: int) -> None:
-        """`keys` are the distinct names of the tasks."""
-        self._keys = tuple(keys)
-        self._seed = seed
-        self._epoch = -1
-        self._left: list[int] = []
-        """indices into `keys` that are left in this epoch, in order"""
-
-    def draw(self, count: int, *, taken: Container[str] = ()) -> list[int]:
-        """Indices of the next `count` tasks, all different and none in `taken`; fewer if the pool is smaller.
-
-        A task that is passed over because it is taken, or drawn already, comes first in the next draw.
-        """
-        free = sum(key not in taken for key in self._keys)
-        drawn: list[int] = []
-        passed: list[int] = []
-        while len(drawn) < min(count, free):
-            if not self._left:
-                self._next_epoch()
-            place = self._left.pop(0)
-            if place in drawn or self._keys[place] in taken:
-                passed.append(place)
-            else:
-                drawn.append(place)
-        self._left = [*passed, *self._left]
-        return drawn
-
-    def state(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "left": list(self._left)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()` of the same keys and seed."""
-        self._epoch, self._left = int(state["epoch"]), [int(place) for place in state["left"]]
-
-    def _next_epoch(self) -> None:
-        self._epoch += 1
-        self._left = list(range(len(self._keys)))
-        Random(f"{self._seed} {self._epoch}").shuffle(self._left)
-
-
-class TaskBackoff:
-    """Exponential backoff of logged tasks: a task whose group had no signal is left out for 1 step, then for
-    2, 4, 8 and at most 16, until a group of it has a signal."""
-
-    def __init__(self) -> None:
-        self._step = 0
-        self._streak: dict[str, int] = {}
-        """task -> number of its latest groups in a row without a signal"""
-        self._until: dict[str, int] = {}
-        """task -> step from which it may be drawn again"""
-        self._passed: set[str] = set()
-        """tasks whose latest rollouts all earned the full reward"""
-        self.any_signal = False
-        """True once any group had a signal"""
-
-    @property
-    def resting(self) -> set[str]:
-        return {key for key, until in self._until.items() if until > self._step}
-
-    def solved(self, keys: Collection[str]) -> int:
-        return len(self._passed & set(keys))
-
-    def exhausted(self, keys: Collection[str]) -> bool:
-        """True if every task is solved or had no signal in its latest two groups."""
-        return all(key in self._passed or self._streak.get(key, 0) > 1 for key in keys)
-
-    def record(self, live: Mapping[str, bool], passed: Collection[str]) -> None:
-        """Record a step: whether the group of each task had a signal, and the tasks solved in all
-        rollouts."""
-        self._step += 1
-        for key, has_signal in live.items():
-            self._streak[key] = 0 if has_signal else self._streak.get(key, 0) + 1
-            self._until[key] = self._step + (1 << min(self._streak[key], 5)) // 2
-            self.any_signal |= has_signal
-        self._passed = (self._passed - set(live)) | set(passed)
-
-    def state(self) -> dict[str, Any]:
-        return {"step": self._step, "streak": dict(self._streak), "until": dict(self._until),
-                "passed": sorted(self._passed), "signal": self.any_signal}  # fmt: skip
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._step, self.any_signal = state["step"], state["signal"]
-        self._streak, self._until = dict(state["streak"]), dict(state["until"])
-        self._passed = set(state["passed"])
-
-
 Cell = tuple[int, str]
 """level, view"""
 
 
-class CurriculumConfig(BaseModel):
-    """The target band of success, and how estimates of it are formed."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    low: float = Field(0.2, ge=0, le=1)
-    high: float = Field(0.8, ge=0, le=1)
-    """target band of the success of groups"""
-    decay: float = Field(0.8, gt=0, lt=1)
-    """factor by which each new group reduces the weight of earlier groups"""
-    floor: float = Field(0.02, gt=0, le=1)
-    """weight of a cell outside the band, relative to 1 at p = 0.5: such cells are still sampled now and
-    then"""
-    tries: int = Field(3, ge=1)
-    """number of groups before the estimate of a cell is used"""
-
-    @model_validator(mode="after")
-    def _band(self) -> CurriculumConfig:
-        if self.low >= self.high:
-            raise ValueError("`low` must be less than `high`")
-        return self
+LOW, HIGH = 0.2, 0.8
+"""target band of the success of groups"""
+DECAY = 0.8
+"""factor by which each new group reduces the weight of earlier groups"""
+FLOOR = 0.02
+"""weight of a cell outside the band, relative to 1 at p = 0.5: such cells are still sampled now and then"""
+TRIES = 3
+"""number of groups before the estimate of a cell is used"""
 
 
 @dataclass(slots=True)
@@ -165,7 +60,6 @@ class Curriculum:
 
     tasks: Sequence[Task]
     seed: int = 0
-    config: CurriculumConfig = field(default_factory=CurriculumConfig)
     open_level: int = field(init=False)
     """highest level that is drawn from"""
     _cells: dict[Cell, list[Task]] = field(init=False)
@@ -192,17 +86,17 @@ class Curriculum:
         return [cell for cell in self._cells if cell[0] <= self.open_level]
 
     def weights(self) -> dict[Cell, float]:
-        """Sampling weight of each open cell: 1 without an estimate, 4p(1 - p) in the band, `floor`
+        """Sampling weight of each open cell: 1 without an estimate, 4p(1 - p) in the band, FLOOR
         outside."""
         return {cell: self._weight(self._records[cell]) for cell in self.open_cells}
 
     def _weight(self, record: _CellRecord) -> float:
         rate = record.rate
-        if rate is None or record.groups < self.config.tries:
+        if rate is None or record.groups < TRIES:
             return 1.0
-        if not self.config.low <= rate <= self.config.high:
-            return self.config.floor
-        return max(self.config.floor, 4 * rate * (1 - rate))
+        if not LOW <= rate <= HIGH:
+            return FLOOR
+        return max(FLOOR, 4 * rate * (1 - rate))
 
     def draw(self, step: int, count: int, *, taken: Collection[str] = ()) -> list[Task]:
         """`count` different tasks for one step, none with a key in `taken`; fewer if the open cells have no
@@ -243,21 +137,21 @@ class Curriculum:
             record = self._records[task.level, task.view or ""]
             success = min(1.0, max(0.0, math.fsum(scored) / len(scored)))
             record.groups += 1
-            record.success = self.config.decay * record.success + success
-            record.weight = self.config.decay * record.weight + 1
+            record.success = DECAY * record.success + success
+            record.weight = DECAY * record.weight + 1
         self._move()
 
     def _move(self) -> None:
         """Open the next level or close the highest open one, by its mean success."""
         top = [self._records[cell] for cell in self._cells if cell[0] == self.open_level]
-        known = [r.rate for r in top if r.rate is not None and r.groups >= self.config.tries]
+        known = [r.rate for r in top if r.rate is not None and r.groups >= TRIES]
         if len(known) < len(top):
             return
         mean = sum(known) / len(known)
         at = self.levels.index(self.open_level)
-        if mean > (self.config.low + self.config.high) / 2 and at + 1 < len(self.levels):
+        if mean > (LOW + HIGH) / 2 and at + 1 < len(self.levels):
             self.open_level = self.levels[at + 1]
-        elif mean < self.config.low / 2 and at > 0:
+        elif mean < LOW / 2 and at > 0:
             for record in top:  # estimates start afresh when the level opens again
                 record.groups, record.success, record.weight = 0, 0.0, 0.0
             self.open_level = self.levels[at - 1]
@@ -266,7 +160,7 @@ class Curriculum:
         """`curriculum_level`: the highest open level; `curriculum_in_band`: share of open cells in the
         band."""
         rates = [r for cell in self.open_cells if (r := self._records[cell].rate) is not None]
-        inside = [r for r in rates if self.config.low <= r <= self.config.high]
+        inside = [r for r in rates if LOW <= r <= HIGH]
         return {
             "curriculum_level": float(self.open_level),
             "curriculum_in_band": len(inside) / len(rates) if rates else 0.0,

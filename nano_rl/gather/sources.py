@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from random import Random
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
-
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import TrainConfig
-from nano_rl.gather.curriculum import Curriculum, TaskBackoff, TaskOrder
-from nano_rl.gather.replay_buffer import ReplayBuffer
-from nano_rl.gather.rollouts import OnRun, RollOut, collect
-from nano_rl.learn.advantage import CreditedGroup, RunningBaselines, credit_group
+from nano_rl.gather.curriculum import Curriculum
+from nano_rl.gather.replay_buffer import ReplayBuffer, TaskBackoff
+from nano_rl.gather.rollouts import OnRun, RollOut, collect, failed, none_graded
+from nano_rl.learn.advantage import CreditedGroup, RolloutBatch, credit_group
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.logs.logged_group import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward
@@ -88,6 +87,10 @@ class Sources:
     """makes a pair of (chosen, rejected); needed where there are `pairs`"""
     curriculum: Curriculum | None = None
     """chooses among `tasks` by their success so far; None takes them in seeded order"""
+    reward: Reward | None = None
+    """what runs earn; None: the rewards of the grader"""
+    held_out: tuple[Task, ...] = ()
+    """tasks that are measured during the training and never trained on"""
 
     @property
     def every_task(self) -> Sequence[Task]:
@@ -176,93 +179,71 @@ class Sources:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
-    """The groups of one step with their credit, also those without a signal, and metrics about them."""
+class TaskOrder:
+    """Draws tasks in epochs: each task once, in a seeded permutation, before any is repeated."""
 
-    credited: list[CreditedGroup]
-    logged: Mapping[str, int] = field(default_factory=dict)
-    """logged run of this step -> version of the policy that sampled it"""
-    version: int = 0
-    """version of the policy that is trained"""
-    left: int = 0
-    """logged runs that later steps may take"""
-    too_old: int = 0
-    """logged runs that were never taken and are too old now"""
-    damaged: int = 0
-    """logged runs that were left out because their tokens do not match their texts and template"""
-    from_logs: bool = False
-    exhausted: bool = False
-    """the logs have no runs left for this step, or none of their tasks has a signal any more"""
-    tasks: Mapping[str, float] = field(default_factory=dict)
-    """`tasks`, `tasks_resting` and `tasks_solved` of a log whose groups are topped up"""
-    refill_rounds: int = 0
-    refill_groups: int = 0
-    """groups rolled out in place of groups without a signal"""
-    off_policy_steps: int | None = None
-    """policy versions between sampling and training of rollouts made ahead; None without it"""
-    restarts: int = 0
-    """rollout workers that were replaced since the step before"""
-    behaviour_weights: Mapping[str, Tensor] | None = None
-    """the weights that sampled rollouts made ahead, if the policy has been updated since"""
-    worker_metrics: Mapping[str, float] = field(default_factory=dict)
-    """metrics of the worker's log-probs of the probe (`rollout_worker.py`)"""
+    def __init__(self, keys: Sequence[str], seed: int) -> None:
+        """`keys` are the distinct names of the tasks."""
+        self._keys = tuple(keys)
+        self._seed = seed
+        self._epoch = -1
+        self._left: list[int] = []
+        """indices into `keys` that are left in this epoch, in order"""
 
-    @property
-    def groups(self) -> list[Group]:
-        return [c.group for c in self.credited]
+    def draw(self, count: int, *, taken: Container[str] = ()) -> list[int]:
+        """Indices of the next `count` tasks, all different and none in `taken`; fewer if the pool is smaller.
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """`refill_rounds` and `refill_groups`; for rollouts made ahead `staleness` (versions),
-        `stale_tokens`, `worker_restarts` and `worker_mismatch`; for logs `logged_runs`, `fresh_runs`,
-        `log_share` (share of logged runs), `log_left`, `too_old`, `log_damaged`, and the age of the logged
-        runs in updates, `age_mean` and `age_max`."""
-        values = {"refill_rounds": float(self.refill_rounds), "refill_groups": float(self.refill_groups)}
-        if self.off_policy_steps is not None:
-            sampled = sum(run.num_sampled_tokens for group in self.groups for run in group.trajectories)
-            values["staleness"] = float(self.off_policy_steps)
-            values["stale_tokens"] = float(sampled if self.off_policy_steps else 0)
-            values["worker_restarts"] = float(self.restarts)
-            values |= self.worker_metrics
-        if not self.from_logs:
-            return values
-        runs = sum(len(group.trajectories) for group in self.groups)
-        values |= {
-            "logged_runs": float(len(self.logged)),
-            "fresh_runs": float(runs - len(self.logged)),
-            "log_share": len(self.logged) / max(1, runs),
-            "log_left": float(self.left),
-            "too_old": float(self.too_old),
-            "log_damaged": float(self.damaged),
-            **self.tasks,
-        }
-        ages = [self.version - sampled_at for sampled_at in self.logged.values()]
-        return {**values, "age_mean": sum(ages) / len(ages), "age_max": float(max(ages))} if ages else values
+        A task that is passed over because it is taken, or drawn already, comes first in the next draw.
+        """
+        free = sum(key not in taken for key in self._keys)
+        drawn: list[int] = []
+        passed: list[int] = []
+        while len(drawn) < min(count, free):
+            if not self._left:
+                self._next_epoch()
+            place = self._left.pop(0)
+            if place in drawn or self._keys[place] in taken:
+                passed.append(place)
+            else:
+                drawn.append(place)
+        self._left = [*passed, *self._left]
+        return drawn
+
+    def state(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "left": list(self._left)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()` of the same keys and seed."""
+        self._epoch, self._left = int(state["epoch"]), [int(place) for place in state["left"]]
+
+    def _next_epoch(self) -> None:
+        self._epoch += 1
+        self._left = list(range(len(self._keys)))
+        Random(f"{self._seed} {self._epoch}").shuffle(self._left)
+
+
+MIX = 0.5
+"""largest share of logged runs in a group that is topped up with fresh rollouts; when the logged runs of a
+task are used up, it continues with fresh ones alone"""
+LARGEST_GROUP = 16
+"""without fresh rollouts: largest number of logged runs of a task in one step"""
 
 
 class Gatherer:
     """Gathers the groups of each step. The same seed, weights and state give the same groups."""
 
-    def __init__(
-        self, sources: Sources, config: TrainConfig, reward: Reward | None = None, roll_out: RollOut = collect
-    ) -> None:
+    def __init__(self, sources: Sources, config: TrainConfig, roll_out: RollOut = collect) -> None:
         self._roll_out = partial(roll_out, reflect=config.reflect) if config.reflect else roll_out
-        self.baselines = RunningBaselines()
-        self._sources = sources
-        self._buffer = ReplayBuffer(
-            sources.logged,
-            uses=config.logs.uses,
-            max_staleness=config.objective.max_staleness,
-            seed=config.seed,
-            policy_versions=sources.policy_versions,
-            learned_from=sources.learned_from,
-        )
-        self._config = config
-        self._reward = reward
+        self._sources, self._config, self._objective = sources, config, config.objective.terms
         items = [g.task_key for g in sources.logged] or [t.key for t in sources.tasks]
         self._order = TaskOrder(items, config.seed)
-        self._backoff = TaskBackoff()
+        self._replay: tuple[ReplayBuffer, TaskBackoff] | None = None
+        if sources.from_logs:
+            buffer = ReplayBuffer(
+                sources.logged, uses=config.logs.uses, max_staleness=config.objective.max_staleness,
+                seed=config.seed, policy_versions=sources.policy_versions, learned_from=sources.learned_from,
+            )  # fmt: skip
+            self._replay = buffer, TaskBackoff()
 
     def __enter__(self) -> Gatherer:
         return self
@@ -270,21 +251,36 @@ class Gatherer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to release here; `OverlappedGatherer` ends its worker."""
+        """Nothing to release here; `QueueGatherer` ends its rollouts."""
 
-    def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> Gathered:
+    def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> RolloutBatch:
         """The groups of one step: logged, logged and topped up with fresh rollouts, or fresh.
 
-        `version` is the version of the trained policy.
+        `version` is the version of the trained policy. Raises PolicyError or SandboxError if every fresh
+        rollout failed for a reason that is not the policy's.
+
+        Metrics: `refill_rounds` and `refill_groups`, groups rolled out in place of groups without a signal;
+        for logs those of `_logged`.
         """
-        if self._sources.from_logs:
-            return self._logged(runtime, step, version, on_run)
+        batch = (
+            self._logged(*self._replay, runtime, step, version, on_run)
+            if self._replay
+            else self._fresh(runtime, step, on_run)
+        )
+        fresh = [run for group in batch.groups for run in group.trajectories if run.id not in batch.logged]
+        if fresh and all(map(failed, fresh)):
+            raise none_graded(fresh)
+        return batch
+
+    def _fresh(self, runtime: Runtime, step: int, on_run: OnRun | None) -> RolloutBatch:
         credited: list[CreditedGroup] = []
         wanted = self._config.prompts_per_step
         rounds = 0
-        tasks = self._first(step)
+        tasks = self._initial_tasks(step)
         while tasks:
-            credited += self._credit(self._roll(tasks, runtime, step, on_run))
+            missing = {task.key: self._config.group_size for task in tasks}
+            fresh = self._roll_each(tasks, missing, runtime, step, on_run)
+            credited += self._credit(form_groups(run for runs in fresh.values() for run in runs))
             rounds += 1
             if rounds > self._config.refill:
                 break
@@ -292,20 +288,23 @@ class Gatherer:
             live = sum(c.has_signal for c in of_tasks)
             tasks = self._draw(step, wanted - live, taken=[c.group.task_key for c in of_tasks])
         first = sum(not c.group.forked for c in credited)
-        return Gathered(
-            credited=credited, refill_rounds=max(0, rounds - 1), refill_groups=max(0, first - wanted)
-        )
+        metrics = {
+            "refill_rounds": float(max(0, rounds - 1)),
+            "refill_groups": float(max(0, first - wanted)),
+        }
+        return RolloutBatch(credited=credited, metrics=metrics)
 
     def record(self, credited: Sequence[CreditedGroup]) -> dict[str, float]:
-        """Update the running baselines and the choice of tasks by the outcomes of a step. Returns metrics of
-        the curriculum."""
+        """Update the choice of tasks by the outcomes of a step. Returns metrics of the curriculum."""
         groups = [c.group for c in credited]
-        self.baselines.record(groups, self._config.objective)
-        scored = [c for c in credited if not c.group.forked and not all(map(math.isnan, c.group.rewards_G))]
-        self._backoff.record(
-            {c.group.task_key: c.has_signal for c in scored},
-            [c.group.task_key for c in scored if all(reward >= 1 for reward in c.group.rewards_G)],
-        )
+        if self._replay:
+            scored = [
+                c for c in credited if not c.group.forked and not all(map(math.isnan, c.group.rewards_G))
+            ]
+            self._replay[1].record(
+                {c.group.task_key: c.has_signal for c in scored},
+                [c.group.task_key for c in scored if all(reward >= 1 for reward in c.group.rewards_G)],
+            )
         curriculum = self._sources.curriculum
         if curriculum is None:
             return {}
@@ -315,20 +314,20 @@ class Gatherer:
     def state(self) -> dict[str, Any]:
         """The state as plain JSON, for `restore`."""
         curriculum = self._sources.curriculum
+        buffer, backoff = self._replay or (None, None)
         return {
             "order": self._order.state(),
             "curriculum": curriculum.state() if curriculum else None,
-            "buffer": self._buffer.state(),
-            "baselines": self.baselines.state(),
-            "rests": self._backoff.state(),
+            "buffer": buffer.state() if buffer else None,
+            "rests": backoff.state() if backoff else None,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from `state()`. Raises CheckpointError if a curriculum was added or removed since."""
         self._order.restore(state["order"])
-        self._buffer.restore(state["buffer"])
-        self.baselines.restore(state["baselines"])
-        self._backoff.restore(state["rests"])
+        if self._replay:
+            self._replay[0].restore(state["buffer"])
+            self._replay[1].restore(state["rests"])
         curriculum = self._sources.curriculum
         if (curriculum is None) != (state["curriculum"] is None):
             had = "without" if state["curriculum"] is None else "with"
@@ -343,9 +342,9 @@ class Gatherer:
         return self._config.seed * 1_000_003 + step
 
     def _credit(self, groups: Sequence[Group]) -> list[CreditedGroup]:
-        return [credit_group(group, self._config.objective, self._reward) for group in groups]
+        return [credit_group(group, self._objective, self._sources.reward) for group in groups]
 
-    def _first(self, step: int) -> list[Task]:
+    def _initial_tasks(self, step: int) -> list[Task]:
         """The tasks of a step before any refill."""
         return self._draw(step, self._config.prompts_per_step, taken=())
 
@@ -354,48 +353,59 @@ class Gatherer:
             return self._sources.curriculum.draw(step, count, taken=taken) if count else []
         return [self._sources.tasks[place] for place in self._order.draw(count, taken=taken)]
 
-    def _logged(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None) -> Gathered:
-        """With fresh rollouts: groups of `group_size` runs, at most the share `mix` of them logged. Without:
-        the logged runs of each task, in parts of at most `largest_group`."""
-        logs, size, wanted = self._config.logs, self._config.group_size, self._config.prompts_per_step
-        if size and self._sources.logged and self._no_signal_left():
-            return Gathered(credited=[], from_logs=True, exhausted=True)
-        most = max(1, round(logs.mix * size)) if size else logs.largest_group
-        drawn = self._buffer.draw(wanted, most, version, even=not size)
-        groups = self._filled(drawn, runtime, step, on_run) if size else drawn
-        return Gathered(
-            credited=self._credit(groups),
-            logged={t.id: self._buffer.policy_versions[t.id] for group in drawn for t in group.trajectories},
-            version=version,
-            left=self._buffer.left(version),
-            too_old=self._buffer.too_old(version),
-            damaged=len(self._buffer.damaged),
-            from_logs=True,
+    def _logged(
+        self, buffer: ReplayBuffer, backoff: TaskBackoff, runtime: Runtime, step: int, version: int,
+        on_run: OnRun | None,
+    ) -> RolloutBatch:  # fmt: skip
+        """With fresh rollouts: groups of `group_size` runs, at most the share MIX of them logged. Without:
+        the logged runs of each task, in parts of at most LARGEST_GROUP."""
+        size, wanted = self._config.group_size, self._config.prompts_per_step
+        if size and self._sources.logged and self._no_signal_left(backoff):
+            return RolloutBatch(credited=[], exhausted=True)
+        most = max(1, round(MIX * size)) if size else LARGEST_GROUP
+        drawn = buffer.draw(wanted, most, version, even=not size)
+        groups = self._top_up_groups(drawn, backoff, runtime, step, on_run) if size else drawn
+        logged = {t.id: buffer.policy_versions[t.id] for group in drawn for t in group.trajectories}
+        runs = sum(len(group.trajectories) for group in groups)
+        ages = [version - sampled_at for sampled_at in logged.values()]
+        metrics = {
+            "refill_rounds": 0.0,
+            "refill_groups": 0.0,
+            "logged_runs": float(len(logged)),
+            "fresh_runs": float(runs - len(logged)),
+            "log_share": len(logged) / max(1, runs),
+            "log_left": float(buffer.left(version)),
+            "too_old": float(buffer.too_old(version)),
+            "log_damaged": float(len(buffer.damaged)),
+            **(self._task_metrics(backoff) if size else {}),
+            **({"age_mean": sum(ages) / len(ages), "age_max": float(max(ages))} if ages else {}),
+        }
+        return RolloutBatch(
+            credited=self._credit(groups), metrics=metrics, logged=logged,
             exhausted=bool(self._sources.logged) and not groups,
-            tasks=self._task_metrics() if size else {},
-        )
+        )  # fmt: skip
 
     @property
     def _keys(self) -> list[str]:
         """Keys of the logged tasks that can be rolled out afresh."""
         return [group.task_key for group in self._sources.logged if not group.forked]
 
-    def _task_metrics(self) -> dict[str, float]:
+    def _task_metrics(self, backoff: TaskBackoff) -> dict[str, float]:
         keys = self._keys
         return {
             "tasks": float(len(keys)),
-            "tasks_resting": float(len(self._backoff.resting & set(keys))),
-            "tasks_solved": float(self._backoff.solved(keys)),
+            "tasks_resting": float(len(backoff.resting & set(keys))),
+            "tasks_solved": float(backoff.solved(keys)),
         }
 
-    def _no_signal_left(self) -> bool:
+    def _no_signal_left(self, backoff: TaskBackoff) -> bool:
         """True if no task has a signal any more. Raises GuardTripped if none ever had one."""
         keys = self._keys
-        if not keys or not self._backoff.exhausted(keys):
+        if not keys or not backoff.exhausted(keys):
             return False
-        if self._backoff.any_signal:
+        if backoff.any_signal:
             return True
-        solved, size = self._backoff.solved(keys), self._config.group_size
+        solved, size = backoff.solved(keys), self._config.group_size
         raise GuardTripped(
             f"nothing can be learned from the {len(keys)} logged tasks: {solved} are solved in all of {size}"
             f" rollouts, and those of each of the other {len(keys) - solved} all earned the same, while a"
@@ -404,12 +414,14 @@ class Gatherer:
             + " tasks, give a larger --fresh, or imitate what passed: nano-rl sft --from-logs"
         )
 
-    def _filled(self, drawn: list[Group], runtime: Runtime, step: int, on_run: OnRun | None) -> list[Group]:
+    def _top_up_groups(
+        self, drawn: list[Group], backoff: TaskBackoff, runtime: Runtime, step: int, on_run: OnRun | None
+    ) -> list[Group]:
         """Top up the logged groups with fresh rollouts to `group_size`, and add groups of fresh rollouts of
         other tasks up to `prompts_per_step`. Groups of forks stay as they are: a fresh rollout cannot start
         at their step."""
         keys = {group.task_key for group in drawn}
-        resting = keys | self._backoff.resting
+        resting = keys | backoff.resting
         others = self._order.draw(self._config.prompts_per_step - len(drawn), taken=resting)
         if not (drawn or others):  # all tasks are backing off
             others = self._order.draw(self._config.prompts_per_step)
@@ -431,12 +443,6 @@ class Gatherer:
         earlier = form_groups(run for key, runs in fresh.items() if key not in missing for run in runs)
         return [*filled, *earlier, *(group for group in drawn if group.forked)]
 
-    def _roll(self, tasks: Sequence[Task], runtime: Runtime, step: int, on_run: OnRun | None) -> list[Group]:
-        """Groups of `group_size` fresh rollouts."""
-        missing = {task.key: self._config.group_size for task in tasks}
-        fresh = self._roll_each(tasks, missing, runtime, step, on_run)
-        return form_groups(run for runs in fresh.values() for run in runs)
-
     def _roll_each(
         self,
         tasks: Sequence[Task],
@@ -453,7 +459,7 @@ class Gatherer:
             group_size=[missing[task.key] for task in tasks],
             seed=self.seed(step),
             on_run=on_run,
-            reward=self._reward,
+            reward=self._sources.reward,
         )
         return by_group(tasks, runs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,14 @@ from nano_coder.run.execution import Runtime
 from nano_coder.run.reflection import is_reflection
 from nano_rl.checkpoints.evaluate import row_of
 from nano_rl.gather.rollouts import collect
+from nano_rl.gather.sources import Sources
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, RowWriter
 from nano_rl.learn.rows.group import Group
 from nano_rl.rewards import outcome
+from nano_rl.rewards.reward import IMPOSSIBLE
 from nano_rl.rewards.tests import is_composed
 from nano_shared.errors import UsageError
-from nano_shared.types import Task
+from nano_shared.types import Task, Trajectory
 
 HELD_OUT_FILE = "held_out.jsonl"
 """the file's name in the folder of a training"""
@@ -33,25 +35,18 @@ class HeldOut:
     """folder of the training"""
     seed: int
 
-    def refuse_trained(self, trained: Sequence[Task]) -> None:
-        """Raises UsageError if a held-out task is also trained on."""
-        both = {task.id for task in self.tasks} & {task.id for task in trained}
-        if both:
-            raise UsageError(
-                f"{len(both)} of the {len(self.tasks)} held-out tasks are among those trained on; make them"
-                " with --split test"
-            )
-
     def due(self, step: int, steps: int) -> bool:
         """True if the weights after `step` of `steps` updates are to be measured: about ten times in all."""
         return step == steps or step % max(1, steps // _MEASUREMENTS) == 0
 
-    def measure(self, live: Runtime, step: int) -> dict[str, float]:
+    def measure(self, live: Runtime, step: int, steps: int) -> dict[str, float]:
         """Roll out each task once, with the same seeds at every measurement; returns the metric `held_out`.
 
-        Appends a row to `held_out.jsonl`. Rows of this and later steps, left by a killed process, are
-        dropped.
+        Empty where none is due. Appends a row to `held_out.jsonl`. Rows of this and later steps, left by a
+        killed process, are dropped.
         """
+        if not (self.tasks and self.due(step, steps)):
+            return {}
         runs = collect(self.tasks, live, seed=self.seed)
         found = row_of("all", runs)
         if not found.graded:
@@ -61,6 +56,16 @@ class HeldOut:
         with RowWriter(self.folder / HELD_OUT_FILE, resume_at=step) as rows:
             rows.write_row(row)
         return {HELD_OUT: found.rate}
+
+
+def refuse_trained(sources: Sources) -> None:
+    """Raises UsageError if a held-out task is also trained on."""
+    unseen = {task.id for task in sources.held_out}
+    if both := unseen and unseen & {task.id for task in sources.every_task}:
+        raise UsageError(
+            f"{len(both)} of the {len(unseen)} held-out tasks are among those trained on; make them"
+            " with --split test"
+        )
 
 
 def success_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -115,3 +120,22 @@ def _error(means: Sequence[float]) -> float | None:
         return None
     centre = math.fsum(known) / len(known)
     return math.sqrt(math.fsum((m - centre) ** 2 for m in known) / (len(known) - 1) / len(known))
+
+
+TAMPERING = "tampering/"
+"""prefix of the metrics that count rollouts by kind of tampering"""
+
+
+def hack_metrics(runs: Sequence[Trajectory], controls: Sequence[Trajectory]) -> dict[str, float]:
+    """`tampered`, `tampering/KIND`: rollouts with tampering, by kind; `controls`, `controls_graded`,
+    `control_passes`: control rollouts, graded ones, passed ones."""
+    kinds = Counter(
+        kind for run in (*runs, *controls) if run.verdict for kind in {t.kind for t in run.verdict.tampering}
+    )
+    tampered = sum(bool(run.verdict and run.verdict.tampering) for run in runs)
+    metrics = {"tampered": float(tampered), "controls": float(len(controls))}
+    metrics |= {
+        "controls_graded": float(sum(run.reward is not None for run in controls)),
+        "control_passes": float(kinds.pop(IMPOSSIBLE, 0)),
+    }
+    return metrics | {f"{TAMPERING}{kind}": float(count) for kind, count in sorted(kinds.items())}

@@ -16,9 +16,9 @@ from nano_coder.verify.trainable import blocking
 from nano_rl.config.training import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import OnRun, execute
 from nano_rl.imitation.rows import NO_DIRECTORY, RunEncoder, all_that_fit, opens, own_successes, succeeded
+from nano_rl.learn.loss import sft_loss
 from nano_rl.learn.model.learner import Learner
-from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores
-from nano_rl.learn.objectives.loss import sft_loss
+from nano_rl.learn.model.logprob import can_share, token_logprobs
 from nano_rl.learn.offline import OnStep, step_indices, train_rows, usual_guards
 from nano_rl.learn.rows.batch import Batch, enough_tokens, make_batches
 from nano_rl.learn.rows.group import Group
@@ -143,11 +143,7 @@ class ImitationPart:
 
 def imitation_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
     """The batch's share of the negative log-likelihood of the trained tokens, and its metrics."""
-
-    def loss(scores: TokenScores, tokens: Batch) -> tuple[Tensor, dict[str, float]]:
-        return sft_loss(scores.logprobs_BT, tokens)
-
-    return loss_and_scores(model, batch, loss, separable=True, entropy=False)
+    return sft_loss(token_logprobs(model, batch), batch)
 
 
 def train_sft(

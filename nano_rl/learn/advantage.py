@@ -3,20 +3,24 @@
 The default subtracts the group mean alone, as in Dr. GRPO (Liu et al. 2025, arXiv 2503.20783); `rloo` is the
 leave-one-out baseline of Kool et al. 2019 and Ahmadian et al. 2024 (arXiv 2402.14740); `std` adds the
 division of GRPO (Shao et al. 2024, arXiv 2402.03300). The parts of a reward can be normalised separately
-and then summed, and turns can be credited with their discounted returns. `RunningBaselines` compares with
-earlier steps. Advantages of a critic are in `gae.py`.
+and then summed, and turns can be credited with their discounted returns. Advantages of a critic are in
+`gae.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
-from nano_rl.learn.config import Baseline, ObjectiveConfig, Std
+from nano_rl.learn.config import Baseline, Objective, Std
 from nano_rl.learn.rows.group import Group, is_dead
+from nano_rl.learn.rows.sample import TrainSample, to_samples
 from nano_shared.types import StopReason, Trajectory
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def group_advantages(
@@ -143,7 +147,7 @@ Credit = Sequence[float | Sequence[float] | None]
 """[G] of each rollout one advantage, or one for each of its turns; None leaves the rollout out of the loss"""
 
 
-def group_credit(group: Group, objective: ObjectiveConfig, reward: RewardParts | None) -> Credit:
+def group_credit(group: Group, objective: Objective, reward: RewardParts | None) -> Credit:
     """[G] the advantages of a group under an objective. `reward` gives the parts for `normalise` = each.
 
     None for a rollout without a reward, and under `overlong` = mask for one that was cut off.
@@ -154,15 +158,12 @@ def group_credit(group: Group, objective: ObjectiveConfig, reward: RewardParts |
 
 
 def _advantages(
-    group: Group, rewards_G: Sequence[float], objective: ObjectiveConfig, reward: RewardParts | None
+    group: Group, rewards_G: Sequence[float], objective: Objective, reward: RewardParts | None
 ) -> Credit:
     runs, out_G = group.trajectories, [math.isnan(r) for r in rewards_G]
-    settings: dict[str, Any] = {
-        "baseline": objective.within_group, "std": objective.std, "eps": objective.std_eps
-    }  # fmt: skip
     if objective.discount is not None:
         turns_G = turn_rewards(group, objective)
-        return turn_advantages(turns_G, discount=objective.discount, baseline=objective.within_group)
+        return turn_advantages(turns_G, discount=objective.discount, baseline=objective.baseline)
     if objective.normalise == "each" and reward is not None:
         parts: list[tuple[float, Sequence[float | None]]] = [*reward.objectives(runs)]
         parts.append((1.0, _penalties(group, objective)))
@@ -170,8 +171,8 @@ def _advantages(
             (weight, [None if out else v for v, out in zip(scores, out_G, strict=True)])
             for weight, scores in parts
         ]
-        return summed_advantages(compared, **settings)
-    return group_advantages(rewards_G, **settings)
+        return summed_advantages(compared, baseline=objective.baseline, std=objective.std)
+    return group_advantages(rewards_G, baseline=objective.baseline, std=objective.std)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,16 +181,15 @@ class CreditedGroup:
 
     group: Group
     credit: Credit | None
-    """None where the advantages come from a critic or from `RunningBaselines`"""
+    """None where the advantages come from a critic"""
     has_signal: bool
-    """True if the group has a non-zero advantage. With `dead_groups` = keep, a critic, or a baseline over
-    time: True if any of its rollouts is scored."""
+    """True if the group has a non-zero advantage; with `dead_groups` = keep or a critic, if any of its
+    rollouts is scored"""
 
 
-def credit_group(group: Group, objective: ObjectiveConfig, reward: RewardParts | None) -> CreditedGroup:
+def credit_group(group: Group, objective: Objective, reward: RewardParts | None) -> CreditedGroup:
     """The credit of one group under an objective, and whether the group has a signal."""
-    by_group = objective.objective != "ppo" and not objective.over_time
-    credit = group_credit(group, objective, reward) if by_group else None
+    credit = None if objective.critic else group_credit(group, objective, reward)
     if credit is None or objective.dead_groups == "keep":
         signal = not all(math.isnan(r) for r in group_rewards(group, objective))
     else:
@@ -199,7 +199,49 @@ def credit_group(group: Group, objective: ObjectiveConfig, reward: RewardParts |
     return CreditedGroup(group=group, credit=credit, has_signal=signal)
 
 
-def turn_rewards(group: Group, objective: ObjectiveConfig) -> list[Sequence[float] | None]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """The groups of one step with their credit, also those without a signal, and metrics about them."""
+
+    credited: list[CreditedGroup]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    logged: Mapping[str, int] = field(default_factory=dict)
+    """logged run of this step -> version of the policy that sampled it"""
+    exhausted: bool = False
+    """the logs have no runs left for this step, or none of their tasks has a signal any more"""
+    off_policy_steps: int = 0
+    """policy versions between sampling and training of rollouts made ahead"""
+    behaviour_weights: Mapping[str, Tensor] | None = None
+    """the weights that sampled rollouts made ahead, if the policy has been updated since"""
+
+    @property
+    def groups(self) -> list[Group]:
+        return [c.group for c in self.credited]
+
+
+def group_samples(
+    group: Group,
+    *,
+    baseline: Baseline = "mean",
+    std: Std = "none",
+    eps: float = 1e-4,
+    advantages_G: Sequence[float | Sequence[float] | None] | None = None,
+) -> list[TrainSample]:
+    """The samples of a group. A rollout without a reward is left out of the loss and of the baseline.
+
+    `advantages_G` are precomputed advantages (`group_credit`): of each rollout one number, one for each
+    turn, or None to leave the rollout out of the loss.
+    """
+    rewards_G = group.rewards_G
+    if advantages_G is None:
+        advantages_G = group_advantages(rewards_G, baseline=baseline, std=std, eps=eps)
+    members = zip(group.trajectories, rewards_G, advantages_G, strict=True)
+    # a run whose prompt fills the context has no turn: it counts in the baseline and has nothing to train
+    trained = ((t, a) for t, reward, a in members if not math.isnan(reward) and t.own_turns)
+    return [s for t, a in trained if a is not None for s in to_samples(t, a)]
+
+
+def turn_rewards(group: Group, objective: Objective) -> list[Sequence[float] | None]:
     """[G][T] the reward of each turn, the length penalty added to the last; None for a rollout without a
     reward."""
     rewards_G, penalties = group_rewards(group, objective), _penalties(group, objective)
@@ -209,7 +251,7 @@ def turn_rewards(group: Group, objective: ObjectiveConfig) -> list[Sequence[floa
     ]
 
 
-def group_rewards(group: Group, objective: ObjectiveConfig) -> list[float]:
+def group_rewards(group: Group, objective: Objective) -> list[float]:
     """[G] rewards with the length penalty added; NaN for a rollout that is left out of the comparison."""
     return [
         math.nan if objective.overlong == "mask" and cut_off(run) else reward + penalty
@@ -219,9 +261,9 @@ def group_rewards(group: Group, objective: ObjectiveConfig) -> list[float]:
     ]
 
 
-def _penalties(group: Group, objective: ObjectiveConfig) -> list[float]:
+def _penalties(group: Group, objective: Objective) -> list[float]:
     limit, buffer = objective.overlong_limit, objective.overlong_buffer
-    if objective.overlong != "shape" or limit is None or buffer is None:
+    if objective.overlong != "shape":
         return [0.0] * len(group.trajectories)
     return [length_penalty(run, limit=limit, buffer=buffer) for run in group.trajectories]
 
@@ -234,105 +276,3 @@ def _turn_rewards(run: Trajectory, reward: float, penalty: float) -> Sequence[fl
     if given is None:
         return [0.0] * (len(run.turns) - 1) + [reward]
     return [*given[:-1], given[-1] + penalty]
-
-
-KEEP = 31 / 32
-"""factor by which each new run reduces the weight of earlier runs: the last 32 or so count"""
-PRIOR = 1.0
-"""weight, in runs, of the mean over all tasks in the baseline of one task"""
-_ALL = "all"
-
-
-class RunningBaselines:
-    """Baselines over time, for steps whose groups are small: running means of the rewards of tasks and
-    levels.
-
-        task   b_i = (past of the task + rewards of the others in the group + PRIOR * p_i) / (their weights)
-        level  b_i = (past of the level + rewards of the others of that level in the step) / (their weights)
-
-    p_i is the mean over all tasks, past and present, without run i. The past is a running sum in which each
-    later run of the task (level) weighs 1 / KEEP times the one before. No baseline contains the reward that
-    it is compared with, so the policy gradient stays unbiased; rewards of older policies make the baseline
-    lag, which adds variance. A run that is learned from twice (`uses`) finds its own reward in the past,
-    which biases its gradient toward 0 by its weight in the baseline.
-    """
-
-    def __init__(self) -> None:
-        self._past: dict[str, tuple[float, float]] = {}
-        """name -> sum of rewards, weight"""
-
-    def credit(self, groups: Sequence[Group], objective: ObjectiveConfig) -> list[Credit]:
-        """[groups][G] each reward minus the running baseline of its task or level."""
-        rewards_of = [group_rewards(group, objective) for group in groups]
-        step = self._sums(groups, rewards_of)
-        return [
-            [
-                None if math.isnan(r) else r - self._baseline(group, rewards_G, r, step, objective.baseline)
-                for r in rewards_G
-            ]
-            for group, rewards_G in zip(groups, rewards_of, strict=True)
-        ]
-
-    def record(self, groups: Sequence[Group], objective: ObjectiveConfig) -> None:
-        """Add the rewards of a step; does nothing unless the objective uses a running baseline."""
-        if not objective.over_time:
-            return
-        for name, (total, count) in self._sums(groups, [group_rewards(g, objective) for g in groups]).items():
-            past, weight = self._past.get(name, (0.0, 0.0))
-            kept = KEEP**count
-            self._past[name] = (past * kept + total, weight * kept + count)
-
-    def state(self) -> dict[str, Any]:
-        return {name: list(of) for name, of in self._past.items()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._past = {str(name): (float(of[0]), float(of[1])) for name, of in state.items()}
-
-    def _baseline(
-        self,
-        group: Group,
-        rewards_G: Sequence[float],
-        reward: float,
-        step: Mapping[str, tuple[float, float]],
-        kind: str,
-    ) -> float:
-        if kind == "level":
-            return _mean(self._with(_level(group), step, reward), reward)
-        total, weight = self._past.get(_task(group), (0.0, 0.0))
-        others = [r for r in rewards_G if not math.isnan(r)]
-        total, weight = total + math.fsum(others) - reward, weight + len(others) - 1
-        every = self._with(_ALL, step, reward)
-        if every[1] > 0:
-            total, weight = total + PRIOR * every[0] / every[1], weight + PRIOR
-        return _mean((total, weight), reward)
-
-    def _with(self, name: str, step: Mapping[str, tuple[float, float]], reward: float) -> tuple[float, float]:
-        """Sum and weight of past and present step together, without one reward of the present step."""
-        past, now = self._past.get(name, (0.0, 0.0)), step[name]
-        return past[0] + now[0] - reward, past[1] + now[1] - 1
-
-    @staticmethod
-    def _sums(
-        groups: Sequence[Group], rewards_of: Sequence[Sequence[float]]
-    ) -> dict[str, tuple[float, float]]:
-        """Sum and count of the rewards of a step: per task, per level, and over all."""
-        sums: dict[str, tuple[float, float]] = {}
-        for group, rewards_G in zip(groups, rewards_of, strict=True):
-            scored = [r for r in rewards_G if not math.isnan(r)]
-            for name in (_task(group), _level(group), _ALL) if scored else ():
-                total, count = sums.get(name, (0.0, 0.0))
-                sums[name] = (total + math.fsum(scored), count + len(scored))
-        return sums
-
-
-def _task(group: Group) -> str:
-    return f"task {group.task_key}"
-
-
-def _level(group: Group) -> str:
-    return f"level {group.trajectories[0].task.level}"
-
-
-def _mean(of: tuple[float, float], otherwise: float) -> float:
-    """sum / weight, or `otherwise` where nothing was recorded, which makes the advantage 0."""
-    return of[0] / of[1] if of[1] > 1e-9 else otherwise

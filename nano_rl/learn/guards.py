@@ -48,7 +48,7 @@ def check_update(metrics: StepMetrics, config: GuardConfig, *, bfloat16: bool = 
 
     Raises GuardTripped with a sentence that names the guard and the value.
     """
-    _trip(metrics, _diverged(metrics, config) or _not_served(metrics, config, bfloat16))
+    _trip(metrics, _diverged(metrics) or _not_served(metrics, config, bfloat16))
 
 
 def _trip(metrics: StepMetrics, problem: str | None) -> None:
@@ -96,7 +96,18 @@ def _apart(metrics: StepMetrics, config: GuardConfig, bfloat16: bool) -> str | N
 
 def _bound(name: str, config: GuardConfig, bfloat16: bool) -> tuple[str, float]:
     """The metric to check (the mean with bfloat16 weights, else the maximum), and its bound."""
-    return (name, config.mismatch_mean) if bfloat16 else (f"{name}_max", config.mismatch_max)
+    return (name if bfloat16 else f"{name}_max"), mismatch_bound(config, bfloat16)
+
+
+def mismatch_bound(config: GuardConfig, bfloat16: bool) -> float:
+    """Of |log-prob of sampler - of trainer|, nats: of the mean with bfloat16 weights, else of every token."""
+    return config.mismatch_max or (0.05 if bfloat16 else 1e-4)
+
+
+ENTROPY_MIN = 1e-3
+"""mean entropy of the trained tokens, nats, below which the policy counts as collapsed"""
+SHIFT_MAX = 5.0
+"""largest mean |change| of a row's log-probs by one update, nats; a larger one means divergence"""
 
 
 def _first_kl(metrics: StepMetrics) -> str | None:
@@ -142,8 +153,7 @@ def _young(steps: Sequence[StepMetrics]) -> str | None:
 MISMATCHES = {
     "mismatch_relative": "fresh tokens",
     "mismatch_fresh": "fresh tokens beside older ones",
-    "mismatch_ahead": "tokens that the rollout worker sampled",
-    "worker_mismatch": "a probe that the rollout worker scored",
+    "mismatch_ahead": "tokens that were rolled out ahead",
 }
 """metric -> the tokens that it covers, each compared under the weights that sampled them"""
 
@@ -193,23 +203,23 @@ def _collapsed(last: Sequence[StepMetrics], config: GuardConfig) -> str | None:
     if len(last) < config.patience:
         return None
     entropies = [step.get("entropy", math.inf) for step in last]
-    if not all(entropy < config.entropy_min for entropy in entropies):
+    if not all(entropy < ENTROPY_MIN for entropy in entropies):
         return None
     return (
-        f"the policy has collapsed: its entropy was under {config.entropy_min:g} nats for {config.patience}"
+        f"the policy has collapsed: its entropy was under {ENTROPY_MIN:g} nats for {config.patience}"
         f" steps ({entropies[-1]:.3g} now); go on from an earlier state with a lower learning rate, a wider"
         " clip_high or a KL to the start (beta)"
     )
 
 
-def _diverged(metrics: StepMetrics, config: GuardConfig) -> str | None:
+def _diverged(metrics: StepMetrics) -> str | None:
     shift = metrics.get("probe_shift", 0.0)
-    if shift <= config.shift_max:  # false for NaN
+    if shift <= SHIFT_MAX:  # false for NaN
         return None
     rate = f" of {metrics['learning_rate']:g}" if "learning_rate" in metrics else ""
     return (
         f"one update moved the log-probs of a row by {shift:.3g} nats in the mean, more than"
-        f" {config.shift_max:g}: the learning rate{rate} diverges; lower it (the state before this update is"
+        f" {SHIFT_MAX:g}: the learning rate{rate} diverges; lower it (the state before this update is"
         " kept)"
     )
 

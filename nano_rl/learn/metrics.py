@@ -43,6 +43,8 @@ DASHBOARD = {
 """a metric -> its name in TRL, or in verl where TRL has none; a row holds both"""
 MEASURED = ("seconds", "tokens_per_second", "step_time", "perf/")
 """beginnings of the names of metrics that the machine decides: equal trainings differ in these alone"""
+SHORTEST = 0.01
+"""minimum duration for a throughput, seconds"""
 METRICS = "metrics.jsonl"
 """file name in the folder of a training"""
 

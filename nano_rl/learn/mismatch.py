@@ -16,9 +16,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from nano_rl.learn.loss import relative_gap
 from nano_rl.learn.model.learner import with_weights
 from nano_rl.learn.model.logprob import can_share, plain_rows, token_logprobs
-from nano_rl.learn.objectives.loss import relative_gap
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample, to_samples

@@ -7,33 +7,50 @@ a mean over its own tokens or pairs, so that the size of one part does not chang
 
 A step makes `updates_per_step` passes over its rollouts, each in `minibatches` parts of whole groups; each
 part is one update with its own denominators. The trainer's old log-probs are computed once, before the first
-update; on the first update the ratio is exactly 1. Stale tokens and drifted runs are dropped first
-(`step_rows.py`).
+update; on the first update the ratio is exactly 1.
+
+Stale tokens are dropped first. Logged runs come from older policies; their tokens get importance weights
+
+    w = p(token) / behaviour(token)        ess = (sum w)^2 / (n sum w^2)        over n tokens
+
+The effective sample size (ESS) is the share of the tokens that carries the estimate (Kish 1965). Runs that
+the policy has moved away from have weights far from 1, a few of which outweigh all others. The runs with the
+largest drift, the mean |log w| over their tokens, are dropped until the ESS of the remaining tokens reaches
+the bound. Runs above the bound on drift are dropped in any case: where the policy no longer produces what the
+log holds, most weights are near 0 and alike, and the ESS does not show it. Dropping runs by drift biases the
+gradient toward what the policy still does; the metrics say how much was dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from nano_rl.learn.advantage import CreditedGroup, RewardParts, RunningBaselines, credit_group
-from nano_rl.learn.config import ObjectiveConfig, UpdateConfig
+from nano_rl.learn.advantage import (
+    CreditedGroup,
+    RolloutBatch,
+    group_samples,
+    turn_rewards,
+)
+from nano_rl.learn.config import Objective, UpdateConfig
 from nano_rl.learn.guards import check_step
+from nano_rl.learn.loss import EXTREMA, clamped_exp, policy_loss, token_weights
 from nano_rl.learn.mismatch import LogprobMonitor, Probe, mismatch_ahead
-from nano_rl.learn.model.critic import Critic, CriticRow, explained_variance
-from nano_rl.learn.model.learner import BatchLoss, Guard, Learner, LossPart, Reference
-from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores, token_logprobs
-from nano_rl.learn.objectives.loss import EXTREMA, policy_loss, token_weights
+from nano_rl.learn.model.learner import BatchLoss, Learner, LossPart, Reference
+from nano_rl.learn.model.logprob import can_share, score_tokens, token_logprobs
 from nano_rl.learn.rows.batch import Batch, enough_tokens, make_batches
 from nano_rl.learn.rows.group import Group
-from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.learn.step_rows import StepRows, score_and_select
+from nano_rl.learn.rows.sample import StepRow, TrainSample, recent_samples
+
+if TYPE_CHECKING:
+    from nano_rl.learn.model.critic import Critic
 
 Metrics = dict[str, float]
 
@@ -57,6 +74,10 @@ class LossTerm(Protocol):
     """`loss_NAME` and `share_NAME` are its metrics"""
     weight: float
 
+    @property
+    def run_ids(self) -> Sequence[str]:
+        """Runs that it learns from besides those of the steps."""
+
     def draw(self, step: int, groups: Sequence[Group]) -> Sequence[Any]:
         """The term's items (samples, pairs) of one step; may be empty."""
 
@@ -72,8 +93,8 @@ class Minibatch:
     """rollouts, for the policy's objective"""
     terms: list[tuple[LossTerm, TermPart]]
     """the terms that have items in this minibatch"""
-    critic_rows: list[CriticRow]
-    """rollouts, for the critic; empty without a critic"""
+    rows: list[StepRow]
+    """the same rollouts, for the critic"""
 
     def with_old(self, model: nn.Module) -> Minibatch:
         """The same minibatch with the log-probs of the current weights as old log-probs."""
@@ -89,14 +110,14 @@ OnLogprobs = Callable[[Batch, Tensor], None]
 class PolicyLoss:
     """`BatchLoss`: the policy's objective on a micro-batch of rollouts."""
 
-    objective: ObjectiveConfig
+    objective: Objective
     on_logprobs: OnLogprobs | None = None
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
-        return loss_and_scores(
-            model, batch, partial(_policy_loss, batch, self.objective, self.on_logprobs),
-            separable=self.objective.separable, entropy_gradient=self.objective.entropy_bonus > 0,
-        )  # fmt: skip
+        scores = score_tokens(model, batch, entropy_gradient=self.objective.entropy_bonus > 0)
+        if self.on_logprobs is not None:
+            self.on_logprobs(batch, scores.logprobs_BT.detach())
+        return policy_loss(scores.logprobs_BT, batch, self.objective, entropy_BT=scores.entropy_BT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,55 +134,28 @@ class TermLoss:
         return self.weight * loss, {"loss": value, f"loss_{self.name}": value}
 
 
-def update_minibatch(
-    learner: Learner,
-    minibatch: Minibatch,
-    objective: ObjectiveConfig,
-    guard: Guard,
-    *,
-    terms: Sequence[LossTerm] = (),
-    ends_step: bool,
-    on_logprobs: OnLogprobs | None = None,
-) -> Metrics:
-    """One update; returns its metrics.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """What a step learns from."""
 
-    With `terms` also the weighted parts of the loss (`loss_policy`, `loss_kl`, `loss_NAME`), the share of
-    each in the sum of their magnitudes (`share_*`), and the terms' own metrics.
-    """
-    reinforce = PolicyLoss(objective=objective, on_logprobs=on_logprobs)
-    parts: list[LossPart] = [(batch, reinforce) for batch in minibatch.batches]
-    for term, part in minibatch.terms:
-        weighted = TermLoss(name=term.name, weight=term.weight, loss=part.loss)
-        parts += [(batch, weighted) for batch in part.batches]
-    metrics = learner.update_parts(parts, guard, ends_step=ends_step)
-    if not terms:
-        return metrics
-    sums = {term.name: metrics.get(f"loss_{term.name}", 0.0) for term in terms}
-    kl = objective.beta * metrics.get("kl_reference", 0.0) if objective.kl_in == "loss" else 0.0
-    losses = {"policy": metrics["loss"] - sum(sums.values()) - kl, "kl": kl, **sums}
-    whole = sum(map(abs, losses.values()))
-    own = {name: value for _, part in minibatch.terms for name, value in part.metrics().items()}
-    return {
-        **metrics,
-        **{f"loss_{name}": value for name, value in losses.items()},
-        **{f"share_{name}": abs(value) / whole if whole else 0.0 for name, value in losses.items()},
-        **own,
-    }
+    groups: list[list[StepRow]]
+    """[groups] the rows of each; no group is empty"""
+    drawn: list[Sequence[Any]]
+    """[terms] the items of each further loss term"""
+    metrics: Metrics
+    """`stale_dropped`, and of logged runs those of `DriftSelection`"""
+    has_credit: bool
+    """False if no group had a signal and no term an item"""
+    behaviour_weights: Mapping[str, Tensor] | None = None
+    """as `RolloutBatch` has them"""
 
+    @property
+    def samples(self) -> list[TrainSample]:
+        return [row.sample for rows in self.groups for row in rows]
 
-def _policy_loss(
-    whole: Batch,
-    objective: ObjectiveConfig,
-    on_logprobs: OnLogprobs | None,
-    scores: TokenScores,
-    batch: Batch,
-) -> tuple[Tensor, Metrics]:
-    # also called with slices of the batch, while the head's gradient is computed
-    if on_logprobs is not None and batch is whole:
-        on_logprobs(batch, scores.logprobs_BT.detach())
-    return policy_loss(
-        scores.logprobs_BT, batch, objective, entropy_BT=scores.entropy_BT, measured=batch is whole
-    )
+    @property
+    def empty(self) -> bool:
+        return not (self.groups or any(map(len, self.drawn)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,116 +164,104 @@ class Updater:
 
     learner: Learner
     config: UpdateConfig
-    reward: RewardParts | None = None
-    """the parts of a composed reward, for `normalise` = each"""
     reference: Reference | None = None
     """given where `beta` is above 0"""
     critic: Critic | None = None
     terms: Sequence[LossTerm] = ()
     """additional losses"""
 
+    def credit(self, batch: RolloutBatch, version: int) -> StepRows:
+        """The token rows of the groups with a signal, with their credit or that of the critic; without stale
+        tokens, and without logged runs beyond the bounds on ESS and drift."""
+        config, objective = self.config, self.config.objective
+        live = [c for c in batch.credited if c.has_signal]
+        drawn = [term.draw(self.learner.step, batch.groups) for term in self.terms]
+        rows = [
+            [replace(row, sample=capped(row.sample, batch.logged)) for row in of_group]
+            for of_group in self._rows(live)
+        ]
+        before = _action_tokens(rows)
+        rows = _kept(rows, lambda sample: recent_samples([sample], version, objective.max_staleness)[0])
+        metrics = {"stale_dropped": float(before - _action_tokens(rows))}
+        old = {run for run, sampled_at in batch.logged.items() if sampled_at != version}
+        if old:
+            selection = score_and_select(
+                self.learner.model, [row.sample for of_group in rows for row in of_group], old,
+                MIN_ESS, drift=MAX_DRIFT, max_tokens=config.max_tokens, trees=can_share(self.learner.model),
+            )  # fmt: skip
+            if selection is not None:
+                rows = _kept(rows, lambda sample: [sample] * (sample.run_id not in selection.dropped))
+                metrics |= selection.metrics
+        return StepRows(
+            groups=rows, drawn=drawn, metrics=metrics, has_credit=bool(live) or any(map(len, drawn)),
+            behaviour_weights=batch.behaviour_weights,
+        )  # fmt: skip
+
     def learn(
-        self,
-        credited: Sequence[CreditedGroup],
-        values: Mapping[str, float],
-        *,
-        version: int,
+        self, rows: StepRows, values: Mapping[str, float], probe: Probe | None, version: int,
         history: Sequence[Metrics] = (),
-        logged: Mapping[str, int] | None = None,
-        baselines: RunningBaselines | None = None,
-        probe: Probe | None = None,
-        behaviour_weights: Mapping[str, Tensor] | None = None,
-    ) -> Metrics:
+    ) -> Metrics:  # fmt: skip
         """All updates of one step. Returns its metrics; no update is made where there is nothing to learn.
 
-        `credited` are the groups of the step, also those without a signal. `values` are the step's metrics so
-        far and `history` those of earlier steps, for the guards. `logged` maps the step's logged runs to the
-        policy versions that sampled them. `baselines` are needed for a baseline over time. `probe` is a row
-        of the step that was scored by itself. `behaviour_weights` are the weights that sampled the step, if
-        it was rolled out ahead by an older policy.
+        `values` are the step's metrics so far and `history` those of earlier steps, for the guards. `probe`
+        is a row of the step that was scored by itself.
 
-        Metrics added to those of the objective: `updates`, `stale` (share of tokens from older policies),
-        `stale_dropped` (tokens), `tree_fallback` (1 if the model runs on independent rows), `skipped`; for
-        logged runs those of `DriftSelection`, and `all_dropped` if none was kept; those of `LogprobMonitor`;
-        with a critic `value_*`; with terms those of `update_minibatch`. Raises GuardTripped.
+        Metrics added to those of the objective and of the rows: `updates`, `tree_fallback` (1 if the model
+        runs on independent rows), `skipped`; `all_dropped` if no run was kept; those of `LogprobMonitor`;
+        with a critic `value_*`; with terms the weighted parts of the loss (`loss_policy`, `loss_kl`,
+        `loss_NAME`), the share of each in the sum of their magnitudes (`share_*`), and the terms' own
+        metrics. Raises GuardTripped.
         """
-        config, objective, logged = self.config, self.config.objective, logged or {}
-        groups, live = [c.group for c in credited], [c for c in credited if c.has_signal]
-        if config.shuffle_rewards:
-            # imitation is part of the control: the successes that it takes must be shuffled too
-            groups = shuffled([c.group for c in live], Random(f"shuffle {config.seed} {self.learner.step}"))
-            live = [credit_group(group, objective, self.reward) for group in groups]
-        drawn = [term.draw(self.learner.step, groups) for term in self.terms]
-        if not (live or any(map(len, drawn))):
-            return self._skip(values, history, {})
-        rows = self._rows(live, baselines)
-        if self.critic is not None or objective.over_time:
+        config, model, metrics = self.config, self.learner.model, dict(rows.metrics)
+        if rows.empty:
+            added = {**metrics, "all_dropped": 1.0} if rows.has_credit else {}
+            check_step({**values, **added}, config.guards, earlier=history)
+            self.learner.step += 1
+            return {"skipped": 1.0, **added}
+        if self.critic is not None:
             # the baseline comes from elsewhere, so groups of equal rewards have advantages too
             values = {**values, "frac_zero_std": 0.0}
-        trees = can_share(self.learner.model)
-        rows, added = self._drop_stale(rows.cap_versions(logged), logged, version, trees=trees)
-        if not (rows.samples or any(map(len, drawn))):
-            return self._skip(values, history, {**added, "all_dropped": 1.0})
-        added = {**added, "stale": _stale(rows.samples, version)}
-        if behaviour_weights is not None:
-            added |= mismatch_ahead(
-                self.learner.model, rows.samples, behaviour_weights, max_tokens=config.max_tokens
-            )
-        fresh = {s.run_id for s in rows.samples if min(s.versions) == version} if added["stale"] else None
-        learned = self._update(
-            self._minibatches(rows, drawn, trees=trees), {**values, **added}, history,
-            counts_tokens=bool(rows.samples), monitor=LogprobMonitor(probe, fresh),
-        )  # fmt: skip
+        samples, trees = rows.samples, can_share(model)
+        metrics["stale"] = _stale(samples, version)
+        if rows.behaviour_weights is not None:
+            metrics |= mismatch_ahead(model, samples, rows.behaviour_weights, max_tokens=config.max_tokens)
+        fresh = {s.run_id for s in samples if min(s.versions) == version} if metrics["stale"] else None
+        monitor = LogprobMonitor(probe, fresh)
+
+        def guard(update: int, learned: Metrics) -> None:
+            judged = {**values, **metrics, **learned, **monitor.metrics, "update": float(update)}
+            if not samples:
+                judged.pop("tokens", None)  # those of the terms are counted by themselves
+            check_step(judged, config.guards, earlier=history, bfloat16=config.dtype == "bfloat16")
+
+        learned = self._update(self._minibatches(rows, trees=trees), guard, monitor)
         if self.critic is not None:
-            learned |= explained_variance(rows.critic_rows)
-        return {**learned, **added, "tree_fallback": float(not trees), "skipped": 0.0}
+            from nano_rl.learn.model.critic import explained_variance
 
-    def _skip(self, values: Mapping[str, float], history: Sequence[Metrics], added: Metrics) -> Metrics:
-        """Count a step without an update, after its guards. Raises GuardTripped."""
-        check_step({**values, **added}, self.config.guards, earlier=history)
-        self.learner.step += 1
-        return {"skipped": 1.0, **added}
+            learned |= explained_variance([row for of_group in rows.groups for row in of_group])
+        return {**learned, **metrics, "tree_fallback": float(not trees), "skipped": 0.0}
 
-    def _rows(self, live: Sequence[CreditedGroup], baselines: RunningBaselines | None) -> StepRows:
-        """The samples of the groups with a signal: with their credit, or that of the critic or
-        `baselines`."""
-        groups, objective = [c.group for c in live], self.config.objective
+    def _rows(self, live: Sequence[CreditedGroup]) -> list[list[StepRow]]:
+        """[groups] the rows of each, with its credit, or that of the critic."""
         if self.critic is not None:
-            return StepRows.valued(groups, objective, self.critic)
-        if objective.over_time:
-            return StepRows.compared(groups, (baselines or RunningBaselines()).credit(groups, objective))
-        return StepRows.compared(groups, [c.credit for c in live if c.credit is not None])
+            groups, objective = [c.group for c in live], self.config.objective.terms
+            return self.critic.group_rows(groups, [turn_rewards(group, objective) for group in groups])
+        return [
+            [StepRow(sample=sample) for sample in group_samples(c.group, advantages_G=c.credit)] for c in live
+        ]
 
-    def _drop_stale(
-        self, rows: StepRows, logged: Mapping[str, int], version: int, *, trees: bool
-    ) -> tuple[StepRows, Metrics]:
-        """Drop stale tokens, and logged runs beyond the bounds on ESS and drift. Returns the remaining rows
-        and the metrics of what was dropped."""
-        rows, dropped = rows.drop_stale(version, self.config.objective.max_staleness)
-        metrics, bounds = {"stale_dropped": float(dropped)}, self.config.logs
-        old = {run for run, sampled_at in logged.items() if sampled_at != version}
-        if not old or (bounds.min_ess == 0 and bounds.max_drift is None):
-            return rows, metrics
-        selection = score_and_select(
-            self.learner.model, rows.samples, old, bounds.min_ess, drift=bounds.max_drift,
-            max_tokens=self.config.max_tokens, trees=trees,
-        )  # fmt: skip
-        if selection is None:
-            return rows, metrics
-        return rows.drop_runs(selection.dropped), metrics | selection.metrics
-
-    def _minibatches(self, rows: StepRows, drawn: Sequence[Sequence[Any]], *, trees: bool) -> list[Minibatch]:
+    def _minibatches(self, rows: StepRows, *, trees: bool) -> list[Minibatch]:
         """Whole groups distributed over at most `minibatches` parts in a seeded order; no part is empty."""
-        config, objective = self.config, self.config.objective
-        groups = list(range(len(rows.samples_of)))
+        config, objective = self.config, self.config.objective.terms
+        groups = list(rows.groups)
         enough = enough_tokens(next(self.learner.model.parameters()).device, config.max_tokens)
         count = max(1, min(config.minibatches, len(groups)))
         if count > 1:
             Random(f"minibatches {config.seed} {self.learner.step}").shuffle(groups)
         minibatches = []
         for part in range(count):
-            chosen = groups[part::count]
-            samples = [s for g in chosen for s in rows.samples_of[g]]
+            chosen = [row for of_group in groups[part::count] for row in of_group]
+            samples = [row.sample for row in chosen]
             weights = token_weights(samples, objective.aggregation, constant_length=objective.constant_length)
             batches = make_batches(
                 samples, max_tokens=config.max_tokens, weights=weights, trees=trees, enough=enough
@@ -289,53 +271,72 @@ class Updater:
                     batches=batches if self.reference is None else self.reference.score(batches),
                     terms=[
                         (term, term.part(items, part, count, trees=trees))
-                        for term, items in zip(self.terms, drawn, strict=True)
+                        for term, items in zip(self.terms, rows.drawn, strict=True)
                         if len(items)
                     ],
-                    critic_rows=[row for g in chosen for row in rows.critic_rows_of[g]],
+                    rows=chosen,
                 )
             )
         return minibatches
 
     def _update(
-        self,
-        minibatches: Sequence[Minibatch],
-        values: Mapping[str, float],
-        history: Sequence[Metrics],
-        *,
-        counts_tokens: bool,
-        monitor: LogprobMonitor,
+        self, minibatches: Sequence[Minibatch], guard: Callable[[int, Metrics], None], monitor: LogprobMonitor
     ) -> Metrics:
         """Every pass over the minibatches; each update passes the guards before it is applied.
 
         Raises GuardTripped.
         """
-        learner, config, critic = self.learner, self.config, self.critic
-
-        def guard(update: int, metrics: Metrics) -> None:
-            judged = {**values, **metrics, **monitor.metrics, "update": float(update)}
-            if not counts_tokens:
-                judged.pop("tokens", None)  # those of the terms are counted by themselves
-            check_step(judged, config.guards, earlier=history, bfloat16=config.dtype == "bfloat16")
-
-        order = _order(len(minibatches), config, learner.step)
+        learner, objective, critic = self.learner, self.config.objective.terms, self.critic
+        order = _order(len(minibatches), self.config, learner.step)
         later = {index: minibatches[index].with_old(learner.model) for index in sorted(set(order[1:]))}
         for batch in (b for index, part in later.items() if index != order[0] for b in part.batches):
             assert batch.old_logprobs_BT is not None
             monitor.observe(batch, batch.old_logprobs_BT)
-        rows = []
+        learned = []
         for update, index in enumerate(order):
             # the first update needs no old log-probs: they would come from the same weights
             minibatch = minibatches[index] if update == 0 else later[index]
             ends_step = update == len(order) - 1
-            learned = update_minibatch(
-                learner, minibatch, config.objective, partial(guard, update), terms=self.terms,
-                ends_step=ends_step, on_logprobs=monitor.observe if update == 0 else None,
-            )  # fmt: skip
-            rows.append(learned)
-            if critic is not None and minibatch.critic_rows:
-                rows[-1] |= critic.update(minibatch.critic_rows, ends_step=ends_step)
-        return {**_over_updates(rows, passes=config.updates_per_step), **monitor.metrics}
+            loss = PolicyLoss(objective=objective, on_logprobs=monitor.observe if update == 0 else None)
+            parts: list[LossPart] = [(batch, loss) for batch in minibatch.batches]
+            for term, part in minibatch.terms:
+                weighted = TermLoss(name=term.name, weight=term.weight, loss=part.loss)
+                parts += [(batch, weighted) for batch in part.batches]
+            metrics = learner.update_parts(parts, partial(guard, update), ends_step=ends_step)
+            if self.terms:
+                metrics |= _shares(metrics, minibatch, self.terms, objective)
+            if critic is not None and minibatch.rows:
+                metrics |= critic.update(minibatch.rows, ends_step=ends_step)
+            learned.append(metrics)
+        return {**_over_updates(learned, passes=self.config.updates_per_step), **monitor.metrics}
+
+
+def _shares(
+    metrics: Metrics, minibatch: Minibatch, terms: Sequence[LossTerm], objective: Objective
+) -> Metrics:
+    """The weighted parts of the loss of an update, and the share of each."""
+    sums = {term.name: metrics.get(f"loss_{term.name}", 0.0) for term in terms}
+    kl = objective.beta * metrics.get("kl_reference", 0.0) if objective.kl_in == "loss" else 0.0
+    losses = {"policy": metrics["loss"] - sum(sums.values()) - kl, "kl": kl, **sums}
+    whole = sum(map(abs, losses.values()))
+    own = {name: value for _, part in minibatch.terms for name, value in part.metrics().items()}
+    return {
+        **{f"loss_{name}": value for name, value in losses.items()},
+        **{f"share_{name}": abs(value) / whole if whole else 0.0 for name, value in losses.items()},
+        **own,
+    }
+
+
+def _kept(
+    groups: Sequence[Sequence[StepRow]], keep: Callable[[TrainSample], Sequence[TrainSample]]
+) -> list[list[StepRow]]:
+    """The rows whose samples are kept, in groups that have any."""
+    kept = [[replace(row, sample=s) for row in rows for s in keep(row.sample)] for rows in groups]
+    return [rows for rows in kept if rows]
+
+
+def _action_tokens(groups: Sequence[Sequence[StepRow]]) -> int:
+    return sum(row.sample.num_action_tokens for rows in groups for row in rows)
 
 
 def _order(count: int, config: UpdateConfig, step: int) -> list[int]:
@@ -370,18 +371,92 @@ def _stale(samples: Sequence[TrainSample], version: int) -> float:
     return sum(v != version for v in tokens) / max(1, len(tokens))
 
 
-def shuffled(groups: Sequence[Group], random: Random) -> list[Group]:
-    """The negative control: the verdicts permuted over the rollouts of the step."""
-    # turn rewards are dropped: the other rollout may have another number of turns
-    verdicts = [
-        t.verdict and t.verdict.model_copy(update={"turn_rewards": None})
-        for g in groups
-        for t in g.trajectories
-    ]
-    random.shuffle(verdicts)
-    return [
-        replace(
-            g, trajectories=tuple(t.model_copy(update={"verdict": verdicts.pop()}) for t in g.trajectories)
-        )
-        for g in groups
-    ]
+MIN_ESS, MAX_DRIFT = 0.5, 0.5
+"""bounds on the effective sample size of the logged tokens of a step, as a share of them, and on the mean
+|log importance weight| of a stale run, nats per token"""
+
+
+def capped(sample: TrainSample, policy_version: Mapping[str, int]) -> TrainSample:
+    """The sample with token versions of at most the policy version of its run, where that is given.
+
+    `policy_version` maps run ids to versions on this policy's lineage (`logs/lineage.py`); the turns of a
+    run from another training may name larger ones.
+    """
+    if (most := policy_version.get(sample.run_id)) is None:
+        return sample
+    return replace(sample, versions=tuple(min(version, most) for version in sample.versions))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftSelection:
+    """The logged runs that are dropped under the bounds on ESS and drift."""
+
+    dropped: frozenset[str]
+    """run ids"""
+    ess_before: float
+    """of the tokens of all logged runs"""
+    drift: float
+    """mean |log weight| over the logged runs, nats per token"""
+    ess: float
+    """of the remaining logged tokens; 1 if none remain"""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`ess_logged` (all logged tokens), `ess_kept` (remaining ones), `weight_dropped` (number of dropped
+        runs) and `drift_logged`."""
+        return {
+            "ess_logged": self.ess_before,
+            "ess_kept": self.ess,
+            "weight_dropped": float(len(self.dropped)),
+            "drift_logged": self.drift,
+        }
+
+
+def score_and_select(
+    model: nn.Module,
+    samples: Sequence[TrainSample],
+    logged: Collection[str],
+    bound: float,
+    *,
+    drift: float | None = None,
+    max_tokens: int,
+    trees: bool,
+) -> DriftSelection | None:
+    """Score the rows of logged runs with the current weights and apply `select_by_drift`; None without
+    any."""
+    rows = [s for s in samples if s.run_id in logged and s.num_action_tokens]
+    if not rows:
+        return None
+    mismatch_of: dict[str, list[Tensor]] = defaultdict(list)
+    with torch.no_grad():
+        for batch in make_batches(rows, max_tokens=max_tokens, trees=trees):
+            logprobs_BT = token_logprobs(model, batch).to(batch.ids_BT.device)
+            mismatch_BT = (logprobs_BT - batch.behaviour_logprobs_BT).double()
+            for run, values_T, mask_T in zip(batch.run_ids, mismatch_BT, batch.mask_BT, strict=True):
+                mismatch_of[run].append(values_T[mask_T].cpu())
+    return select_by_drift({run: torch.cat(parts) for run, parts in mismatch_of.items()}, bound, drift)
+
+
+def select_by_drift(
+    mismatch_of: Mapping[str, Tensor], bound: float, drift: float | None = None
+) -> DriftSelection:
+    """Keep as many runs as possible, in ascending order of drift, with an ESS of at least `bound` together
+    and a drift of at most `drift` each.
+
+    `mismatch_of` maps each run to [N] policy - behaviour log-probs of its tokens, nats.
+    """
+    drifts = {run: float(values_N.abs().mean()) for run, values_N in mismatch_of.items()}
+    ascending = sorted(drifts, key=lambda run: (drifts[run], run))
+    allowed = sum(drift is None or value <= drift for value in drifts.values())
+    weights = [clamped_exp(mismatch_of[run].double()) for run in ascending]
+    count = torch.tensor([len(w) for w in weights], dtype=torch.float64).cumsum(0)
+    total = torch.stack([w.sum() for w in weights]).cumsum(0)
+    squared = torch.stack([w.square().sum() for w in weights]).cumsum(0)
+    ess = (total.square() / (count * squared)).tolist()
+    kept = max((place for place, value in enumerate(ess[:allowed], start=1) if value >= bound), default=0)
+    return DriftSelection(
+        dropped=frozenset(ascending[kept:]),
+        ess_before=ess[-1],
+        drift=sum(drifts.values()) / len(drifts),
+        ess=ess[kept - 1] if kept else 1.0,
+    )

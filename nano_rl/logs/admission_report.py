@@ -11,7 +11,7 @@ from typing import Any
 
 from nano_coder.verify.logprobs import Scored
 from nano_coder.verify.refusal_codes import RefusalCode
-from nano_rl.learn.objectives.loss import MAX_LOG_RATIO
+from nano_rl.learn.loss import MAX_LOG_RATIO
 from nano_rl.logs.admission import JudgedRun, RunVerifier, TargetPolicy, Use, by_task
 from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore

@@ -52,8 +52,6 @@ class LogContents:
     """reason -> number of runs that policy gradients may not use"""
     seen: int = 0
     """number of runs in the logs"""
-    unknown_age: int = 0
-    """number of admitted runs of unknown age"""
     can_imitate: int = 0
     """number of successful runs that policy gradients may not use"""
     imitates: bool = False
@@ -73,10 +71,6 @@ class LogContents:
     def report(self) -> str:
         """A summary in lines of text."""
         lines = [f"admitted: {self.runs} runs of {sum(bool(g.members) for g in self.groups)} tasks"]
-        if self.unknown_age:
-            lines.append(
-                f"  {self.unknown_age} of them of unknown age: counted as one update old, whatever they are"
-            )
         if not self.verified:
             lines.append("  by their columns: the tokens of a run are looked at when a step takes it")
         lines += [f"refused: {count} runs ({reason})" for reason, count in self.refused.most_common()]
@@ -129,7 +123,7 @@ def read_logs(
     rest: list[Trajectory] = []
     examples: dict[str, _Example] = {}
     passed: dict[str, _Example] = {}
-    unknown, known, can_imitate = 0, set[str](), 0
+    known, can_imitate = set[str](), 0
     for number, store in enumerate(stores):
         verify = partial(_verified, store, verifiers[number]) if verify_now else None
         for about, code in _undamaged(store, target, verify, known, refused):
@@ -139,12 +133,10 @@ def read_logs(
                     passed[about.task.key] = max(example, passed.get(about.task.key, example))
             version = lineage.policy_version(about)
             reason = code.value if code else _training_refusal(about, version, lineage, config)
-            if reason is None:
-                unknown += version is None
-                found.append(
-                    _AdmittedRun.of(about, number, lineage.version - 1 if version is None else version)
-                )
+            if reason is None and version is not None:
+                found.append(_AdmittedRun.of(about, number, version))
                 continue
+            assert reason is not None  # a run of unknown age is refused
             refused[reason] += 1
             can_imitate += code is not None and may_imitate(about, code)
             if keeps_rest and reason != USED:
@@ -165,7 +157,6 @@ def read_logs(
         passed=tuple((of.log, of.run) for of in sorted(passed.values(), reverse=True)),
         refused=refused,
         seen=len(known),
-        unknown_age=unknown,
         can_imitate=can_imitate,
         imitates=config.lambda_sft > 0 and config.imitate == "rest",
         verified=verify_now,
@@ -238,7 +229,7 @@ def _training_refusal(
         return USED
     bound = config.objective.max_staleness
     if version is None:
-        return AGE_UNKNOWN if config.logs.unknown_age == "refuse" else None
+        return AGE_UNKNOWN
     if bound is not None and lineage.version - version > bound:
         return f"more than {bound} updates old"
     return None
@@ -324,8 +315,7 @@ def _comparable(
     groups: Iterable[LoggedGroup], config: TrainConfig, refused: Counter[str], rest: list[Trajectory]
 ) -> tuple[LoggedGroup, ...]:
     """The groups that can have a signal: all of them with fresh rollouts, or a baseline outside the group."""
-    objective = config.objective
-    if config.group_size or objective.over_time or objective.baseline == "none":  # ppo among them
+    if config.group_size or config.objective.terms.baseline == "none":  # ppo among them
         return tuple(groups)
     kept = []
     for group in groups:

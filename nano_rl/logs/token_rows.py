@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nano_coder.verify.trainable import verify
+from nano_rl.learn.advantage import group_samples
 from nano_rl.learn.config import Baseline, Std
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.learn.step_rows import group_samples
 from nano_shared.types import Trajectory
 
 # findings about the serving profile do not matter to a trainer that takes the tokens as they are

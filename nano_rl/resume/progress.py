@@ -17,7 +17,7 @@ import torch
 
 from nano_coder.models.opening import open_weights
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.config.training import TrainConfig
+from nano_rl.config.training import TrainConfig, saved_settings
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.learn.model.learner import Learner, prepare, restore_weights
 from nano_rl.logs.used_runs import USED, read_used
@@ -100,7 +100,7 @@ def save_best(training: Path, target: Path, store: LogStore) -> Manifest:
     step = int(best["step"]) if best and best["step"] in steps else steps[-1]
     manifest, tree = states.read(step)
     identity = manifest.identity
-    config = parse_config(TrainConfig, identity.config)
+    config = parse_config(TrainConfig, saved_settings(identity.config))
     opened = open_weights(identity.model_name, dtype=config.dtype)
     if opened.loaded.id != identity.model:
         raise CheckpointError(

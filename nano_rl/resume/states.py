@@ -22,13 +22,13 @@ from filelock import FileLock, Timeout
 from pydantic import Field, JsonValue, ValidationError
 from torch import Tensor
 
-from nano_rl.config.training import TrainConfig
+from nano_rl.config.training import TrainConfig, saved_settings
 from nano_rl.learn.offline import flat_settings
 from nano_shared.durable import durable_folder, file_hash, sweep, write_text
-from nano_shared.errors import CheckpointError
+from nano_shared.errors import CheckpointError, ConfigError
 from nano_shared.types import Value
 
-FREE = ("steps", "keep_states", "max_tokens", "heartbeat_seconds", "peak_tflops")
+FREE = ("steps", "max_tokens")
 """settings that do not affect the steps done so far, so that `resume` may change them"""
 _NEVER = ("resume", "save_every", "offload", "engine", "ray", "rollout_workers")
 """settings that are not compared"""
@@ -79,7 +79,14 @@ def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
         return "began under another profile or chat template; start anew under another --name"
     if saved.tasks != now.tasks:
         return "began with other tasks, or the same in another order; give the same ones, or another --name"
-    old, new = ({**_whole(of.config), **({"limit": of.limits} if of.limits else {})} for of in (saved, now))
+    try:
+        known = TrainConfig.model_validate(saved_settings(saved.config)).model_dump(mode="json")
+    except ConfigError as problem:
+        return str(problem)
+    old, new = (
+        {**config, **({"limit": of.limits} if of.limits else {})}
+        for of, config in ((saved, known), (now, now.config))
+    )
     changed = list(_changes(old, new, resume))
     if not changed:
         return None
@@ -90,14 +97,6 @@ def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
         + ("--resume accepts that" if free and not resume else "give the same")
         + ", or start anew under another --name"
     )
-
-
-def _whole(config: Mapping[str, JsonValue]) -> Mapping[str, Any]:
-    """The saved settings, with defaults for those that a newer version added."""
-    try:
-        return TrainConfig.model_validate(config).model_dump(mode="json")
-    except ValidationError:  # a setting that was removed stays, and differs
-        return config
 
 
 def _changes(

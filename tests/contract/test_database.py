@@ -1,6 +1,5 @@
 """Opening a log: what is refused and why, and migrations from the oldest schema."""
 
-import os
 import sqlite3
 import subprocess
 import sys
@@ -113,7 +112,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     assert "cannot make its folder" in refusal(tmp_path / "file" / "log.db")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.as_user
 def test_a_folder_that_cannot_be_written(tmp_path):
     folder = tmp_path / "read-only"
     folder.mkdir(mode=0o500)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from nano_rl.learn.config import Objective, find_objective
 from nano_rl.learn.rows.batch import Batch
 from nano_shared.types import (
     Completion,
@@ -145,3 +146,8 @@ def _ids(tokens: Sequence[int] | int, *, start: int) -> tuple[int, ...]:
     if isinstance(tokens, int):
         return tuple((start + i) % VOCABULARY for i in range(tokens))
     return tuple(tokens)
+
+
+def terms(objective: str = "recipe", **changed: Any) -> Objective:
+    """An objective by name, with other terms."""
+    return find_objective(objective).with_terms(**changed)

@@ -15,7 +15,6 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config.training import TrainConfig
-from nano_rl.gather.engines.workers import OpenWorkers
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
@@ -24,6 +23,7 @@ from nano_rl.rewards import Reward
 from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
+from nano_rl.watch import Watch
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory, Trust, Verdict
 
@@ -110,7 +110,6 @@ class Loop:
         on_run: Callable[[torch.nn.Module, Trajectory], None] = lambda *_: None,
         before: Callable[[torch.nn.Module], None] = lambda _: None,
         name: str = "tiny",
-        open_workers: OpenWorkers | None = None,
         **changed: object,
     ) -> dict[str, torch.Tensor]:
         """The weights at the end. `before` may change the model that training begins from."""
@@ -118,12 +117,12 @@ class Loop:
         self.model = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=0)
         before(self.model)
         runtime = runtime_at(self.folder / "log.db", name)
+        watch = Watch(on_step, lambda run: on_run(self.model, run))
         with runtime.store:
             self.used = train(
-                self.model, opened, runtime, sources or Sources(tasks=TASKS),
-                config.model_copy(update=changed), self.folder, on_step,
-                on_run=lambda run: on_run(self.model, run),
-                reward=reward or (Given(score) if score else None), open_workers=open_workers,
+                self.model, opened, runtime,
+                replace(sources or Sources(tasks=TASKS), reward=reward or (Given(score) if score else None)),
+                config.model_copy(update=changed), self.folder, watch,
             )  # fmt: skip
         return weights(self.model)
 

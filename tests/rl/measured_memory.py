@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from nano_rl.learn.config import UpdateConfig
 from nano_rl.learn.model.learner import Learner, prepare
-from nano_rl.learn.model.logprob import loss_and_scores
+from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.model.plan import Workload, plan_memory
 from nano_rl.learn.rows.batch import make_batches
 from nano_rl.learn.rows.sample import TrainSample
@@ -49,9 +49,7 @@ def main(shape: str, lora_rank: int, dtype: Any, tokens: int, checkpointing: boo
         return LlamaForCausalLM._from_config(architecture, dtype=kind)
 
     def likelihood(model: Any, batch: Any) -> Any:
-        return loss_and_scores(
-            model, batch, lambda scores, part: (-scores.logprobs_BT.sum(), {"tokens": 1.0}), separable=True
-        )
+        return -token_logprobs(model, batch).sum(), {"tokens": 1.0}
 
     work = Workload(rows=0, row_tokens=tokens, kv_bytes=0)
     predicted = plan_memory(build, config, work, torch.device("cpu"))

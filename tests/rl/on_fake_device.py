@@ -26,11 +26,11 @@ from nano_preferences.dpo import PairObjective, pair_batches, reference_scores
 from nano_preferences.pairs import PairRows
 from nano_preferences.reward_model import bradley_terry, pair_margins
 from nano_rl.learn import prefix_tree
-from nano_rl.learn.config import CriticConfig, OptimizerConfig
+from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.gae import Chain
-from nano_rl.learn.model.critic import Critic
+from nano_rl.learn.model.critic import Critic, CriticTerms
 from nano_rl.learn.model.learner import Learner, Reference, prepare
-from nano_rl.learn.model.logprob import can_share, loss_and_scores, token_logprobs
+from nano_rl.learn.model.logprob import can_share, token_logprobs
 from nano_rl.learn.model.scalar_model import scalar_model
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_shared.types import Sampling
@@ -74,9 +74,7 @@ def defaults(model: Any) -> None:
 
 
 def likelihood(model: Any, batch: Batch) -> Any:
-    return loss_and_scores(
-        model, batch, lambda scores, part: (-scores.logprobs_BT.sum(), {"tokens": 1.0}), separable=True
-    )
+    return -token_logprobs(model, batch).sum(), {"tokens": 1.0}
 
 
 def trainer(model: Any) -> list[float]:
@@ -95,7 +93,8 @@ def trainer(model: Any) -> list[float]:
 
 def critic(model: Any) -> list[float]:
     """Values before and after an update of the critic."""
-    judge = Critic(model, CriticConfig(optimizer=FAST), steps=2, lora_rank=0, max_tokens=1000, seed=0)
+    terms = CriticTerms(learning_rate=FAST.learning_rate)
+    judge = Critic(model, steps=2, lora_rank=0, max_tokens=1000, seed=0, terms=terms)
     chains = [Chain(rows=(one,), rewards=((0.0,) * (len(one.ids) - 1) + (1.0,),)) for one in samples()]
     rows = [row for of in judge.rows(chains) for row in of]
     values = judge.update(rows, ends_step=True)

@@ -9,10 +9,9 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.learn.advantage import group_advantages
+from nano_rl.learn.advantage import group_advantages, group_samples
 from nano_rl.learn.config import Baseline, Std
 from nano_rl.learn.rows.group import Group, form_groups, group_metrics, is_dead
-from nano_rl.learn.step_rows import group_samples
 
 BASELINES: tuple[Baseline, ...] = ("mean", "rloo")
 STDS: tuple[Std, ...] = ("none", "sample", "population")

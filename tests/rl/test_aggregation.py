@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from builders import trajectory, turn
+from builders import terms, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.learn.config import Aggregation, ObjectiveConfig
-from nano_rl.learn.objectives.loss import policy_loss, token_weights
+from nano_rl.learn.config import Aggregation
+from nano_rl.learn.loss import policy_loss, token_weights
 from nano_rl.learn.rows.batch import make_batches
 from nano_rl.learn.rows.sample import TrainSample, to_samples
 
@@ -26,7 +26,7 @@ def loss(samples: list[TrainSample], aggregation: Aggregation, length: int = 8) 
     weights = token_weights(samples, aggregation, constant_length=length)
     (batch,) = make_batches(samples, max_tokens=10_000, weights=weights, dtype=torch.float64)
     zeros = torch.zeros(batch.ids_BT.shape, dtype=torch.float64)
-    return policy_loss(zeros, batch, ObjectiveConfig(tis_cap=None))[0].item()
+    return policy_loss(zeros, batch, terms(tis_cap=None))[0].item()
 
 
 TWO = [*rows(2, run_id="short", advantage=1.0), *rows(6, run_id="long", advantage=-1.0)]

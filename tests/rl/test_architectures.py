@@ -17,7 +17,7 @@ from nano_coder.models.local.module_decoder import ModuleDecoder
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.model.learner import Learner, lora_targets, prepare
-from nano_rl.learn.model.logprob import loss_and_scores, refuse_untrainable, token_logprobs
+from nano_rl.learn.model.logprob import refuse_untrainable, token_logprobs
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_shared.errors import ConfigError
 from nano_shared.types import Sampling
@@ -144,12 +144,7 @@ def prefilled(decoder: ContinuousDecoder | ModuleDecoder | None) -> int:
 
 def likelihood(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
     """The loss of imitation: minus the sum of the log-probs."""
-    return loss_and_scores(
-        model,
-        batch,
-        lambda scores, part: (-scores.logprobs_BT.sum(), {"tokens": float(part.mask_BT.sum())}),
-        separable=True,
-    )
+    return -token_logprobs(model, batch).sum(), {"tokens": float(batch.mask_BT.sum())}
 
 
 def step(model: nn.Module, batch: Batch) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import tiny_llama, trajectory, turn
+from builders import terms, tiny_llama, trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.learn.config import ObjectiveConfig
+from nano_rl.learn.loss import mean_metrics, policy_loss, sft_loss
 from nano_rl.learn.model.logprob import score_tokens, token_logprobs
-from nano_rl.learn.objectives.loss import mean_metrics, policy_loss, sft_loss
 from nano_rl.learn.prefix_tree import build_tree
 from nano_rl.learn.rows.batch import ENOUGH, Batch, make_batches
 from nano_rl.learn.rows.sample import TrainSample, to_samples
@@ -39,7 +38,7 @@ def test_ac_10_microbatch_invariance(loss: str, max_tokens: int) -> None:
             else:
                 beta = 0.1 if loss == "kl" else 0.0
                 batch = batch.with_reference(logprobs.detach() - 0.3)
-                part, metrics = policy_loss(logprobs, batch, ObjectiveConfig(beta=beta))
+                part, metrics = policy_loss(logprobs, batch, terms(beta=beta))
             part.backward()
             total += metrics["loss"]
         return torch.cat([p.grad.flatten() for p in model.parameters()]), total
@@ -55,7 +54,7 @@ def test_ac_10_the_order_of_the_samples_does_not_change_the_gradient() -> None:
     def gradient(rows: list[TrainSample]) -> torch.Tensor:
         model = tiny_llama()
         for batch in make_batches(rows, max_tokens=20, dtype=torch.float64):
-            policy_loss(token_logprobs(model, batch), batch, ObjectiveConfig())[0].backward()
+            policy_loss(token_logprobs(model, batch), batch, terms())[0].backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
     rows = samples(LENGTHS)
@@ -68,7 +67,7 @@ def test_ac_10_metrics_of_micro_batches_add_up_to_those_of_the_whole() -> None:
         for batch in make_batches(samples(LENGTHS), max_tokens=max_tokens, dtype=torch.float64):
             scores = score_tokens(tiny_llama(), batch)
             batch = batch.with_old(scores.logprobs_BT.detach() * 1.1).with_reference(scores.logprobs_BT - 0.2)
-            config = ObjectiveConfig(beta=0.1)
+            config = terms(beta=0.1)
             parts.append(policy_loss(scores.logprobs_BT, batch, config, entropy_BT=scores.entropy_BT)[1])
         return mean_metrics(parts)
 
@@ -186,7 +185,7 @@ def test_tokens_are_rows_of_one_token_with_every_column() -> None:
     assert tokens.advantages_BT[:, 0].tolist() == batch.advantages_BT[batch.mask_BT].tolist()
     assert tokens.run_ids == tuple(batch.run_ids[row] for row in rows_N.tolist())
     assert tokens.temperature_B.shape == (5,)
-    config = ObjectiveConfig(beta=0.1)
+    config = terms(beta=0.1)
     tokens, batch = (b.with_reference(b.behaviour_logprobs_BT) for b in (tokens, batch))
     assert policy_loss(tokens.old_logprobs_BT, tokens, config)[0] == pytest.approx(
         float(policy_loss(batch.old_logprobs_BT, batch, config)[0]), rel=1e-6

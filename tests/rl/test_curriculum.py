@@ -11,7 +11,7 @@ from builders import trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_rl.gather.curriculum import Curriculum, CurriculumConfig
+from nano_rl.gather.curriculum import Curriculum
 from nano_rl.learn.rows.group import Group
 from nano_shared.errors import UsageError
 from nano_shared.types import Task, Trajectory
@@ -122,5 +122,3 @@ def test_what_no_curriculum_can_place_is_refused() -> None:
     saved = Curriculum(POOL[:12]).state()
     with pytest.raises(UsageError, match="other levels and views"):
         Curriculum(POOL).restore(saved)
-    with pytest.raises(ValueError, match="less than"):
-        CurriculumConfig(low=0.8, high=0.2)

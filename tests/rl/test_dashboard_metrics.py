@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import FAMILIES, build
-from builders import trajectory, turn
+from builders import terms, trajectory, turn
 from looping import CONFIG, Loop, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from nano_rl.learn.config import ObjectiveConfig
+from nano_rl.learn.loss import mean_metrics, policy_loss
 from nano_rl.learn.metrics import MEASURED, dashboard_names, read_metrics
-from nano_rl.learn.model.flops import FlopCounter, measured_flops
 from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.objectives.loss import mean_metrics, policy_loss
+from nano_rl.learn.model.plan import FlopCounter, measured_flops
 from nano_rl.learn.rows.batch import make_batches
 from nano_rl.learn.rows.group import form_groups, group_metrics
 from nano_rl.learn.rows.sample import to_samples
@@ -53,7 +52,7 @@ def test_statistics_of_advantages_and_weights_do_not_depend_on_micro_batches() -
         parts = []
         for batch in make_batches(samples, max_tokens=size):
             logprobs_BT = torch.where(batch.mask_BT, batch.behaviour_logprobs_BT + 0.1, 0.0)
-            parts.append(policy_loss(logprobs_BT, batch, ObjectiveConfig())[1])
+            parts.append(policy_loss(logprobs_BT, batch, terms())[1])
         found.append(mean_metrics(parts))
     assert len(parts) == 1
     tokens = [0.5] * 4 + [-2.0] * 5 + [1.0] * 6
@@ -67,7 +66,7 @@ def test_statistics_of_advantages_and_weights_do_not_depend_on_micro_batches() -
 def test_a_training_writes_them_and_only_the_machine_may_change_them(tmp_path: Path) -> None:
     tiny, rows = tiny_model(tmp_path / "tiny"), []
     for name in ("one", "two"):
-        Loop(tiny, tmp_path / name).go(CONFIG, peak_tflops=0.001)
+        Loop(tiny, tmp_path / name).go(CONFIG)
         rows.append(read_metrics(tmp_path / name / "metrics.jsonl"))
     trained = next(row for row in rows[0] if not row.get("skipped"))
     assert trained["reward"] == trained["reward_mean"]

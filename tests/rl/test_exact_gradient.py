@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from builders import flat_batch
+from builders import flat_batch, terms
 from torch import Tensor
 
 from nano_rl.learn.advantage import group_advantages
-from nano_rl.learn.config import KL, Baseline, ObjectiveConfig
-from nano_rl.learn.objectives.loss import policy_loss, reference_kl
+from nano_rl.learn.config import KL, Baseline
+from nano_rl.learn.loss import policy_loss, reference_kl
 
 END = 0
 
@@ -71,7 +71,7 @@ def expected_gradient(language: Language, size: int, baseline: Baseline) -> Tens
         # a constant denominator: a random number of tokens below the sum would weigh short groups more
         batch = flat_batch(spread, behaviour=new.tolist(), num_action_tokens=size)
         padded = torch.cat([torch.zeros(1, dtype=torch.float64), new])[None]
-        loss, _ = policy_loss(padded, batch, ObjectiveConfig())
+        loss, _ = policy_loss(padded, batch, terms())
         objective = objective - probability * loss
     return language.gradient(objective)
 

@@ -15,6 +15,7 @@ from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_preferences.log_pairs import pair_of, pairs_beside
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.sources import Sources
+from nano_rl.learn import update
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.rows.group import Group
@@ -84,8 +85,8 @@ def sources(of: LogContents, log: Path, config: TrainConfig) -> Sources:
 MIXED = CONFIG.model_copy(
     update={
         "group_size": 0, "lambda_sft": 0.1, "imitate": "rest", "steps": 3,
-        "logs": LogsConfig(uses=3, largest_group=2, lambda_preference=0.2),
-        "objective": ObjectiveConfig(baseline="task"),
+        "logs": LogsConfig(uses=3, lambda_preference=0.2),
+        "objective": ObjectiveConfig(objective="reinforce"),
     }
 )  # fmt: skip
 
@@ -192,19 +193,18 @@ def old(groups: tuple[Group, ...], by: int) -> Sources:
 
 
 def test_rows_that_the_policy_has_moved_away_from_leave_by_their_weight(
-    groups: tuple[Group, ...], tiny: Path, tmp_path: Path
+    groups: tuple[Group, ...], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {"group_size": 0, "steps": 1, "score": None, "before": nudged(2.0)}
-    kept = Loop(tiny, tmp_path / "kept")
-    kept.go(sources=old(groups, 4), logs=LogsConfig(min_ess=0, max_drift=None), **settings)
+    monkeypatch.setattr(update, "MIN_ESS", 0.0)
+    monkeypatch.setattr(update, "MAX_DRIFT", None)
+    Loop(tiny, tmp_path / "kept").go(sources=old(groups, 4), **settings)
     (row,) = read_metrics(tmp_path / "kept" / METRICS)
     ess = row["ess"]
     assert ess is not None
-    assert "ess_logged" not in row
-    bounded = Loop(tiny, tmp_path / "bounded")
-    bounded.go(
-        sources=old(groups, 4), logs=LogsConfig(min_ess=min(1.0, ess + 0.05), max_drift=None), **settings
-    )
+    assert row["weight_dropped"] == 0
+    monkeypatch.setattr(update, "MIN_ESS", min(1.0, ess + 0.05))
+    Loop(tiny, tmp_path / "bounded").go(sources=old(groups, 4), **settings)
     (row,) = read_metrics(tmp_path / "bounded" / METRICS)
     assert row["ess_logged"] == pytest.approx(ess, rel=1e-3)
     assert row["weight_dropped"]
@@ -213,12 +213,13 @@ def test_rows_that_the_policy_has_moved_away_from_leave_by_their_weight(
 
 
 def test_logs_that_are_all_too_far_stop_the_training_with_a_sentence(
-    groups: tuple[Group, ...], tiny: Path, tmp_path: Path
+    groups: tuple[Group, ...], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(update, "MIN_ESS", 1.0)
     with pytest.raises(GuardTripped, match="step 1: no logged run of 2 steps is near enough to the policy"):
         Loop(tiny, tmp_path).go(
             sources=old(groups, 4), group_size=0, score=None, before=nudged(30.0), steps=5,
-            logs=LogsConfig(uses=None, min_ess=1.0), guards=GuardConfig(patience=2),
+            logs=LogsConfig(uses=None), guards=GuardConfig(patience=2),
         )  # fmt: skip
 
 
@@ -236,14 +237,13 @@ def test_the_first_step_of_a_policys_own_log_is_not_scored_again(
 
 
 def test_impossible_scores_leave_no_trace(groups: tuple[Group, ...], tiny: Path, tmp_path: Path) -> None:
-    """Runs without a reward leave a baseline over time as they leave the loss."""
     unscored = tuple(
         replace(g, trajectories=tuple(scored(run, None) for run in g.trajectories)) for g in groups
     )
     loop = Loop(tiny, tmp_path)
     loop.go(
         sources=Sources(logged=unscored), group_size=0, score=None, steps=1,
-        objective=ObjectiveConfig(baseline="level"),
+        objective=ObjectiveConfig(objective="reinforce"),
     )  # fmt: skip
     (row,) = read_metrics(tmp_path / METRICS)
     assert row["skipped"] == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -11,16 +10,11 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.config.training import TrainConfig
 from nano_rl.gather.replay_buffer import ReplayBuffer
-from nano_rl.learn.advantage import RunningBaselines
-from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.rows.group import Group, form_groups
 from nano_rl.learn.rows.sample import to_samples
-from nano_rl.learn.step_rows import cap_versions, select_by_drift
+from nano_rl.learn.update import capped, select_by_drift
 from nano_rl.logs.lineage import AncestorWeights, Lineage
-from nano_shared.errors import ConfigError
-from nano_shared.settings import parse_config
 
 
 def groups(*sizes: int, versions: int = 1) -> list[Group]:
@@ -124,9 +118,9 @@ def test_the_age_of_a_run_is_measured_along_the_way_to_the_policy(
 
 def test_a_row_is_no_younger_than_its_run() -> None:
     (sample,) = to_samples(trajectory(turn(2, 3, version=7)), 1.0)
-    assert set(cap_versions([sample], {"run-0": 4})[0].versions) == {4}
-    assert set(cap_versions([sample], {"run-0": 9})[0].versions) == {7}
-    assert cap_versions([sample], {}) == [sample]
+    assert set(capped(sample, {"run-0": 4}).versions) == {4}
+    assert set(capped(sample, {"run-0": 9}).versions) == {7}
+    assert capped(sample, {}) == sample
 
 
 mismatches = st.lists(
@@ -163,76 +157,3 @@ def test_fresh_rows_all_stay() -> None:
     kept = select_by_drift({"a": torch.zeros(3), "b": torch.zeros(2)}, 1.0)
     assert kept.dropped == frozenset()
     assert kept.metrics == {"ess_logged": 1.0, "ess_kept": 1.0, "weight_dropped": 0.0, "drift_logged": 0.0}
-
-
-def scored_groups(rewards: list[list[float]]) -> list[Group]:
-    return form_groups(
-        trajectory(run_id=f"{key}-{place}", key=f"task-{key}", reward=reward)
-        for key, of in enumerate(rewards)
-        for place, reward in enumerate(of)
-    )
-
-
-TASK, LEVEL = ObjectiveConfig(baseline="task"), ObjectiveConfig(baseline="level")
-rewards = st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=4), min_size=2, max_size=4)
-
-
-@given(rewards, rewards, st.sampled_from([TASK, LEVEL]), st.floats(-1, 2))
-def test_no_baseline_over_time_holds_the_reward_it_is_compared_with(
-    past: list[list[float]], now: list[list[float]], objective: ObjectiveConfig, other: float
-) -> None:
-    """Another reward for one run moves its advantage by exactly the difference."""
-    baselines = RunningBaselines()
-    baselines.record(scored_groups(past), objective)
-    changed = [[other, *now[0][1:]], *now[1:]]
-    one = baselines.credit(scored_groups(now), objective)[0][0]
-    two = baselines.credit(scored_groups(changed), objective)[0][0]
-    assert isinstance(one, float)
-    assert isinstance(two, float)
-    assert two - one == pytest.approx(other - now[0][0], abs=1e-9)
-
-
-def test_a_lone_run_is_compared_with_what_its_task_earned_before() -> None:
-    baselines = RunningBaselines()
-    baselines.record(scored_groups([[1.0] * 30]), TASK)
-    (credit,) = baselines.credit(scored_groups([[0.0]]), TASK)
-    assert credit == pytest.approx([-1.0])
-    (again,) = baselines.credit(scored_groups([[1.0]]), TASK)
-    assert again == pytest.approx([0.0])
-
-
-def test_without_anything_to_compare_with_a_run_has_no_advantage() -> None:
-    for objective in (TASK, LEVEL):
-        assert RunningBaselines().credit(scored_groups([[1.0]]), objective) == [[0.0]]
-
-
-def test_moving_baselines_go_on_from_their_state_and_forget_slowly() -> None:
-    one = RunningBaselines()
-    one.record(scored_groups([[1.0] * 8, [0.0]]), TASK)
-    other = RunningBaselines()
-    other.restore(one.state())
-    now = scored_groups([[0.5], [0.5, 1.0]])
-    assert one.credit(now, TASK) == other.credit(now, TASK)
-    for _ in range(40):
-        one.record(scored_groups([[0.0] * 8]), TASK)
-    ((advantage,),) = one.credit(scored_groups([[0.0]]), TASK)
-    assert isinstance(advantage, float)
-    assert math.isclose(advantage, 0.0, abs_tol=0.01)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"objective": {"baseline": "task", "std": "sample"}}, "baseline = task compares whole rewards"),
-        ({"objective": {"objective": "ppo", "baseline": "level"}}, "objective = ppo"),
-        ({"logs": {"mix": 0}}, "mix"),
-        ({"logs": {"min_ess": 1.5}}, "min_ess"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        parse_config(TrainConfig, settings)
-
-
-def test_group_is_another_name_of_the_groups_mean() -> None:
-    assert ObjectiveConfig(baseline="group") == ObjectiveConfig()

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from looping import TASKS, Loop, same, tiny_model
 
-from nano_rl.gather.curriculum import Curriculum, TaskOrder
-from nano_rl.gather.sources import by_group
+from nano_rl.gather.curriculum import Curriculum
+from nano_rl.gather.sources import TaskOrder, by_group
 from nano_rl.logs.used_runs import read_used
 from nano_rl.tasks.make import make_tasks
 from nano_shared.types import Split, Trajectory

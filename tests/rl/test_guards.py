@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from builders import flat_batch, flat_logprobs, trajectory
+from builders import flat_batch, flat_logprobs, terms, trajectory
 
-from nano_rl.learn.config import GuardConfig, ObjectiveConfig
+from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.guards import check_step
-from nano_rl.learn.objectives.loss import mean_metrics, policy_loss
+from nano_rl.learn.loss import mean_metrics, policy_loss
 from nano_rl.learn.rows.group import form_groups, group_metrics
 from nano_shared.errors import GuardTripped, NanoError
 
@@ -98,7 +98,7 @@ def test_guards_read_the_metrics_that_the_trainer_computes() -> None:
 
     def step(behaviour: list[float], old: list[float] | None = None) -> dict[str, float]:
         batch = flat_batch([1.0, -1.0], behaviour=behaviour, old=old, reference=[-1.0, -2.0])
-        _, metrics = policy_loss(flat_logprobs([-1.0, -2.0]), batch, ObjectiveConfig(beta=0.1))
+        _, metrics = policy_loss(flat_logprobs([-1.0, -2.0]), batch, terms(beta=0.1))
         return {"step": 0, **mean_metrics([metrics]), **group_metrics(groups)}
 
     check_step(step([-1.0, -2.0]), CONFIG)
@@ -111,6 +111,6 @@ def test_guards_read_the_metrics_that_the_trainer_computes() -> None:
 def test_empty_batch_trips_the_mask_guard() -> None:
     batch = flat_batch([1.0])
     batch.mask_BT[:] = False
-    _, metrics = policy_loss(torch.zeros(1, 2), batch, ObjectiveConfig())
+    _, metrics = policy_loss(torch.zeros(1, 2), batch, terms())
     with pytest.raises(GuardTripped, match="the mask is empty"):
         check_step(mean_metrics([metrics]), CONFIG)

@@ -15,15 +15,9 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.agent.prompt import first_messages
 from nano_coder.models.opening import open_weights
 from nano_rl.config.training import RewardConfig, TrainConfig
-from nano_rl.gather.impossible_rollouts import (
-    controls_due,
-    hack_metrics,
-    hack_row,
-    hack_rows,
-    impossible,
-    roll_controls,
-)
+from nano_rl.gather.impossible_rollouts import controls_due, impossible, roll_controls
 from nano_rl.gather.sources import Sources
+from nano_rl.gather.success import hack_metrics
 from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.model.learner import prepare
@@ -32,6 +26,7 @@ from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.errors import UsageError
 from nano_shared.types import Sampling, Split, Tampering, Verdict
+from nano_view.report.hacks import hack_row, hack_rows
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TASKS = tuple(make_tasks(levels=[0], n=4, seed=1, split=Split.TRAIN, views=["copy"]))
@@ -59,9 +54,7 @@ def test_a_training_measures_hacking_and_learns_nothing_from_it(tmp_path: Path) 
     )  # fmt: skip
     model = prepare(weights.loaded.model, lora_rank=0, seed=0)
     reward = opened(tests=1, format=0.2)
-    used = train(
-        model, weights, runtime, Sources(tasks=TASKS), config, tmp_path, lambda *_: None, reward=reward
-    )
+    used = train(model, weights, runtime, Sources(tasks=TASKS, reward=reward), config, tmp_path)
     controls = [run for run in runtime.store.trajectories() if run.task.is_control]
     assert len(controls) == 2
     assert not set(used) & {run.id for run in controls}
@@ -74,11 +67,10 @@ def test_a_training_measures_hacking_and_learns_nothing_from_it(tmp_path: Path) 
 
 
 def test_tasks_that_cannot_be_impossible_leave_no_controls_to_roll_out(tmp_path: Path) -> None:
-    runtime = new_runtime(tmp_path)
-    task = ADD.model_copy(update={"hidden": None})
-    assert roll_controls([task], runtime, None, step=0, due=0, seed=0) == []
+    runtime, sources = new_runtime(tmp_path), Sources(tasks=(ADD.model_copy(update={"hidden": None}),))
+    assert roll_controls(sources, runtime, step=0, due=0, seed=0, on_run=print) == []
     with pytest.raises(UsageError, match="leave `controls` out"):
-        roll_controls([task], runtime, None, step=0, due=1, seed=0)
+        roll_controls(sources, runtime, step=0, due=1, seed=0, on_run=print)
 
 
 def test_findings_are_counted_by_kind_and_passes_apart(tmp_path: Path) -> None:

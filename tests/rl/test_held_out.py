@@ -10,7 +10,7 @@ from looping import CONFIG, PATIENT, TASKS, Given, parity, runtime_at, same, tin
 
 from nano_coder.models.opening import open_weights
 from nano_rl.gather.sources import Sources
-from nano_rl.gather.success import HELD_OUT_FILE, HeldOut
+from nano_rl.gather.success import HELD_OUT_FILE, HeldOut, refuse_trained
 from nano_rl.learn.metrics import METRICS, read_metrics, read_rows
 from nano_rl.learn.model.learner import prepare
 from nano_rl.train import train
@@ -27,12 +27,11 @@ def go(tiny: Path, folder: Path, *, held_out: bool, **changed: object) -> dict[s
     folder.mkdir(exist_ok=True)
     opened = open_weights(str(tiny))
     model = prepare(opened.loaded.model, lora_rank=0, seed=0)
-    unseen = HeldOut(tasks=TASKS[3:], folder=folder, seed=7) if held_out else None
+    unseen = TASKS[3:] if held_out else ()
     with (runtime := runtime_at(folder / "log.db")).store:
         train(
-            model, opened, runtime, Sources(tasks=TASKS[:3]),
-            CONFIG.model_copy(update={"guards": PATIENT, **changed}), folder, lambda *_: None,
-            reward=Given(parity), held_out=unseen,
+            model, opened, runtime, Sources(tasks=TASKS[:3], reward=Given(parity), held_out=unseen),
+            CONFIG.model_copy(update={"guards": PATIENT, **changed}), folder,
         )  # fmt: skip
     return weights(model)
 
@@ -60,8 +59,7 @@ def test_a_long_training_is_measured_some_ten_times(tmp_path: Path) -> None:
     assert [step for step in range(61) if unseen.due(step, 60)] == list(range(0, 61, 6))
 
 
-def test_a_task_that_is_trained_on_is_not_held_out(tmp_path: Path) -> None:
-    unseen = HeldOut(tasks=TASKS[2:], folder=tmp_path, seed=0)
-    unseen.refuse_trained(TASKS[:2])
+def test_a_task_that_is_trained_on_is_not_held_out() -> None:
+    refuse_trained(Sources(tasks=TASKS[:2], held_out=TASKS[2:]))
     with pytest.raises(UsageError, match="1 of the 3 held-out tasks are among those trained on"):
-        unseen.refuse_trained(TASKS[:3])
+        refuse_trained(Sources(tasks=TASKS[:3], held_out=TASKS[2:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,12 @@ from builders import tiny_llama, trajectory, turn
 from nano_rl.config.training import TrainConfig
 from nano_rl.imitation.demonstrations import Demonstrations, ImitationTerm
 from nano_rl.imitation.rows import own_successes
-from nano_rl.learn.advantage import CreditedGroup, credit_group
-from nano_rl.learn.config import CriticConfig, GuardConfig, ObjectiveConfig, OptimizerConfig
-from nano_rl.learn.model.critic import Critic, open_critic
+from nano_rl.learn.advantage import RolloutBatch, credit_group
+from nano_rl.learn.config import GuardConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.loss import sft_loss
+from nano_rl.learn.model.critic import Critic, CriticTerms
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.logprob import token_logprobs
-from nano_rl.learn.objectives.loss import sft_loss
 from nano_rl.learn.rows.batch import make_batches
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import to_samples
@@ -46,8 +47,8 @@ def groups(rewards: list[list[float | None]]) -> list[Group]:
     return made
 
 
-def credited(of: list[Group], settings: TrainConfig) -> list[CreditedGroup]:
-    return [credit_group(group, settings.objective, None) for group in of]
+def credited(of: list[Group], settings: TrainConfig) -> RolloutBatch:
+    return RolloutBatch(credited=[credit_group(group, settings.objective.terms, None) for group in of])
 
 
 def step(
@@ -56,7 +57,6 @@ def step(
     *,
     critic: Critic | None = None,
     demonstrations: Demonstrations | None = None,
-    **more: Any,
 ) -> tuple[dict[str, float], Learner]:
     model = tiny_llama(torch.float32)
     learner = Learner(model, settings.optimizer, steps=settings.steps)
@@ -65,7 +65,8 @@ def step(
     )
     terms = [imitation] if settings.lambda_sft else []
     updater = Updater(learner=learner, config=settings, critic=critic, terms=terms)
-    return updater.learn(credited(of, settings), {"step": 0.0}, version=0, **more), learner
+    rows = updater.credit(credited(of, settings), 0)
+    return updater.learn(rows, {"step": 0.0}, None, 0), learner
 
 
 MIXED = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
@@ -111,18 +112,21 @@ def test_the_rate_is_set_once_a_step() -> None:
     model = tiny_llama(torch.float32)
     learner = Learner(model, settings.optimizer, steps=4)
     updater = Updater(learner=learner, config=settings)
-    mixed = credited(groups(MIXED), settings)
-    rates = [updater.learn(mixed, {"step": float(i)}, version=0)["learning_rate"] for i in range(2)]
+    rows = updater.credit(credited(groups(MIXED), settings), 0)
+    rates = [updater.learn(rows, {"step": float(i)}, None, 0)["learning_rate"] for i in range(2)]
     assert rates == [1.0, 0.75]
 
 
 PPO = ObjectiveConfig(objective="ppo")
-CRITIC = CriticConfig(optimizer=OptimizerConfig(learning_rate=1e-2), value_clip=None)
+
+
+def a_critic(**changed: Any) -> Critic:
+    terms = CriticTerms(learning_rate=1e-2, value_clip=None, **changed)
+    return Critic(tiny_llama(torch.float32), steps=4, lora_rank=0, max_tokens=32, seed=0, terms=terms)
 
 
 def test_a_critic_learns_from_groups_that_comparison_cannot_use() -> None:
-    settings = config(critic=CRITIC.model_copy(update={"gae_lambda": 1.0}), objective=PPO, updates_per_step=2)
-    critic = open_critic(tiny_llama(torch.float32), settings)
+    settings, critic = config(objective=PPO, updates_per_step=2), a_critic()
     values, _ = step(settings, groups([[1.0, 1.0], [0.0, None]]), critic=critic)
     assert values["skipped"] == 0
     # the run without a reward has left: three runs of four tokens
@@ -133,13 +137,13 @@ def test_a_critic_learns_from_groups_that_comparison_cannot_use() -> None:
     assert step(config(), groups([[1.0, 1.0], [0.0, None]]))[0] == {"skipped": 1.0}
 
 
-def test_a_critic_credits_tokens_by_what_it_expected() -> None:
+def test_a_critic_credits_tokens_by_what_it_expected(tmp_path: Path) -> None:
     """With lambda 1 and a critic that knows nothing, the update is that of the raw rewards."""
-    plain = CRITIC.model_copy(update={"whiten": False, "gae_lambda": 1.0})
-    settings = config(critic=plain, objective=PPO)
-    critic = open_critic(tiny_llama(torch.float32), settings)
-    _, with_critic = step(settings, groups(MIXED[:3]), critic=critic)
-    raw = config(objective=ObjectiveConfig(baseline="none"))
+    _, with_critic = step(config(objective=PPO), groups(MIXED[:3]), critic=a_critic(whiten=False))
+    (tmp_path / "raw.py").write_text(
+        "from nano_rl.learn.objectives import RECIPE\nRAW = RECIPE.with_terms(baseline='none')\n"
+    )
+    raw = config(objective=ObjectiveConfig(objective=f"{tmp_path}/raw.py:RAW"))
     _, without = step(raw, groups(MIXED[:3]))
     for a, b in zip(with_critic.model.parameters(), without.model.parameters(), strict=True):
         torch.testing.assert_close(a, b)
@@ -190,36 +194,10 @@ def test_demonstrations_come_round_once_before_any_comes_again() -> None:
     assert Demonstrations(rows=(), batch=2, seed=0).draw(0) == []
 
 
-def test_shuffled_rewards_take_no_turn_rewards_along() -> None:
-    """A shuffled verdict may come from a rollout of another number of turns."""
-    of = groups(MIXED)
-    scored = [
-        t.model_copy(update={"verdict": t.verdict.model_copy(update={"turn_rewards": (0.0, 1.0, 0.0)})})
-        for t in of[0].trajectories
-        if t.verdict
-    ]
-    odd = Group(task_key="task-0", trajectories=tuple(scored))
-    settings = config(critic=CRITIC, objective=PPO, shuffle_rewards=True)
-    critic = open_critic(tiny_llama(torch.float32), settings)
-    assert step(settings, [odd, *of[1:]], critic=critic)[0]["updates"] == 1
-
-
 def test_a_step_of_imitation_alone_leaves_the_critic_as_it_is() -> None:
-    settings = config(critic=CRITIC, objective=PPO, lambda_sft=0.1)
-    critic = open_critic(tiny_llama(torch.float32), settings)
-    assert critic is not None
+    settings, critic = config(objective=PPO, lambda_sft=0.1), a_critic()
     rows = tuple(own_successes(groups([[1.0]])))
     shown = Demonstrations(rows=rows, batch=1, seed=0)
     values, _ = step(settings, groups([[None, None]]), critic=critic, demonstrations=shown)
     assert values["sft_tokens"] == 4
     assert "value_loss" not in values
-
-
-def test_shuffled_rewards_shuffle_what_is_imitated() -> None:
-    """The one success of a step is another rollout's under the control, for some seed."""
-    of = groups([[1.0, 0.0, 0.0, 0.0]])
-    tokens = {
-        seed: step(config(lambda_sft=0.1, shuffle_rewards=True, seed=seed), of)[0]["loss_sft"]
-        for seed in range(4)
-    }
-    assert len(set(tokens.values())) > 1

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import VOCABULARY, tiny_llama, trajectory, turn
+from builders import VOCABULARY, terms, tiny_llama, trajectory, turn
 from torch import Tensor, nn
 
-from nano_rl.learn.config import ObjectiveConfig
+from nano_rl.learn.loss import mean_metrics, policy_loss
 from nano_rl.learn.model.logprob import can_share, score_tokens, token_logprobs
-from nano_rl.learn.objectives.loss import mean_metrics, policy_loss
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.sample import to_samples
 from nano_shared.errors import ConfigError
@@ -96,9 +95,7 @@ def test_ac_20_logits_are_divided_by_the_temperature_of_the_row() -> None:
     def mismatch(recorded: float) -> float:
         run = trajectory(turn([2, 5], sampled, logprobs=logprobs, sampling=Sampling(temperature=recorded)))
         (batch,) = make_batches(to_samples(run, 1.0), max_tokens=100)
-        return mean_metrics([policy_loss(token_logprobs(model, batch), batch, ObjectiveConfig())[1]])[
-            "mismatch_max"
-        ]
+        return mean_metrics([policy_loss(token_logprobs(model, batch), batch, terms())[1]])["mismatch_max"]
 
     assert mismatch(temperature) < 1e-4
     assert mismatch(1.0) > 0.05
@@ -131,7 +128,7 @@ def test_scoring_twice_is_bit_identical_with_and_without_gradient() -> None:
         old = token_logprobs(model, batch)
     new = token_logprobs(model, batch)
     assert torch.equal(old, new.detach())
-    _, metrics = policy_loss(new, batch.with_old(old), ObjectiveConfig())
+    _, metrics = policy_loss(new, batch.with_old(old), terms())
     assert metrics["ratio_deviation_max"] == 0.0
 
 

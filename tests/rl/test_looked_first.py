@@ -97,7 +97,6 @@ def test_asking_for_no_mutants_is_no_contradiction(nano: Nano, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("setting", "acts"),
     [
-        ("heartbeat_seconds=9", "asynchronous, engine or ray"),
         ("imitate=oracles", "lambda_sft above 0"),
         ("objective.max_staleness=3", "--async or --from-logs"),
     ],

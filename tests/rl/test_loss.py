@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from builders import flat_batch, flat_logprobs, logs, trajectory, turn
+from builders import flat_batch, flat_logprobs, logs, terms, trajectory, turn
 from torch import Tensor
 
-from nano_rl.learn.config import KL, ObjectiveConfig
-from nano_rl.learn.objectives.loss import mean_metrics, policy_loss, reference_kl, sft_loss
+from nano_rl.learn.config import KL, Objective
+from nano_rl.learn.loss import mean_metrics, policy_loss, reference_kl, sft_loss
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.sample import to_samples
 
-PLAIN = ObjectiveConfig(tis_cap=None)
+PLAIN = terms(tis_cap=None)
 RATIOS = [0.5, 1.0, 1.5]
 ADVANTAGES = [1.0, -1.0, 2.0]
 
@@ -25,7 +25,7 @@ def shifted(new: list[float], ratios: list[float]) -> list[float]:
     return [n - r for n, r in zip(new, logs(ratios), strict=True)]
 
 
-def value(logprobs: list[float], batch: Batch, config: ObjectiveConfig = PLAIN) -> float:
+def value(logprobs: list[float], batch: Batch, config: Objective = PLAIN) -> float:
     return policy_loss(flat_logprobs(logprobs), batch, config)[0].item()
 
 
@@ -55,7 +55,7 @@ def test_clip_oracle() -> None:
 def test_clip_bounds_are_apart() -> None:
     new = [-1.0, -1.0]
     old = shifted(new, [2.0, 0.1])
-    config = ObjectiveConfig(tis_cap=None, clip_low=0.3, clip_high=0.5)
+    config = terms(tis_cap=None, clip_low=0.3, clip_high=0.5)
     assert value(new, flat_batch([1.0, -1.0], old=old), config) == pytest.approx((-1.5 + 0.7) / 2)
     metrics = policy_loss(flat_logprobs(new), flat_batch([1.0, -1.0], old=old), config)[1]
     assert (metrics["clip_low"], metrics["clip_high"]) == (1.0, 1.0)
@@ -67,7 +67,7 @@ def test_clip_bounds_are_apart() -> None:
 def test_ac_11_fully_masked_batch_gives_exactly_zero() -> None:
     (batch,) = make_batches(to_samples(trajectory(turn(5, 0)), 1.0), max_tokens=100)
     assert batch.num_action_tokens == 0
-    for config in (PLAIN, ObjectiveConfig(beta=0.1)):
+    for config in (PLAIN, terms(beta=0.1)):
         x = torch.zeros(1, 5, requires_grad=True)
         loss, metrics = policy_loss(x, batch.with_reference(torch.zeros(1, 5)), config)
         loss.backward()
@@ -83,8 +83,8 @@ def test_ac_11_masked_tokens_are_in_neither_numerator_nor_denominator() -> None:
     masked.mask_BT[0, 4] = False
     for poison in (0.0, -50.0, math.nan, -math.inf):
         x = flat_logprobs([-1.0, -2.0, -3.0, poison])
-        loss, metrics = policy_loss(x, masked, ObjectiveConfig())
-        assert loss.item() == value([-1.0, -2.0, -3.0], batch, ObjectiveConfig())
+        loss, metrics = policy_loss(x, masked, terms())
+        assert loss.item() == value([-1.0, -2.0, -3.0], batch, terms())
         assert metrics["tokens"] == 3
         loss.backward()
         assert x.grad[0, 4] == 0
@@ -93,7 +93,7 @@ def test_ac_11_masked_tokens_are_in_neither_numerator_nor_denominator() -> None:
 def test_ac_15_first_update_has_ratio_one_and_the_reinforce_gradient() -> None:
     new = [-0.5, -1.0, -1.5]
     batch = flat_batch(ADVANTAGES, behaviour=new)
-    loss, metrics = policy_loss(flat_logprobs(new), batch, ObjectiveConfig())
+    loss, metrics = policy_loss(flat_logprobs(new), batch, terms())
     assert loss.item() == pytest.approx(-2 / 3)
     mean = mean_metrics([metrics])
     for name in (
@@ -111,16 +111,14 @@ def test_ac_15_first_update_has_ratio_one_and_the_reinforce_gradient() -> None:
         return -(batch.advantages_BT * x).sum() / batch.num_action_tokens
 
     assert reinforce(flat_logprobs(new)).item() == pytest.approx(2.5 / 3)  # 0.8333
-    actual = gradient(lambda x: policy_loss(x, batch, ObjectiveConfig())[0], new)
+    actual = gradient(lambda x: policy_loss(x, batch, terms())[0], new)
     assert actual == gradient(reinforce, new)
 
 
 def test_ac_17_ratio_and_mismatch_are_two_things() -> None:
     """The sampler differed by 0.5 nats, the trainer has not moved: weights see it, ratio and clip do not."""
     new = [-1.0, -1.0]
-    _, metrics = policy_loss(
-        flat_logprobs(new), flat_batch([1.0, 1.0], behaviour=[-1.5, -0.5]), ObjectiveConfig()
-    )
+    _, metrics = policy_loss(flat_logprobs(new), flat_batch([1.0, 1.0], behaviour=[-1.5, -0.5]), terms())
     mean = mean_metrics([metrics])
     assert mean["ratio_deviation_max"] == mean["clip_high"] == 0.0
     assert mean["mismatch"] == mean["mismatch_max"] == pytest.approx(0.5)
@@ -133,7 +131,7 @@ def test_ac_23_what_a_step_reports_of_its_health() -> None:
         policy_loss(
             flat_logprobs([n]),
             flat_batch([a], old=[o], behaviour=[o - gap]),
-            ObjectiveConfig(),
+            terms(),
             entropy_BT=torch.full((1, 2), e, dtype=torch.float64),
         )[1]
         for n, o, gap, a, e in zip(new, old, gaps, [1.0, -1.0], [0.3, 0.5], strict=True)
@@ -158,22 +156,22 @@ def test_ac_18_importance_weights_oracle() -> None:
     old, behaviour = [-1.0] * 3, [-0.5, -1.5, -0.8]
     new = [o + r for o, r in zip(old, logs(RATIOS), strict=True)]
     batch = flat_batch(ADVANTAGES, old=old, behaviour=behaviour)
-    assert value(new, batch, ObjectiveConfig(tis_cap=100)) == pytest.approx(-0.2065, abs=5e-5)
-    assert value(new, batch, ObjectiveConfig(tis_cap=0.8)) == pytest.approx(-0.4744, abs=5e-5)
-    metrics = policy_loss(flat_logprobs(new), batch, ObjectiveConfig(tis_cap=0.8))[1]
+    assert value(new, batch, terms(tis_cap=100)) == pytest.approx(-0.2065, abs=5e-5)
+    assert value(new, batch, terms(tis_cap=0.8)) == pytest.approx(-0.4744, abs=5e-5)
+    metrics = policy_loss(flat_logprobs(new), batch, terms(tis_cap=0.8))[1]
     assert metrics["weight"] == pytest.approx(0.6065 + 1.6487 + 0.8187, abs=1e-4)
     assert metrics["weight_capped"] == 2.0
 
 
 def test_ac_18_default_cap_is_two_and_none_ignores_the_sampler() -> None:
     batch = flat_batch([1.0], behaviour=[-5.0])
-    assert value([-1.0], batch, ObjectiveConfig()) == -2.0
+    assert value([-1.0], batch, terms()) == -2.0
     assert value([-1.0], batch, PLAIN) == -1.0
 
 
 def test_ac_18_log_ratios_are_clamped_before_exp() -> None:
     batch = flat_batch([1.0, -1.0], old=[-1.0, -900.0], behaviour=[-900.0, -1.0])
-    loss, metrics = policy_loss(flat_logprobs([-900.0, -1.0]), batch, ObjectiveConfig(tis_cap=1e12))
+    loss, metrics = policy_loss(flat_logprobs([-900.0, -1.0]), batch, terms(tis_cap=1e12))
     assert math.isfinite(loss.item())
     assert metrics["weight"] == pytest.approx(math.exp(20) + math.exp(-20))
     assert all(math.isfinite(v) for v in metrics.values())
@@ -181,14 +179,14 @@ def test_ac_18_log_ratios_are_clamped_before_exp() -> None:
 
 def test_weights_carry_no_gradient() -> None:
     batch = flat_batch([1.0], behaviour=[-1.5])
-    (slope,) = gradient(lambda x: policy_loss(x, batch, ObjectiveConfig())[0], [-1.0])
+    (slope,) = gradient(lambda x: policy_loss(x, batch, terms())[0], [-1.0])
     assert slope == pytest.approx(-math.exp(0.5))
 
 
 def test_effective_sample_size() -> None:
     def ess(behaviour: list[float]) -> float:
         batch = flat_batch([1.0] * len(behaviour), behaviour=behaviour)
-        metrics = policy_loss(flat_logprobs([-1.0] * len(behaviour)), batch, ObjectiveConfig())[1]
+        metrics = policy_loss(flat_logprobs([-1.0] * len(behaviour)), batch, terms())[1]
         return mean_metrics([metrics])["ess"]
 
     assert ess([-1.0] * 4) == 1.0
@@ -210,7 +208,7 @@ def test_ac_24_kl_oracle(kind: KL, expected: list[float]) -> None:
 @pytest.mark.parametrize(("kind", "expected"), [("k1", 42.0), ("k2", 519.0), ("k3", math.e - 2 + 41)])
 def test_ac_13_every_kl_option_changes_the_loss(kind: KL, expected: float) -> None:
     batch = flat_batch([0.0] * 3, reference=[0.0, -15.0, -30.0])
-    loss = value([-1.0] * 3, batch, ObjectiveConfig(beta=0.5, kl=kind))
+    loss = value([-1.0] * 3, batch, terms(beta=0.5, kl=kind))
     assert loss == pytest.approx(0.5 * expected / 3, abs=1e-5)
 
 
@@ -221,7 +219,7 @@ def test_ac_25_kl_is_clamped_before_exp() -> None:
 
 def test_ac_25_beta_needs_a_reference_and_zero_reads_none() -> None:
     with pytest.raises(ValueError, match="beta > 0 needs reference_logprobs_BT"):
-        value([-1.0], flat_batch([1.0]), ObjectiveConfig(beta=0.1))
+        value([-1.0], flat_batch([1.0]), terms(beta=0.1))
     batch = flat_batch([1.0], reference=[-9.0])
     assert "kl_reference" not in policy_loss(flat_logprobs([-1.0]), batch, PLAIN)[1]
 
@@ -242,8 +240,8 @@ def test_sft_loss_is_the_mean_negative_log_likelihood() -> None:
     assert mean_metrics([metrics, metrics]) == {"loss": 6.0, "tokens": 6.0}
 
 
-@pytest.mark.parametrize("config", [PLAIN, *(ObjectiveConfig(beta=0.3, kl=k) for k in ("k1", "k2", "k3"))])
-def test_gradient_equals_finite_differences(config: ObjectiveConfig) -> None:
+@pytest.mark.parametrize("config", [PLAIN, *(terms(beta=0.3, kl=k) for k in ("k1", "k2", "k3"))])
+def test_gradient_equals_finite_differences(config: Objective) -> None:
     new = [-0.7, -1.2, -0.4, -2.1]
     # no ratio stands on a corner of the clip
     old = shifted(new, [0.9, 1.14, 1.56, 0.4])

@@ -10,16 +10,16 @@ from families import adapted, one_batch, sample
 from torch import Tensor, nn
 
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.loss import sft_loss
 from nano_rl.learn.model.learner import Learner, MasterWeights
-from nano_rl.learn.model.logprob import loss_and_scores
-from nano_rl.learn.objectives.loss import sft_loss
+from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.rows.batch import Batch
 
 BATCH = one_batch([sample([1, 2, 3, 4], [0, 1, 1, 1], 0), sample([1, 2, 5], [0, 0, 1], 1)], torch.float32)
 
 
 def objective(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-    return loss_and_scores(model, batch, lambda s, b: sft_loss(s.logprobs_BT, b), separable=True)
+    return sft_loss(token_logprobs(model, batch), batch)
 
 
 def learner(model: nn.Module, rate: float = 1e-6) -> Learner:

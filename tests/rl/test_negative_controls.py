@@ -10,14 +10,16 @@ import pytest
 from looping import CONFIG, PATIENT, Loop, logged_groups, same, scored, tiny_model
 
 from nano_rl.gather.sources import Sources
+from nano_rl.learn.advantage import group_samples
 from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.rows.group import Group
-from nano_rl.learn.step_rows import group_samples
 
 sys.path.append(str(Path(__file__).parents[2] / "integration"))
 
-from negative_controls import dealt_over_tasks, mask_off, unmasked, wrong_groups
+import negative_controls
+from negative_controls import dealt_over_tasks, mask_off, shuffled_rewards, unmasked, wrong_groups
 
+BARE = f"{negative_controls.__file__}:NO_WEIGHTS"
 LENIENT = PATIENT.model_copy(update={"mismatch_max": 1e9})
 
 
@@ -52,13 +54,13 @@ def test_without_its_mask_a_row_trains_what_nobody_sampled(logged: tuple[Group, 
     assert (bare.ids, bare.logprobs, bare.advantage) == (sample.ids, sample.logprobs, sample.advantage)
 
 
-@pytest.mark.parametrize("control", [wrong_groups, mask_off])
+@pytest.mark.parametrize("control", [wrong_groups, mask_off, shuffled_rewards])
 def test_a_control_changes_what_is_learned_within_its_block_alone(
     control: object, tiny: Path, logged: tuple[Group, ...], tmp_path: Path
 ) -> None:
     settings = {
         "config": CONFIG.model_copy(update={"steps": 1, "group_size": 0, "guards": LENIENT}),
-        "sources": Sources(logged=logged), "objective": ObjectiveConfig(tis_cap=None), "score": None,
+        "sources": Sources(logged=logged), "objective": ObjectiveConfig(objective=BARE), "score": None,
     }  # fmt: skip
     sound = Loop(tiny, tmp_path / "sound").go(**settings)  # type: ignore[arg-type]
     with control():  # type: ignore[operator]

@@ -36,12 +36,6 @@ def test_rate_beyond_the_last_step_is_not_negative() -> None:
         assert lr_at(99, peak=1.0, schedule=schedule, warmup_steps=0, steps=4) == pytest.approx(0)
 
 
-def test_only_matrices_decay() -> None:
-    optimizer = make_optimizer(nn.Linear(3, 2), OptimizerConfig(weight_decay=0.1))
-    decay = {p.ndim: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    assert decay == {2: 0.1, 1: 0.0}
-
-
 def test_frozen_weights_are_left_out() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
@@ -52,16 +46,14 @@ def test_frozen_weights_are_left_out() -> None:
         make_optimizer(model.requires_grad_(False), OptimizerConfig())
 
 
-def test_decay_is_decoupled_and_leaves_vectors_alone() -> None:
-    """Without a gradient's pull, a matrix shrinks by rate times decay and a bias stays."""
+def test_nothing_decays() -> None:
     model = nn.Linear(2, 2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=0.5, weight_decay=0.1))
+    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=0.5))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    torch.testing.assert_close(model.weight.detach(), before["weight"] * (1 - 0.5 * 0.1))
-    assert torch.equal(model.bias, before["bias"])
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
 def test_low_precision_weights_are_refused() -> None:
@@ -103,6 +95,7 @@ def test_weights_of_two_precisions_are_clipped_together() -> None:
     assert [w.grad.item() for w in weights if w.grad is not None] == pytest.approx([0.6, 0.8], abs=5e-3)
 
 
+@pytest.mark.slow
 def test_states_of_8_bits_train_as_those_of_float32_and_resume(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)

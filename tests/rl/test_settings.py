@@ -179,11 +179,11 @@ def test_a_section_keeps_the_defaults_that_its_owner_gives_it() -> None:
 
 
 def test_the_config_is_printed_without_what_the_command_needs_otherwise() -> None:
-    given = ["train", "--print-config", "--prompts", "4", "--set", "objective.tis_cap=none"]
+    given = ["train", "--print-config", "--prompts", "4", "--set", "objective.max_staleness=3"]
     shown = CliRunner().invoke(cli, given)
     assert shown.exit_code == 0, shown.output
     config = parse_toml(shown.output, TrainConfig)
-    assert (config.prompts_per_step, config.objective.tis_cap) == (4, None)
+    assert (config.prompts_per_step, config.objective.max_staleness) == (4, 3)
 
 
 @pytest.mark.parametrize("command", ["sft", "dpo", "reward-model"])
@@ -219,8 +219,8 @@ def test_every_setting_says_what_it_does(kind: type[BaseModel]) -> None:
     ("option", "to"),
     [
         ("--clip-high", "--set objective.clip_high=..."),
-        ("--no-whiten", "--set critic.whiten=false"),
-        ("--critic-optimizer-learning-rate", "--set critic.optimizer.learning_rate=..."),
+        ("--no-gradient-checkpointing", "--set gradient_checkpointing=false"),
+        ("--logs-uses", "--set logs.uses=..."),
         ("--lambda-sft", "--set lambda_sft=..."),
         ("--dtype", "--set dtype=..."),
     ],

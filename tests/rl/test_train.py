@@ -46,10 +46,6 @@ CONFIG = TrainConfig(
 )
 
 
-def quiet(*_: object) -> None:
-    pass
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that has learned to submit, if not what."""
@@ -141,7 +137,7 @@ def test_ac_15_the_first_update_has_ratio_exactly_one(tiny: Path, runtime: Runti
     groups = admitted(runtime, opened).groups
     model = prepare(opened.loaded.model, lora_rank=0, seed=0)
     config = CONFIG.model_copy(update={"group_size": 0, "steps": 1})
-    train(model, opened, runtime, Sources(logged=groups), config, tmp_path, quiet)
+    train(model, opened, runtime, Sources(logged=groups), config, tmp_path)
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
     assert row["ratio_deviation_max"] == 0
     assert row["clip_low"] == row["clip_high"] == 0
@@ -155,7 +151,7 @@ def test_a_stopped_training_continues_bit_for_bit(tiny: Path, runtime: Runtime, 
             model = prepare(opened.loaded.model, lora_rank=0, seed=0)
             folder.mkdir(exist_ok=True)
             config = CONFIG.model_copy(update={"steps": steps, "group_size": 0, "resume": number > 0})
-            train(model, opened, runtime, Sources(logged=groups), config, folder, quiet)
+            train(model, opened, runtime, Sources(logged=groups), config, folder)
         return weights(model)
 
     opened = open_weights(str(tiny))
@@ -171,8 +167,8 @@ def test_fresh_rollouts_join_the_logged_groups(tiny: Path, runtime: Runtime, tmp
     logged_groups(runtime, opened)
     groups = admitted(runtime, opened).groups
     model = prepare(opened.loaded.model, lora_rank=0, seed=0)
-    config = CONFIG.model_copy(update={"steps": 1, "group_size": 6, "logs": LogsConfig(mix=0.5)})
-    used = train(model, opened, runtime, Sources(logged=groups), config, tmp_path, quiet)
+    config = CONFIG.model_copy(update={"steps": 1, "group_size": 6, "logs": LogsConfig()})
+    used = train(model, opened, runtime, Sources(logged=groups), config, tmp_path)
     assert len(used) == config.prompts_per_step * 6
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
     assert (row["logged_runs"], row["fresh_runs"], row["log_share"]) == (6, 6, 0.5)
@@ -186,7 +182,7 @@ def test_the_reference_is_the_start_so_its_kl_is_zero_at_first(
     groups = admitted(runtime, opened).groups
     model = prepare(opened.loaded.model, lora_rank=0, seed=0)
     config = CONFIG.model_copy(update={"group_size": 0, "objective": ObjectiveConfig(beta=0.1)})
-    train(model, opened, runtime, Sources(logged=groups), config, tmp_path, quiet)
+    train(model, opened, runtime, Sources(logged=groups), config, tmp_path)
     first, second = read_metrics(tmp_path / "metrics.jsonl")
     assert first["kl_reference"] == 0
     assert second["kl_reference"] > 0
@@ -210,7 +206,7 @@ def test_imitation_lowers_the_loss_and_the_checkpoint_serves(
         epochs=30, batch=6, lora_rank=8, optimizer=OptimizerConfig(learning_rate=2e-2, schedule="linear")
     )
     model = prepare(opened.loaded.model, lora_rank=8, seed=0)
-    steps = train_sft(model, samples, config, tmp_path, quiet)
+    steps = train_sft(model, samples, config, tmp_path, lambda *_: None)
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.5
 

@@ -54,7 +54,7 @@ def run(
         )  # fmt: skip
         config = CONFIG.model_copy(update={"steps": steps, "resume": resume})
         sources = Sources(tasks=tuple(TASKS), curriculum=curriculum)
-        train(model, opened, runtime, sources, config, folder, lambda *_: None)
+        train(model, opened, runtime, sources, config, folder)
     return {name: p.detach().clone() for name, p in model.named_parameters()}, curriculum
 
 

@@ -20,12 +20,13 @@ from nano_rl.config.training import TrainConfig
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation.demonstrations import reader_of
 from nano_rl.imitation.rows import RunEncoder
-from nano_rl.learn.config import CriticConfig, GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.model.learner import prepare
 from nano_rl.learn.rows.group import form_groups
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
+from nano_rl.watch import Watch
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import Completion, Finish, Sampling, StopReason, Task, Trajectory, Turn, TurnTokens
@@ -39,16 +40,22 @@ CONFIG = TrainConfig(
     minibatches=2,
     lambda_sft=0.1,
     imitate="log",
-    logs=LogsConfig(uses=None, min_ess=0.0, max_drift=None),
+    logs=LogsConfig(uses=None),
     objective=ObjectiveConfig(objective="ppo"),
-    critic=CriticConfig(optimizer=FAST),
     optimizer=FAST,
-    guards=GuardConfig(mismatch_max=1e9, patience=100, shift_max=1e9),
+    guards=GuardConfig(mismatch_max=1e9, patience=100),
 )
 
 
 class Stopped(Exception):
     pass
+
+
+@pytest.fixture(autouse=True)
+def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nano_rl.learn.update.MIN_ESS", 0.0)
+    monkeypatch.setattr("nano_rl.learn.update.MAX_DRIFT", None)
+    monkeypatch.setattr("nano_rl.learn.guards.SHIFT_MAX", 1e9)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +99,7 @@ def trained(tiny: Path, folder: Path, log: Path, on_step: Any = lambda *_: None)
     runtime = Runtime(policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=store, policy_name="tiny")
     model = prepare(opened.loaded.model, lora_rank=0, seed=0)
     sources = Sources(logged=tuple(form_groups(runs)))
-    used = train(model, opened, runtime, sources, CONFIG, folder, on_step)
+    used = train(model, opened, runtime, sources, CONFIG, folder, Watch(on_step))
     # the demonstrations are in the weights too
     assert {"run-0-0", "run-1-0"} <= set(used)
     return {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -140,7 +140,7 @@ def test_what_differs_is_named(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="began from other weights than tiny; give the same --model"):
         Loop(other, tmp_path).go(steps=1)
     guards = GuardConfig(patience=7)
-    assert same(loop.go(steps=1), loop.go(steps=1, resume=True, guards=guards, save_every=5, keep_states=9))
+    assert same(loop.go(steps=1), loop.go(steps=1, resume=True, guards=guards, save_every=5))
 
 
 def test_another_version_of_nano_is_refused(

@@ -19,7 +19,7 @@ TORCH = "2.13.0"
 RECORDED = {
     "grpo": "93c2cf5f4b3977f0",
     "gspo, an adapter": "b0f04a174b3fc78a",
-    "ppo": "d606b1a6d44eb33c",
+    "ppo": "bb2eb2e52048d52b",
     "overlap": "06cc29badb579f10",
     "from logs": "d7258f9f93fa2e91",
     "sft": "842291b40127a54e",

@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from builders import tiny_llama
+from builders import terms, tiny_llama
 from families import FAMILIES, adapted, family, forking_rows, one_batch, sample
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from nano_rl.learn.config import ObjectiveConfig
-from nano_rl.learn.model.logprob import TokenScores, can_share, loss_and_scores, score_tokens
-from nano_rl.learn.objectives.loss import policy_loss
+from nano_rl.learn.model.logprob import TokenScores, can_share, score_tokens
 from nano_rl.learn.prefix_tree import build_tree
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.tree_forward import tree_hidden
 
 shared_model = cache(family)
-CONFIG = ObjectiveConfig(beta=0.1)
+CONFIG = terms(beta=0.1)
 
 
 def alone(model: nn.Module, samples: list[TrainSample], batch: Batch) -> tuple[Tensor, Tensor]:
@@ -101,30 +98,6 @@ def test_ac_29_tree_equals_independent_rows_under_lora(
     modules: tuple[str, ...], samples: list[TrainSample]
 ) -> None:
     equal_to_rows(lora_model(modules), samples, torch.float64, 1e-9)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=15, deadline=None)
-@given(samples=forking_rows(), bonus=st.sampled_from([0.0, 0.01]))
-def test_gradient_formed_in_the_forward_pass_is_that_of_the_backward_pass(
-    name: str, samples: list[TrainSample], bonus: float
-) -> None:
-    model = shared_model(name)
-    batch = one_batch(samples)
-    start = score_tokens(model, batch).logprobs_BT.detach()
-    batch = batch.with_old(start * 1.2).with_reference(start * 0.9)
-
-    def loss(scores: TokenScores, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        value, metrics = policy_loss(scores.logprobs_BT, batch, CONFIG, entropy_BT=scores.entropy_BT)
-        return value - bonus * (scores.entropy_BT * batch.weight_BT).sum(), metrics
-
-    quick, slow = (
-        loss_and_scores(model, batch, loss, separable=separable, entropy_gradient=bonus > 0)
-        for separable in (True, False)
-    )
-    assert quick[1] == slow[1]
-    if quick[0].requires_grad:
-        assert_close(gradients(model, quick[0]), gradients(model, slow[0]), 1e-12)
 
 
 def test_a_token_that_two_rows_share_and_train_receives_the_gradients_of_both() -> None:

@@ -21,8 +21,8 @@ from nano_coder.environment import Environments, open_environment
 from nano_rl.cli import cli
 from nano_rl.gather.rollouts import collect
 from nano_rl.learn.config import ObjectiveConfig
+from nano_rl.learn.loss import probe_objective
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.learn.objectives.loss import probe_objective
 from nano_rl.learn.rows.group import form_groups, group_metrics
 from nano_rl.rewards import open_reward, parse_reward
 from nano_rl.rewards.registry import data_columns
@@ -288,7 +288,7 @@ ONE, FLAT, ENDLESS = Objective(surrogate=one), Objective(surrogate=flat), Object
     ("name", "said"),
     [
         ("RAISES", r"raised AttributeError: .* \(objective\.py, line 6\)$"),
-        ("NUMBER", "returned float for 3 tokens; its surrogate must return a tensor"),
+        ("NUMBER", "returned float for 3 tokens; it must return a tensor"),
         ("ONE", r"returned a tensor \[\] for 3 tokens"),
         ("FLAT", "returned a loss without a gradient"),
         ("ENDLESS", "all must be finite"),
@@ -299,8 +299,8 @@ def test_an_objective_that_gives_no_loss_is_refused_before_a_model_is_loaded(
 ) -> None:
     (here / "objective.py").write_text(OBJECTIVES)
     with pytest.raises(UsageError, match=said):
-        probe_objective(ObjectiveConfig(objective=f"./objective.py:{name}"))
-    probe_objective(ObjectiveConfig(objective="./objective.py:HALF"))
+        probe_objective(ObjectiveConfig(objective=f"./objective.py:{name}").terms)
+    probe_objective(ObjectiveConfig(objective="./objective.py:HALF").terms)
 
 
 def test_an_environment_of_texts_trains_and_edited_code_is_named(here: Path) -> None:

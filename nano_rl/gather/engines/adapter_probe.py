@@ -9,6 +9,7 @@ from pathlib import Path
 from nano_coder.models.endpoint.model_card import ModelCard
 from nano_coder.models.endpoint.token_server import InvalidAnswer, ServerUnavailable, TokenServer
 from nano_rl.learn.config import GuardConfig
+from nano_rl.learn.guards import mismatch_bound
 from nano_shared.types import Sampling
 
 SAMPLED = 8
@@ -91,11 +92,10 @@ class AdapterProbe:
         return gaps, sampled.fingerprint
 
     def _refuse(self, server: TokenServer, gaps: Sequence[float], what: str) -> None:
-        name = "mismatch_mean" if self.bfloat16 else "mismatch_max"
-        gap, bound = (_mean if self.bfloat16 else max)(gaps), getattr(self.guards, name)
+        gap, bound = (_mean if self.bfloat16 else max)(gaps), mismatch_bound(self.guards, self.bfloat16)
         if not gap <= bound:  # NaN too
             raise InvalidAnswer(
-                f"{server.url}: {what} differ by {gap:.3g}, more than guards.{name} = {bound:g}: other"
+                f"{server.url}: {what} differ by {gap:.3g}, more than guards.mismatch_max = {bound:g}: other"
                 " weights, another base model, or another dtype (nano-coder serve --dtype, vLLM --dtype)"
             )
 

@@ -15,6 +15,7 @@ from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.opening import OpenedWeights
 from nano_coder.run.execution import Runtime
 from nano_rl.config.training import TrainConfig
+from nano_rl.gather.engines import engine_pool
 from nano_rl.gather.engines.adapter_probe import AdapterProbe, PublishedAdapter
 from nano_rl.gather.engines.engine_pool import AnnounceAdapter, EnginePool
 from nano_rl.gather.engines.remote_policy import RemotePolicy
@@ -39,17 +40,17 @@ def total(path):
 
 
 def open_publisher(
-    model: nn.Module, opened: OpenedWeights, folder: Path, save: SaveAdapter, config: TrainConfig,
+    opened: OpenedWeights, folder: Path, save: SaveAdapter, config: TrainConfig,
     on_change: Callable[[str], None], workers: Workers | None = None,
 ) -> AdapterPublisher:  # fmt: skip
     """A publisher for the servers of `config.engine`, from which `workers` sample too. `on_change`: of the
     pool. Raises UsageError as AdapterPublisher."""
     announce: AnnounceAdapter = workers.announce if workers else lambda *_: ()
     pool = EnginePool(
-        config.engine, probe_of(opened, config), api_key=engine_key(), patience=config.heartbeat_seconds,
+        config.engine, probe_of(opened, config), api_key=engine_key(), patience=engine_pool.PATIENCE_SECONDS,
         on_change=on_change, announce=announce,
     )  # fmt: skip
-    return AdapterPublisher(model, pool, folder, save, bound=config.off_policy_bound)
+    return AdapterPublisher(opened.loaded.model, pool, folder, save, bound=config.off_policy_bound)
 
 
 def probe_of(opened: OpenedWeights, config: TrainConfig) -> AdapterProbe:
@@ -92,6 +93,9 @@ class AdapterPublisher:
         self.pool.publish(self._last)
         self._remove_old()
         return replace(runtime, policy=RemotePolicy(policy, self.pool))
+
+    def metrics(self) -> dict[str, float]:
+        return self.pool.metrics()
 
     def close(self) -> None:
         self.pool.close()

@@ -22,6 +22,8 @@ from nano_shared.errors import BudgetExhausted, PolicyError
 from nano_shared.policy import Conversation
 from nano_shared.types import Sampling
 
+PATIENCE_SECONDS = 120.0
+"""that a rollout waits while no server answers, and silence after which a server or a worker is left out"""
 ANSWER_SECONDS = 600.0
 """longest time of one answer"""
 SYNC_SECONDS = 120.0
@@ -83,7 +85,7 @@ class EnginePool:
         probe: AdapterProbe,
         *,
         api_key: str | None = None,
-        patience: float = 60.0,
+        patience: float = PATIENCE_SECONDS,
         on_change: Callable[[str], None] = lambda _: None,
         announce: AnnounceAdapter = lambda *_: (),
     ) -> None:

@@ -92,7 +92,3 @@ def run_on_ranks(command: Callable[[], None]) -> None:
 def started_ranks() -> RankedTraining | None:
     """What torchrun's processes train with; None in a process that torchrun did not start."""
     return _started[0] if _started else None
-
-
-OpenWorkers = Callable[[OpenedWeights, Runtime, TrainConfig, Path, Callable[[str], None]], Workers]
-"""of (weights, runtime, config, folder of the training, what reports lost workers)"""

@@ -3,8 +3,9 @@
     loss = mean over sampled tokens of max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2
 
 The clipped form is that of the first PPO implementations (Schulman et al. 2017 and its code); with
-`value_clip` None the loss is the plain squared error. R is the lambda-return of `gae.py`. Left out: a critic
-that shares the policy's backbone, which would need a weight between the two losses.
+`value_clip` None the loss is the plain squared error. R is the
+lambda-return of `gae.py`. Left out: a critic that shares the policy's backbone, which would need a weight
+between the two losses.
 """
 
 from __future__ import annotations
@@ -17,29 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nano_rl.learn.config import CriticConfig, UpdateConfig
-from nano_rl.learn.gae import Chain, chain_gae, whitened
+from nano_rl.learn.config import OptimizerConfig, UpdateConfig
+from nano_rl.learn.gae import Chain, chain_gae, reward_chain, whitened
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.model.scalar_model import ScalarModel, padded, scalar_model
 from nano_rl.learn.rows.batch import split_samples
-from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows.sample import StepRow, TokenValues, TrainSample
 from nano_rl.learn.tree_forward import shares_prefixes
 from nano_shared.errors import GuardTripped
-
-TokenValues = tuple[float, ...]
-"""[L] one number for each token of a sample"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CriticRow:
-    """A sample with advantages by GAE, and the targets of the critic on the same row."""
-
-    sample: TrainSample
-    """with `advantages_T`"""
-    returns: TokenValues
-    """[L] the critic's targets; 0 on tokens that were not sampled"""
-    values: TokenValues
-    """[L] the critic's values at the start of the step"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,24 +43,36 @@ class ValueBatch:
     """sampled tokens of the whole update: the denominator of the value loss"""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticTerms:
+    gae_lambda: float = 1.0
+    """lambda of GAE, per sampled token: 1 uses the returns alone, 0 the critic's next value; below 1 the
+    critic must be better than it becomes in tens of steps"""
+    value_clip: float | None = 0.2
+    """clip the change of each value in a step to this; None: no clipping"""
+    whiten: bool = True
+    """normalise advantages to mean 0 and standard deviation 1 over the sampled tokens of a step"""
+    learning_rate: float = 1e-4
+
+
 class Critic:
     """A separate value model with its own optimizer; it may use twice the memory of the policy."""
 
     def __init__(
         self,
         policy: nn.Module,
-        config: CriticConfig,
         *,
         steps: int,
         lora_rank: int,
         max_tokens: int,
         seed: int,
+        terms: CriticTerms = CriticTerms(),
     ) -> None:
         """Start from a copy of the policy's weights. `steps` is the length of the learning-rate schedule,
         `max_tokens` the bound of a micro-batch. To resume, call `load_state_dict` afterwards."""
-        self.config = config
+        self.terms = terms
         self.model: ScalarModel = scalar_model(policy, lora_rank=lora_rank, seed=seed, bias=True)
-        self._learner = Learner(self.model, config.optimizer, steps=steps)
+        self._learner = Learner(self.model, OptimizerConfig(learning_rate=terms.learning_rate), steps=steps)
         self._max_tokens = max_tokens
         self._device = next(self.model.parameters()).device
 
@@ -89,27 +88,41 @@ class Critic:
                 values[i] = tuple(row[: len(sample.ids)])
         return values
 
-    def rows(self, chains: Sequence[Chain]) -> list[list[CriticRow]]:
+    def rows(self, chains: Sequence[Chain]) -> list[list[StepRow]]:
         """[rollouts][rows] the rows with advantages by GAE, with `whiten` normalised over all of them."""
-        config = self.config
         values = iter(self.values([row for chain in chains for row in chain.rows]))
         samples, advantages, returns, old = [], [], [], []
         for chain in chains:
             of_chain = [next(values) for _ in chain.rows]
-            a, r = chain_gae(chain, of_chain, discount=config.discount, lam=config.gae_lambda)
+            a, r = chain_gae(chain, of_chain, discount=1.0, lam=self.terms.gae_lambda)
             samples += chain.rows
             old += of_chain
             advantages += a
             returns += r
-        if config.whiten:
+        if self.terms.whiten:
             advantages = whitened(advantages, [sample.mask for sample in samples])
         critic_rows = iter(
-            CriticRow(sample=replace(s, advantages_T=a), returns=r, values=v)
+            StepRow(sample=replace(s, advantages_T=a), returns=r, values=v)
             for s, a, r, v in zip(samples, advantages, returns, old, strict=True)
         )
         return [[next(critic_rows) for _ in chain.rows] for chain in chains]
 
-    def update(self, critic_rows: Sequence[CriticRow], *, ends_step: bool) -> dict[str, float]:
+    def group_rows(
+        self, groups: Sequence[Group], turn_rewards: Sequence[Sequence[Sequence[float] | None]]
+    ) -> list[list[StepRow]]:
+        """[groups] the rows of each, given the reward of each turn; rollouts without one are left out."""
+        chains = [
+            [
+                reward_chain(run, rewards)
+                for run, rewards in zip(group.trajectories, of_group, strict=True)
+                if rewards is not None
+            ]
+            for group, of_group in zip(groups, turn_rewards, strict=True)
+        ]
+        rows = iter(self.rows([chain for of_group in chains for chain in of_group]))
+        return [[row for _ in of_group for row in next(rows)] for of_group in chains]
+
+    def update(self, critic_rows: Sequence[StepRow], *, ends_step: bool) -> dict[str, float]:
         """One optimizer step on these rows: `value_loss`, `value_clipped`, `value_grad_norm`.
 
         Raises GuardTripped, without changing the weights, if the loss or the gradient is not finite.
@@ -129,7 +142,7 @@ class Critic:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._learner.restore(state_dict)
 
-    def _batches(self, critic_rows: Sequence[CriticRow]) -> list[ValueBatch]:
+    def _batches(self, critic_rows: Sequence[StepRow]) -> list[ValueBatch]:
         count = sum(row.sample.num_action_tokens for row in critic_rows)
         batches = []
         for indices in self._split([row.sample for row in critic_rows]):
@@ -163,21 +176,18 @@ class Critic:
             values_N,
             batch.returns_BT[batch.mask_BT],
             batch.old_BT[batch.mask_BT],
-            clip=self.config.value_clip,
+            clip=self.terms.value_clip,
         )
         loss = loss_N.sum() / max(batch.num_tokens, 1)
         sums = {"tokens": float(values_N.numel()), "value_clipped": clipped_N.double().sum().item()}
         return loss, {"loss": loss.item(), **sums}
 
 
-def open_critic(policy: nn.Module, config: UpdateConfig) -> Critic | None:
-    """A critic initialised from the policy if the objective needs one (PPO), else None."""
-    if config.objective.objective != "ppo":
-        return None
+def open_critic(policy: nn.Module, config: UpdateConfig) -> Critic:
+    """A critic initialised from the policy."""
     return Critic(
-        policy, config.critic, steps=config.steps, lora_rank=config.lora_rank, max_tokens=config.max_tokens,
-        seed=config.seed,
-    )  # fmt: skip
+        policy, steps=config.steps, lora_rank=config.lora_rank, max_tokens=config.max_tokens, seed=config.seed
+    )
 
 
 def value_of(model: nn.Module, ids_BT: Tensor, attention_BT: Tensor) -> Tensor:
@@ -199,7 +209,7 @@ def value_loss(
     return torch.maximum(plain_N, clipped_N) / 2, clipped_N > plain_N
 
 
-def explained_variance(rows: Sequence[CriticRow]) -> dict[str, float]:
+def explained_variance(rows: Sequence[StepRow]) -> dict[str, float]:
     """`value_mean`, `return_mean` and `value_explained` = 1 - Var(R - V) / Var(R), over sampled tokens, with
     the values at the start of the step. The last is absent if all returns are equal."""
     pairs = [
@@ -229,6 +239,6 @@ def _finite(metrics: dict[str, float]) -> None:
     for name in ("loss", "grad_norm"):
         if not math.isfinite(metrics[name]):
             raise GuardTripped(
-                f"the critic's {name} is {metrics[name]}; lower critic.optimizer.learning_rate, or look at"
+                f"the critic's {name} is {metrics[name]}; go on from an earlier state, or look at"
                 " the rewards of this step"
             )

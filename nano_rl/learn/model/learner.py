@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from nano_rl.learn.config import LearningRateSchedule, OptimizerConfig
+from nano_rl.learn.loss import mean_metrics
 from nano_rl.learn.model.logprob import token_logprobs
-from nano_rl.learn.objectives.loss import mean_metrics
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.tree_forward import checkpoint_layers
 from nano_shared.durable import full_disk_explained, sync
@@ -72,13 +72,15 @@ def _mover(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
     return move
 
 
+GRAD_CLIP = 1.0
+"""largest norm of the gradient of all trained weights; larger ones are scaled down"""
 _FUSED = ("cpu", "cuda")
 
 
 def make_optimizer(
     model: nn.Module | Mapping[str, nn.Parameter], config: OptimizerConfig
 ) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) over weights that require a gradient; only matrices decay.
+    """AdamW (Loshchilov and Hutter 2019) over weights that require a gradient, without decay.
 
     States of 8 bits are blockwise (Dettmers et al. 2021, arXiv 2110.02861), and of weights of fewer than
     4,096 numbers float32.
@@ -98,17 +100,17 @@ def make_optimizer(
             raise ConfigError(f"{name} is {p.dtype}: updates would be rounded away; give float32 masters")
     matrices = [p for p in trainable.values() if p.ndim >= 2]
     vectors = [p for p in trainable.values() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}]
-    groups += [{"params": vectors, "weight_decay": 0.0}]
+    # two groups, as saved states have them
+    groups = [{"params": params, "weight_decay": 0.0} for params in (matrices, vectors) if params]
     if config.states == "8bit":
         if importlib.util.find_spec("bitsandbytes") is None:
             raise ConfigError("optimizer.states = 8bit needs bitsandbytes: pip install bitsandbytes")
         from bitsandbytes.optim import AdamW8bit
 
-        return AdamW8bit([g for g in groups if g["params"]], lr=config.learning_rate)
+        return AdamW8bit(groups, lr=config.learning_rate)
     # fused: one pass over weights, gradients and moments instead of about twelve
     fused = all(p.device.type in _FUSED for p in trainable.values())
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=config.learning_rate, fused=fused)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=fused)
 
 
 def lr_at(step: int, *, peak: float, schedule: LearningRateSchedule, warmup_steps: int, steps: int) -> float:
@@ -147,8 +149,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
 
 
 class Reference:
-    """The reference model of the KL: a copy of the trained weights, at the start of the training or when it
-    was refreshed last.
+    """The reference model of the KL: a copy of the trained weights at the start of the training.
 
     The reference of an adapter that was trained before is that adapter, not the base model under it. Create
     it before the first update; a resumed training loads the starting weights first, then its state.
@@ -156,19 +157,8 @@ class Reference:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Take the current weights as the reference."""
-        trained = self._model.named_parameters()
+        trained = model.named_parameters()
         self._start = {name: p.detach().clone() for name, p in trained if p.requires_grad}
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return self._start
-
-    def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
-        for name, value in state_dict.items():
-            self._start[name].copy_(value)
 
     @torch.no_grad()
     def score(self, batches: Sequence[Batch]) -> list[Batch]:
@@ -264,7 +254,7 @@ class Learner:
             warmup_steps=self._config.warmup_steps,
             steps=self._steps,
         )
-        norm = clip_gradients(self._trained.values(), self._config.grad_clip)
+        norm = clip_gradients(self._trained.values(), GRAD_CLIP)
         values = {**mean_metrics(parts), "grad_norm": norm, "learning_rate": rate, "step": float(self.step)}
         try:
             guard(values)
@@ -325,12 +315,6 @@ class Learner:
         self.restore(state)
         extra: dict[str, Any] = state["extra"]
         return extra
-
-
-class OpenLearner(Protocol):
-    """Makes the learner of a training; `Learner` does."""
-
-    def __call__(self, model: nn.Module, config: OptimizerConfig, *, steps: int) -> Learner: ...
 
 
 def restore_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,7 +60,7 @@ class Batch:
     run_ids: tuple[str, ...]
     """[B]"""
     keys: tuple[str, ...] = ()
-    """[B] `TrainSample.key` of each row; empty in a slice of tokens"""
+    """[B] `TrainSample.key` of each row"""
     old_logprobs_BT: Tensor | None = None
     """the trainer's log-probs at the start of the step; None if the weights have not changed since"""
     reference_logprobs_BT: Tensor | None = None
@@ -77,17 +76,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        return replace(self, **{name: value.to(device) for name, value in self._tensors().items()})
-
-    def tokens(self, rows_N: Tensor, positions_N: Tensor) -> Batch:
-        """N tokens as a batch of N rows of one token with all columns, for separable objectives."""
-        place = rows_N, positions_N
-        columns = {n: v[place][:, None] if v.ndim > 1 else v[rows_N] for n, v in self._tensors().items()}
-        run_ids = tuple(self.run_ids[row] for row in rows_N.tolist())
-        return replace(self, run_ids=run_ids, keys=(), **columns)
-
-    def _tensors(self) -> dict[str, Any]:
-        return {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        columns = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return replace(self, **{name: value.to(device) for name, value in columns.items()})
 
 
 def make_batches(

@@ -72,6 +72,21 @@ class TrainSample:
         return self.advantages_T or (self.advantage,) * len(self.ids)
 
 
+TokenValues = tuple[float, ...]
+"""[L] one number for each token of a sample"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """A sample of a step, and with a critic the targets of the critic on the same row."""
+
+    sample: TrainSample
+    returns: TokenValues = ()
+    """[L] the critic's targets; 0 on tokens that were not sampled"""
+    values: TokenValues = ()
+    """[L] the critic's values at the start of the step"""
+
+
 def to_samples(
     trajectory: Trajectory,
     advantage: float | Sequence[float],

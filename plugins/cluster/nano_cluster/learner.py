@@ -30,9 +30,9 @@ from nano_cluster.shards import check_shards, load_shards, save_shards
 from nano_coder.models.opening import open_weights
 from nano_rl.config.training import TrainConfig
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.loss import mean_metrics
 from nano_rl.learn.model.learner import BatchLoss, Guard, Learner, LossPart, prepare
 from nano_rl.learn.model.logprob import can_share, token_logprobs
-from nano_rl.learn.objectives.loss import mean_metrics
 from nano_rl.learn.rows.batch import Batch, make_batches
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.tree_forward import layers_of

@@ -16,6 +16,7 @@ from nano_coder.models.opening import OpenedWeights
 from nano_coder.run.execution import Runtime
 from nano_coder.tools.registry import TOOLS
 from nano_rl.config.training import TrainConfig
+from nano_rl.gather.engines import engine_pool
 from nano_rl.gather.engines.adapter_publisher import engine_key, probe_of
 from nano_shared.hashing import new_run_id
 
@@ -30,11 +31,11 @@ def open_training_workers(
     model = RemoteModel(
         tokenizer=loaded.tokenizer, chat_template=loaded.chat_template, profile=opened.profile, id=loaded.id,
         context_limit=loaded.context_limit, probe=probe_of(opened, config), urls=config.engine,
-        api_key=engine_key(), patience=config.heartbeat_seconds,
+        api_key=engine_key(), patience=engine_pool.PATIENCE_SECONDS,
     )  # fmt: skip
     return RayRollouts(
         setup_of(runtime, model.open, load_config({}, Path())[0]), config.ray,
-        workers=config.rollout_workers, patience=config.heartbeat_seconds,
+        workers=config.rollout_workers, patience=engine_pool.PATIENCE_SECONDS,
         sessions=runtime.environments.sessions, status=folder / WORKERS, on_change=on_change,
     )  # fmt: skip
 

@@ -21,15 +21,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from nano_cluster.learner import ShardedLearner
 from nano_cluster.ranks import LEAVE, Ranks
-from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.model.learner import Learner, LossPart, prepare
+from nano_rl.learn.objectives import RECIPE
 from nano_rl.learn.rows.batch import make_batches
 from nano_rl.learn.rows.sample import TrainSample
 from nano_rl.learn.update import PolicyLoss
 
 torch.set_num_threads(1)
 VOCABULARY = 61
-RATE = OptimizerConfig(learning_rate=1e-2, grad_clip=0.05)
+RATE = OptimizerConfig(learning_rate=1e-2)
 CASES: dict[str, dict[str, Any]] = {
     "all weights": {},
     "untied": {"tied": False},
@@ -94,7 +95,7 @@ def work_of(case: dict[str, Any], seen: list[Any]) -> list[LossPart]:
         batches[1] = copy.copy(batches[1])
         for column in (batches[1].mask_BT, batches[1].weight_BT, batches[1].advantages_BT):
             column.zero_()
-    objective = ObjectiveConfig(tis_cap=None)
+    objective = RECIPE.with_terms(tis_cap=None)
     loss = PolicyLoss(objective=objective, on_logprobs=lambda batch, lp: seen.append((batch.run_ids, lp)))
     return [(batch, loss) for batch in batches]
 

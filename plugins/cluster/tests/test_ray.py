@@ -25,7 +25,7 @@ from ray_policies import ByTurn, open_by_turn
 from nano_cluster import ray_worker
 from nano_cluster.ray_cluster import connect
 from nano_cluster.ray_rollouts import RayRollouts
-from nano_cluster.ray_setup import open_training_workers, setup_of
+from nano_cluster.ray_setup import setup_of
 from nano_cluster.ray_worker import Redo, RolloutExecutor, RolloutJob, WorkerFacts, WorkerFailure
 from nano_cluster.worker_status import WORKERS, ClusterStatus, read_status
 from nano_coder.agent.profiles import COMPACT_1
@@ -410,14 +410,14 @@ def test_a_training_by_workers(
     loop = Loop(tiny, tmp_path / "loop")
     objective = CONFIG.objective.model_copy(update={"max_staleness": 2})
     loop.go(
-        CONFIG.model_copy(update={"lora_rank": 4, "engine": (server.url,), "heartbeat_seconds": 60.0}),
+        CONFIG.model_copy(update={"lora_rank": 4, "engine": (server.url,)}),
         ray="auto", rollout_workers=2, asynchronous=ahead, steps=5, objective=objective,
-        score=alternating(), open_workers=open_training_workers, on_step=kill_a_worker(loop.folder),
+        score=alternating(), on_step=kill_a_worker(loop.folder),
     )  # fmt: skip
     rows = read_metrics(loop.folder / "metrics.jsonl")
     assert len(rows) == 5
     if not ahead:  # older tokens differ by what was learned since
-        assert all(row["skipped"] or row["mismatch_max"] <= CONFIG.guards.mismatch_max for row in rows)
+        assert all(row["skipped"] or row["mismatch_max"] <= 1e-4 for row in rows)
     assert all(row["staleness_max"] <= (2 if ahead else 0) for row in rows)
     assert sum(row["worker_restarts"] for row in rows) == 1
     assert any("another one takes its place" in event.text for event in read_events(loop.folder))

@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 
 from nano_rl.learn.advantage import group_advantages, turn_advantages
-from nano_rl.learn.config import Aggregation, ObjectiveConfig
+from nano_rl.learn.config import Aggregation, Objective, find_objective
 from nano_rl.learn.gae import gae, whitened
-from nano_rl.learn.objectives.loss import policy_loss, token_share, token_weights
+from nano_rl.learn.loss import policy_loss, token_share, token_weights
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.rows.sample import TrainSample
 
@@ -43,7 +43,19 @@ SETTINGS = (
     "objective", "clip_low", "clip_high", "dual_clip", "ratio", "aggregation", "constant_length", "tis_cap",
     "tis_mode", "tis_floor", "tis_level", "reject_drift", "beta", "kl", "kl_in",
 )  # fmt: skip
-"""fields of `ObjectiveConfig` that are passed in `options`"""
+"""the name of an objective, and fields of `Objective`, that are passed in `options`"""
+
+
+def objective_of(settings: Mapping[str, Any]) -> Objective:
+    """The objective of these settings; others than `SETTINGS` are left out."""
+    terms = {name: settings[name] for name in SETTINGS[1:] if name in settings}
+    return find_objective(settings.get("objective", "recipe")).with_terms(**terms)
+
+
+def settings_of(objective: str = "recipe", **terms: Any) -> dict[str, Any]:
+    """All `SETTINGS` of an objective; without importance weights by default."""
+    whole = objective_of({"objective": objective, "tis_cap": None, **terms})
+    return {"objective": objective} | whole.model_dump(include=set(SETTINGS[1:]))
 
 
 class LossFunction(Protocol):
@@ -111,8 +123,8 @@ def our_loss(
     mask: Tensor,
     options: Mapping[str, Any],
 ) -> Tensor:
-    """`nano_rl.learn.objectives.loss.policy_loss`."""
-    config = ObjectiveConfig(**{name: options[name] for name in SETTINGS})
+    """`nano_rl.learn.loss.policy_loss`."""
+    config = objective_of(options)
     shares = [
         token_share(
             config.aggregation, own=own, tokens=options["num_tokens"],
@@ -141,7 +153,7 @@ def our_loss(
 def our_weights(
     trajectories: Sequence[str], tokens: Sequence[int], *, aggregation: Aggregation, constant_length: int
 ) -> list[float]:
-    """`nano_rl.learn.objectives.loss.token_weights`."""
+    """`nano_rl.learn.loss.token_weights`."""
     rows = [
         TrainSample(
             run_id=name, ids=(0,) * (count + 1), mask=(0, *[1] * count), logprobs=(0.0,) * (count + 1),

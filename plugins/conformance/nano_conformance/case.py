@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nano_conformance.adapter import SETTINGS, LossFunction, Subject
-from nano_rl.learn.config import ObjectiveConfig
+from nano_conformance.adapter import LossFunction, Subject, settings_of
 
 
 class Status(StrEnum):
@@ -143,8 +142,7 @@ class LossCase:
 
     def under(self, **settings: Any) -> LossCase:
         """The same rows under other settings; without importance weights by default."""
-        config = ObjectiveConfig(**{"tis_cap": None, **settings}).model_dump(include=set(SETTINGS))
-        return replace(self, options={**self.options, **config})
+        return replace(self, options={**self.options, **settings_of(**settings)})
 
     def rows(self, *indices: int) -> LossCase:
         """A micro-batch: some of the rows, with the totals of the step."""

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nano_conformance.adapter import SETTINGS, Subject
+from nano_conformance.adapter import Subject, settings_of
 from nano_conformance.by_hand import advantages_by_hand
 from nano_conformance.case import ConformanceCheck, LossCase
-from nano_rl.learn.config import ObjectiveConfig
 
 END = 0
 
@@ -108,7 +107,7 @@ def expected_ascent(
     drawn = language.logits.detach() if sampler is None else sampler
     old_ST = new_ST.detach() if start is None else language.logprobs_ST(start)
     behaviour_ST = language.logprobs_ST(drawn)
-    config = ObjectiveConfig(**{"tis_cap": None, **settings}).model_dump(include=set(SETTINGS))
+    config = settings_of(**settings)
     objective = torch.zeros((), dtype=torch.float64)
     for members, probability in language.groups(size, drawn):
         rows = list(members)

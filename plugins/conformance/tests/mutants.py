@@ -29,7 +29,8 @@ ROOT = Path(str(nano_rl.__file__)).parent
 DRAWS = (0, 1, 2)
 ADAPTER = "nano_conformance.adapter"
 AGAIN = (
-    "nano_rl.learn.objectives.",
+    "nano_rl.learn.objectives",
+    "nano_rl.learn.loss",
     "nano_rl.learn.advantage",
     "nano_rl.learn.gae",
     "nano_rl.learn.rows.group",
@@ -50,23 +51,24 @@ class Mutant:
 
 
 M = Mutant
-OBJECTIVES = "learn/objectives"
-CLIP, RATIO = f"{OBJECTIVES}/clip.py", f"{OBJECTIVES}/loss.py"
-KLF = IMP = LOSS = f"{OBJECTIVES}/loss.py"
-ADV, GAE, REINFORCE = "learn/advantage.py", "learn/gae.py", f"{OBJECTIVES}/reinforce.py"
-AGG, CISPO = f"{OBJECTIVES}/loss.py", f"{OBJECTIVES}/cispo.py"
+CLIP = CISPO = REINFORCE = "learn/objectives.py"
+KLF = IMP = LOSS = RATIO = AGG = "learn/loss.py"
+ADV, GAE = "learn/advantage.py", "learn/gae.py"
 GRPO, PLAIN = "grid / grpo: no weights", "grid / recipe: no weights"
 SEQ, MASKED = "grid / recipe: truncated sequence weights", "grid / recipe: masked weights"
 ROWS = "grid / recipe, ratio of sequences: no weights"
 GROUPS = "credit / groups of any size, missing rewards: {}, std {}".format
 MUTANTS = [
     # the surrogates
-    M("clip: lower bound gone", CLIP, "1 - config.clip_low,", "0.0,", GRPO),
-    M("clip: upper bound gone", CLIP, "1 + config.clip_high)", "1e9)", "grid / dapo: no weights"),
-    M("clip: bounds exchanged", CLIP, "1 - config.clip_low, 1 + config.clip_high",
-      "1 - config.clip_high, 1 + config.clip_low", "grid / ppo: no weights"),
-    M("clip: lower bound above one", CLIP, "1 - config.clip_low,", "1 + config.clip_low,", GRPO),
-    M("clip: symmetric", CLIP, "1 + config.clip_high)", "1 + config.clip_low)", "grid / dr_grpo: no weights"),
+    M("clip: lower bound gone", CLIP, "bounded_N = ratio_N.clamp(1 - config.clip_low,", "bounded_N = ratio_N.clamp(0.0,", GRPO),
+    M("clip: upper bound gone", CLIP, "bounded_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high)",
+      "bounded_N = ratio_N.clamp(1 - config.clip_low, 1e9)", "grid / dapo: no weights"),
+    M("clip: bounds exchanged", CLIP, "bounded_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high",
+      "bounded_N = ratio_N.clamp(1 - config.clip_high, 1 + config.clip_low", "grid / ppo: no weights"),
+    M("clip: lower bound above one", CLIP, "bounded_N = ratio_N.clamp(1 - config.clip_low,",
+      "bounded_N = ratio_N.clamp(1 + config.clip_low,", GRPO),
+    M("clip: symmetric", CLIP, "bounded_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high)",
+      "bounded_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_low)", "grid / dr_grpo: no weights"),
     M("clip: maximum for minimum", CLIP, ".minimum(bounded_N", ".maximum(bounded_N", GRPO),
     M("clip: no minimum", CLIP, "-(ratio_N * advantages_N).minimum(bounded_N * advantages_N)",
       "-(bounded_N * advantages_N)", "grid / dr_grpo: no weights"),
@@ -84,14 +86,14 @@ MUTANTS = [
       "grid / cispo: no weights"),
     M("cispo: no bound", CISPO, "ratio_N.detach().clamp(1 - config.clip_low, 1 + config.clip_high)",
       "ratio_N.detach()", "grid / cispo: no weights"),
-    M("cispo: lower bound forgotten", CISPO, "clamp(1 - config.clip_low,", "clamp(0,",
+    M("cispo: lower bound forgotten", CISPO, "detach().clamp(1 - config.clip_low,", "detach().clamp(0,",
       "grid / cispo: no weights"),
-    M("cispo: log-prob stopped", CISPO, "* advantages_N * new_N", "* advantages_N * new_N.detach()",
+    M("cispo: log-prob stopped", CISPO, "weight_N * advantages_N * new_N", "weight_N * advantages_N * new_N.detach()",
       "grid / cispo: no weights"),
     M("reinforce: sign", REINFORCE, "return -advantages_N", "return advantages_N",
       "grid / rloo: no weights"),
-    M("reinforce: the ratio for the log-prob", REINFORCE, "-advantages_N * new_N",
-      "-advantages_N * ratio_N", "grid / reinforce: no weights"),
+    M("reinforce: the ratio for the log-prob", REINFORCE, "return -advantages_N * new_N",
+      "return -advantages_N * ratio_N", "grid / reinforce: no weights"),
     # ratios
     M("ratio: old and new exchanged", LOSS, "new_N - old_N, old_N - tokens", "old_N - new_N, old_N - tokens", GRPO),
     M("ratio: to the sampler", LOSS, "new_N - old_N, old_N - tokens", "new_N - tokens.behaviour_N, old_N - tokens",

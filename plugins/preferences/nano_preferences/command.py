@@ -46,37 +46,20 @@ def dpo(
     as_json: JsonOption = False,
 ) -> int:
     """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
-    from nano_rl.commands.session import adapter_rank
+    from nano_rl.commands.session import OfflineRows, adapter_rank, train_offline
 
     config = settings.config(adapter_rank(settings, model))
     parent = _looked_first(model, pairs, from_logs, log)
     from nano_preferences.dpo import train_dpo
-    from nano_rl.checkpoints.checkpoint import save_checkpoint
-    from nano_rl.commands.progress import bar, print_trained
-    from nano_rl.commands.session import training_folder, weights_to_train
-    from nano_rl.learn.model.learner import prepare
 
-    target, folder = training_folder(name)
-    opened = weights_to_train(parent, config.dtype, device, config.quantise)
-    rows = open_pairs(opened, pairs, from_logs, log, seed=config.seed)
-    trained = prepare(
-        opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
-        gradient_checkpointing=config.gradient_checkpointing,
+    def read(opened: OpenedWeights) -> OfflineRows:
+        rows = open_pairs(opened, pairs, from_logs, log, seed=config.seed)
+        return OfflineRows(rows=rows, run_ids=trained_runs(rows), tasks=trained_tasks(rows))
+
+    train_offline(
+        name, parent, config, device, read, train_dpo, label="preferences",
+        shown={"loss": ".3f", "accuracy": ".2f", "margin": ".3f"}, as_json=as_json,
     )  # fmt: skip
-    last: dict[str, float] = {}
-    with bar("preferences", 1) as progress:
-
-        def on_step(done: int, total: int, values: dict[str, float]) -> None:
-            last.update(values)
-            progress.reach(done, total, f"accuracy {values['accuracy']:.2f}  margin {values['margin']:.3f}")
-
-        steps = train_dpo(trained, rows, config, folder, on_step)
-    kept = ("loss", "accuracy", "margin")
-    save_checkpoint(
-        target, trained, opened, parent=parent, config=config, steps=steps, run_ids=trained_runs(rows),
-        tasks=trained_tasks(rows), metrics={k: v for k, v in last.items() if k in kept},
-    )  # fmt: skip
-    print_trained(target, folder, as_json=as_json)
     return 0
 
 
@@ -146,15 +129,11 @@ def _looked_first(model: str | None, pairs: Path | None, from_logs: bool, log: s
 
     Raises UsageError for what is not there, LogError for a log.
     """
-    from nano_rl.commands.session import look_first, model_to_train
+    from nano_rl.commands.session import looked_first
 
     if from_logs == (pairs is not None):
         raise UsageError("give either --pairs FILE, or --from-logs")
-    look_first(files=(pairs,))
-    parent = model_to_train(model)
-    if from_logs:
-        open_log(log).close()
-    return parent
+    return looked_first(model, (pairs,), log, from_logs)
 
 
 def _show(report: RewardModelReport) -> None:

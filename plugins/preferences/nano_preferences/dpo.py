@@ -230,7 +230,7 @@ def preference_term(
     rows = tuple(row for pair in pairs for row in _rows(pair, reader))
     if not rows:
         return None
-    settings = DpoConfig(beta=config.logs.preference_beta, seed=config.seed, max_tokens=config.max_tokens)
+    settings = DpoConfig(seed=config.seed, max_tokens=config.max_tokens)
     return PreferenceTerm(
         weight=config.logs.lambda_preference, pairs=rows, reference=reference_scores(model, rows, settings),
         settings=settings,

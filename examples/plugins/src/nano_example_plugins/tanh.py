@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nano_rl.learn.config import Objective, ObjectiveConfig
+from nano_rl.learn.config import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def squashed(new_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig) -> Tensor:
+def squashed(new_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, config: Objective) -> Tensor:
     """[N] the ratio's distance from 1, squashed instead of clipped."""
     return -advantages_N * (ratio_N - 1).tanh()
 
 
-TANH = Objective(surrogate=squashed, defaults={"baseline": "mean", "std": "none"}, unused=("dual_clip",))
+TANH = Objective(surrogate=squashed, baseline="mean", std="none", clips=False)

@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import Any
 
 from nano_rl.checkpoints.statistics import wilson
-from nano_rl.gather.impossible_rollouts import HackRow
 from nano_rl.learn.metrics import METRICS, MetricsRow
 from nano_rl.watch import duration, seconds_of
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_view.report.figures import compared_plots, main_plots, other_plots
+from nano_view.report.hacks import HackRow
 from nano_view.report.panel import interval_of, sparkline
 from nano_view.report.training import Rate, RateRow, Training, over_optimised, read_training
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from nano_rl.checkpoints.statistics import wilson
 from nano_rl.config.training import TrainConfig
-from nano_rl.gather.impossible_rollouts import HackRow, hack_row, hack_rows
 from nano_rl.gather.success import HELD_OUT_FILE
 from nano_rl.learn.metrics import GRADED, METRICS, PART, SUCCESS, MetricsRow, read_metrics, read_rows
 from nano_rl.record import (
@@ -29,6 +28,7 @@ from nano_rl.record import (
     read_record,
     read_rollouts,
 )
+from nano_view.report.hacks import HackRow, hack_row, hack_rows
 
 GOLD = f"{SUCCESS}all"
 PROXIES = tuple(f"{PART}{name}" for name in ("preference", "judge", "constitution"))

@@ -11,7 +11,7 @@
 
 Shares are fixed for the whole step before it is split into micro-batches. The rows of one trajectory share
 its length, so that a rewritten history does not change its weight; a trajectory without a trained token is
-not counted. The KL and entropy terms have no importance weight. Each surrogate is in its objective's file.
+not counted. The KL and entropy terms have no importance weight. Surrogates are in `objectives.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from nano_rl.learn.config import KL, Aggregation, ObjectiveConfig, find_objective
+from nano_rl.learn.config import KL, Aggregation, Objective
+from nano_rl.learn.objectives import weighted
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.rows.sample import TrainSample
 from nano_shared.errors import UsageError
@@ -128,10 +129,6 @@ class Tokens:
             reference_N=None if reference is None else reference[mask],
         )
 
-    def slice(self, start: int, stop: int) -> Tokens:
-        """A slice of the tokens; the losses of slices add up for a separable objective."""
-        return self._map(lambda _, values_N: values_N[start:stop])
-
     def to(self, like: Tensor) -> Tokens:
         """The tokens in the dtype and on the device of `like`; `row_N` stays int64."""
         return self._map(lambda name, values_N: values_N.to(like.device if name == "row_N" else like))
@@ -163,7 +160,7 @@ def less_kl(advantages_N: Tensor, kl_N: Tensor, row_N: Tensor, beta: float) -> T
     return advantages_N - beta * sums_to_the_end(kl_N.detach(), row_N)
 
 
-def importance_weights(mismatch_N: Tensor, row_N: Tensor, config: ObjectiveConfig) -> tuple[Tensor, Tensor]:
+def importance_weights(mismatch_N: Tensor, row_N: Tensor, config: Objective) -> tuple[Tensor, Tensor]:
     """([N] raw weights, [N] truncated or masked weights). `mismatch_N` is old - behaviour, nats."""
     whole = config.tis_cap is not None and config.tis_level == "sequence"
     raw_N = clamped_exp(row_sums(mismatch_N, row_N) if whole else mismatch_N)
@@ -184,28 +181,19 @@ def kept_sequences(
 
 
 def policy_loss(
-    logprobs_BT: Tensor, batch: Batch, config: ObjectiveConfig, *, entropy_BT: Tensor | None = None,
-    measured: bool = True,
-) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
+    logprobs_BT: Tensor, batch: Batch, config: Objective, *, entropy_BT: Tensor | None = None
+) -> tuple[Tensor, dict[str, float]]:
     """The scalar loss of a micro-batch and its metrics; both are summed over the micro-batches of a step.
 
     `logprobs_BT` are the current log-probs with gradient. The loss of a batch without trained tokens is 0.0.
     Metrics are sums over trained tokens, to be averaged by `mean_metrics`; those ending in `_max` are maxima,
-    in `_min` minima. Without `measured` there are none.
+    in `_min` minima.
 
     Raises ValueError if beta > 0 and the batch has no reference log-probs, and for an entropy bonus without
     entropies that have a gradient.
     """
-    mask = batch.mask_BT
-    entropy_N = None if entropy_BT is None else entropy_BT[mask]
-    return token_loss(logprobs_BT[mask], Tokens.of(batch), config, entropy_N=entropy_N, measured=measured)
-
-
-def token_loss(
-    new_N: Tensor, tokens: Tokens, config: ObjectiveConfig, *, entropy_N: Tensor | None = None,
-    measured: bool = True,
-) -> tuple[Tensor, dict[str, float]]:  # fmt: skip
-    """As `policy_loss`, given the trained tokens alone: whole rows, or any slice if `config.separable`."""
+    new_N, tokens = logprobs_BT[batch.mask_BT], Tokens.of(batch)
+    entropy_N = None if entropy_BT is None else entropy_BT[batch.mask_BT]
     tokens = tokens.to(new_N)
     # the same tensor, so that the ratio is exactly 1 with the gradient of REINFORCE
     old_N = new_N.detach() if tokens.old_N is None else tokens.old_N
@@ -239,8 +227,6 @@ def token_loss(
     if config.entropy_bonus > 0:
         loss_N = loss_N - config.entropy_bonus * _with_gradient(entropy_N, new_N)
     loss = (tokens.weight_N * loss_N).sum()
-    if not measured:
-        return loss, {}
     with torch.no_grad():
         sums |= _ratio_metrics(ratio_N, log_ratio_N, advantages_N, config)
         sums |= _mismatch_metrics(old_N, tokens.behaviour_N, raw_N, config)
@@ -250,19 +236,19 @@ def token_loss(
     return loss, {"loss": loss.item(), "tokens": float(new_N.numel()), **_reduce(sums)}
 
 
-def surrogate_loss(new_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig) -> Tensor:
+def surrogate_loss(new_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, config: Objective) -> Tensor:
     """[N] the surrogate of the objective. Raises UsageError for one of users that raises, or that returns
     anything but one loss for each token, with a gradient."""
-    surrogate = find_objective(config.objective).surrogate
+    surrogate = config.surrogate
     if _is_our_own(surrogate):
         return surrogate(new_N, ratio_N, advantages_N, config)
-    named = f"objective {config.objective}"
+    named = f"the surrogate {getattr(surrogate, '__name__', surrogate)}"
     loss_N = call_extension(surrogate, new_N, ratio_N, advantages_N, config, name=named, error=UsageError)
     if not isinstance(loss_N, Tensor) or loss_N.shape != new_N.shape:
         given = f"a tensor {list(loss_N.shape)}" if isinstance(loss_N, Tensor) else type(loss_N).__name__
         raise UsageError(
-            f"{named} returned {given} for {len(new_N)} tokens; its surrogate must return a tensor [N], the"
-            " loss of each token"
+            f"{named} returned {given} for {len(new_N)} tokens; it must return a tensor [N], the loss of each"
+            " token"
         )
     if new_N.requires_grad and torch.is_grad_enabled() and not loss_N.requires_grad:
         raise UsageError(f"{named} returned a loss without a gradient; compute it from new_N or ratio_N")
@@ -273,23 +259,22 @@ def _is_our_own(surrogate: object) -> bool:
     return is_ours(str(getattr(surrogate, "__module__", "")))
 
 
-def probe_objective(config: ObjectiveConfig) -> None:
+def probe_objective(config: Objective) -> None:
     """Call an objective of users on three made-up tokens, before a model is loaded. Raises UsageError as
     `surrogate_loss` does, and for a loss or a gradient that is NaN or infinite."""
-    if _is_our_own(find_objective(config.objective).surrogate):
+    if _is_our_own(config.surrogate):
         return
+    named = f"the surrogate {getattr(config.surrogate, '__name__', config.surrogate)}"
     new_N = torch.tensor([-0.5, -1.0, -2.0], requires_grad=True)
     advantages_N = torch.tensor([1.0, -1.0, 0.5])
     loss_N = surrogate_loss(new_N, (new_N - new_N.detach()).exp(), advantages_N, config)
     (slope_N,) = torch.autograd.grad(loss_N.sum(), new_N, allow_unused=True)
     if slope_N is None:
-        raise UsageError(
-            f"objective {config.objective} returned a loss that does not depend on new_N or ratio_N"
-        )
+        raise UsageError(f"{named} returned a loss that does not depend on new_N or ratio_N")
     if not (loss_N.isfinite().all() and slope_N.isfinite().all()):
         raise UsageError(
-            f"objective {config.objective} gave the losses {loss_N.tolist()} and the gradients"
-            f" {slope_N.tolist()} for log-probs {new_N.tolist()} at a ratio of 1; all must be finite"
+            f"{named} gave the losses {loss_N.tolist()} and the gradients {slope_N.tolist()} for log-probs"
+            f" {new_N.tolist()} at a ratio of 1; all must be finite"
         )
 
 
@@ -344,15 +329,15 @@ def _with_gradient(entropy_N: Tensor | None, new_N: Tensor) -> Tensor:
 
 
 def _ratio_metrics(
-    ratio_N: Tensor, log_ratio_N: Tensor, advantages_N: Tensor, config: ObjectiveConfig
+    ratio_N: Tensor, log_ratio_N: Tensor, advantages_N: Tensor, config: Objective
 ) -> dict[str, Tensor]:
     """`clip_low` and `clip_high`: tokens whose gradient is 0 because of the bound (CISPO: is bounded)."""
     deviation_N = (ratio_N - 1).abs()
-    below_N, above_N = ratio_N < 1 - config.clip_low, ratio_N > 1 + config.clip_high
-    if config.objective in ("reinforce", "rloo"):
-        below_N = above_N = torch.zeros_like(below_N)
-    elif config.objective != "cispo":
-        below_N, above_N = below_N & (advantages_N < 0), above_N & (advantages_N > 0)
+    below_N = above_N = torch.zeros_like(ratio_N, dtype=torch.bool)
+    if config.clips:
+        below_N, above_N = ratio_N < 1 - config.clip_low, ratio_N > 1 + config.clip_high
+        if config.surrogate is not weighted:
+            below_N, above_N = below_N & (advantages_N < 0), above_N & (advantages_N > 0)
     metrics = {
         "ratio_deviation": deviation_N,
         "ratio_deviation_max": deviation_N,
@@ -372,7 +357,7 @@ def relative_gap(one_N: Tensor, other_N: Tensor) -> Tensor:
 
 
 def _mismatch_metrics(
-    old_N: Tensor, behaviour_N: Tensor, raw_N: Tensor, config: ObjectiveConfig
+    old_N: Tensor, behaviour_N: Tensor, raw_N: Tensor, config: Objective
 ) -> dict[str, Tensor]:
     cap = float("inf") if config.tis_cap is None else config.tis_cap
     mismatch_N, relative_N = old_N - behaviour_N, relative_gap(old_N, behaviour_N)
