@@ -32,7 +32,7 @@ run: $(INSTALLED)
 # the two cores that a newcomer may have: many tests wait, for a time-out or a process. Hypothesis draws the same
 # cases each time here, and new ones under `make test-all`.
 test: $(INSTALLED)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --hypothesis-profile ci
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not gpu" --hypothesis-profile ci
 
 test-all: $(INSTALLED) exchange-examples
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[quantised]'

@@ -62,10 +62,10 @@ def measure(url: str, folder: Path, turns: int) -> bool:
     seed, held = folder / "seed.db", []
     fill(seed, runs, SEED_RUNS)
     with LogStore.open(seed) as source, LogStore.open(url) as target:
-        from nano_shared.log_copy import Copied
+        from nano_cluster.log_copy import Copied, copy_into
 
-        target.copy_from(source, Copied())
-        engine: Any = target._database.engine
+        copy_into(target, source, Copied())
+        engine: Any = target.database.engine
         peaks = []
         for first, last in ((1, copies // 10 - 1), (copies // 10, copies - 1)):
             began = time.monotonic()

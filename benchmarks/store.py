@@ -109,13 +109,13 @@ def fill(address: str, runs: int) -> float:
 
 def copied(source: str, target: str) -> float:
     """Turns a second of `nano-coder log migrate`."""
-    from nano_shared.log_copy import Copied
+    from nano_cluster.log_copy import Copied, copy_into
     from nano_shared.store import LogStore
 
     done = Copied()
     with LogStore.open(source) as old, LogStore.open(target) as new:
         started = time.monotonic()
-        new.copy_from(old, done)
+        copy_into(new, old, done)
         return done.turns / (time.monotonic() - started)
 
 

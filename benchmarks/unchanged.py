@@ -12,7 +12,8 @@ transformers too: the record names them, and a comparison under others says so f
 
 Left out, because two runs of the same code differ in it: run ids, times, rates and memory in metrics.jsonl
 (`VARYING`), log probabilities (which runs share a forward pass depends on the timing of threads, and on that
-the last bit), and manifests (they contain run ids and times). Help texts may change and are left out.
+the last bit), trainings from a log of rollouts (which read those; `tests/rl/test_training_bytes.py` has one),
+and manifests (they contain run ids and times). Help texts may change and are left out.
 """
 
 from __future__ import annotations
@@ -37,14 +38,11 @@ VARYING = re.compile(r"second|time|^perf/|^heartbeat")
 
 TINY = "--model warm --device cpu --learning-rate 1e-3"
 STEPS = f"--tasks tasks.jsonl --seed 2 --steps 2 --prompts 8 --group-size 4 --lora-rank 0 {TINY}"
-LOGGED = "--log logged.db --from-logs"
 TRAININGS = {
     "sft": "sft --name sft --log sft.db --tasks tasks.jsonl --set max_tokens=1024 --set batch=32"
     f" --set seed=2 --lora-rank 0 {TINY}",
     "grpo": f"train --name grpo --log grpo.db --objective grpo {STEPS}",
     "ppo": f"train --name ppo --log ppo.db --objective ppo {STEPS}",
-    "logs": f"train --name logs {LOGGED} --fresh 0 --seed 2 --steps 2 --prompts 4 --lora-rank 0 {TINY}",
-    "dpo": f"dpo --name dpo {LOGGED} --set seed=2 --set batch=16 {TINY}",
 }
 WARM = (
     "sft --model ./tiny --name warm --log warm.db --tasks tasks.jsonl --set seed=1 --set batch=8"
@@ -185,7 +183,6 @@ def trainings(folder: Path) -> dict[str, str]:
     build_tiny(folder / "tiny", [row["prompt"] for row in rows(folder / "tasks.jsonl")])
     figures = {"tiny: weights": weights(folder / "tiny")}
     must(f"nano-rl {WARM}", folder)
-    must(f"nano-rl {ROLLOUT} --model warm --log logged.db --tasks tasks.jsonl --group-size 4", folder)
     for name in ("warm", *TRAININGS):
         if name in TRAININGS:
             must(f"nano-rl {TRAININGS[name]}", folder)

@@ -1,6 +1,6 @@
 """Configuration: flag > environment (NANO_*) > project nano.toml > user config > default.
 
-A project's nano.toml is a stranger's: it tightens, and sets the rest once the user trusts it (trust.py).
+A project's nano.toml is untrusted: it tightens, and sets the rest once the user trusts it (trust.py).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Price(BaseModel):
     output: float = Field(ge=0)
     """reasoning included"""
     cached: float | None = Field(None, ge=0)
-    """of input from the server's cache; None is as the rest"""
+    """of input from the server's cache; none: as the rest"""
 
     def cost(self, usage: Usage) -> float:
         """Dollars."""
@@ -119,10 +119,10 @@ class CoreConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     model: str | None = None
-    """checkpoint name, folder, hub id, openai:NAME, or SCHEME:NAME of an extension; None is the promoted or
+    """checkpoint name, folder, hub id, openai:NAME, or SCHEME:NAME of an extension; none: the promoted or
     the shipped policy"""
     base_url: str | None = None
-    """URL of the endpoint; OPENAI_BASE_URL where ours is not set; None is OpenAI's own"""
+    """URL of the endpoint; OPENAI_BASE_URL where ours is not set; none: OpenAI's own"""
     api_key: str | None = Field(None, repr=False)
     """of the endpoint; OPENAI_API_KEY where ours is not set"""
     sandbox: str = "ns"
@@ -133,7 +133,7 @@ class CoreConfig(BaseModel):
     net: HostsSetting = "none"
     """none, or allow=HOST,...: hosts that runs may reach by HTTP(S), through a proxy that counts refusals"""
     python: str | None = None
-    """interpreter inside the jail; None is DIR/.venv, else ours"""
+    """interpreter inside the jail; none: DIR/.venv, else ours"""
     check: str | None = None
     """shell line that says whether a task is done; it runs in the jail"""
     max_turns: int = Field(100, ge=1)
@@ -143,7 +143,7 @@ class CoreConfig(BaseModel):
     max_run_tokens: int = Field(200_000, ge=1)
     """sampled tokens of a run"""
     max_completion_tokens: int | None = Field(None, ge=1)
-    """sampled tokens of one answer of the model, reasoning included; None is the profile's: 8192 of an
+    """sampled tokens of one answer of the model, reasoning included; none: the profile's: 8192 of an
     API, 4096 for a model in its own template, else 256"""
     max_cost: float | None = Field(None, gt=0)
     """dollars of a run, by the price of a hosted model"""
@@ -158,7 +158,7 @@ class CoreConfig(BaseModel):
     workspace_mb: int = Field(512, ge=1)
     """largest workspace of a run, MB: of the directory that it starts from, and of what it becomes"""
     temperature: float | None = Field(None, ge=0)
-    """of the sampling; 0 is greedy; None is 0.3 for a local model, and the server's own for a hosted one"""
+    """of the sampling; 0 is greedy; none: 0.3 for a local model, and the server's own for a hosted one"""
     stall_seconds: float = Field(300.0, gt=0)
     """without a byte from an endpoint before the call is repeated"""
     retry_seconds: float = Field(600.0, ge=0)
@@ -175,17 +175,17 @@ class CoreConfig(BaseModel):
     """where a local model runs and trains: auto (a GPU where there is one), cpu, cuda or cuda:N"""
     kv_gib: float | None = Field(None, gt=0)
     """GiB that a local model's keys and values take at most: rows that are decoded, shared prompts, and rows
-    between turns; None is 4, or a fifth of a GPU's memory if that is more"""
+    between turns; none: 4, or a fifth of a GPU's memory if that is more"""
     log: str | None = None
-    """path of the log, or postgresql://...?blobs=FOLDER|s3://BUCKET/PREFIX; None is NANO_HOME/log.db"""
+    """path of the log, or postgresql://...?blobs=FOLDER|s3://BUCKET/PREFIX; none: NANO_HOME/log.db"""
     profile: str | None = None
-    """interface profile: prompts, tools and dialect; None is what the model was trained with"""
+    """interface profile: prompts, tools and dialect; none: what the model was trained with"""
     tools: tuple[str, ...] = ()
     """further tools for the agent: names of installed ones, or path.py:name"""
     search: SearchSettings = SearchSettings()
-    """where the tool web_search looks: documents, or engine; None is library/ in the workspace"""
+    """where the tool web_search looks: documents, or engine; none: library/ in the workspace"""
     agent: str | None = None
-    """command of an agent of others for rollouts: it runs in the jail and asks the policy by OpenAI's or
+    """command of an external agent for rollouts: it runs in the jail and asks the policy by OpenAI's or
     Anthropic's API; {prompt} stands for the task"""
     agent_folders: tuple[str, ...] = ()
     """folders that the agent's jail sees, read-only: where the agent is installed"""
@@ -195,7 +195,7 @@ class CoreConfig(BaseModel):
     exclude: tuple[str, ...] = ()
     """patterns for names that no run gets to see, beside version control, environments and caches"""
     git: bool | None = None
-    """whether runs see the project's git history; None: where nothing is excluded, which it may hold"""
+    """whether runs see the project's git history; none: where nothing is excluded, which it may hold"""
     redact: RedactConfig = RedactConfig()
     """secrets: `write` keeps them out of the log; `[redact]` also takes `patterns` and `allow`"""
 
@@ -256,7 +256,7 @@ class Configured:
     """table of a plug-in -> the project's file that holds such settings, as .mcp.json"""
 
 
-STRANGERS_CHECK = "nano.toml, not trusted"
+UNTRUSTED_CHECK = "nano.toml, not trusted"
 """source of a check that an untrusted project names: it is shown to the agent and run, and has no trust"""
 
 
@@ -265,10 +265,10 @@ def task_limits(config: AgentConfig) -> Limits:
     return Limits.model_validate({limit: getattr(config, name) for name, limit in LIMITS.items()})
 
 
-def said_limits(config: AgentConfig, sources: Mapping[str, str]) -> dict[str, Any]:
+def overriding_limits(config: AgentConfig, sources: Mapping[str, str]) -> dict[str, Any]:
     """The limits that flags and the environment set, which replace those of a task of its own."""
-    said = ("flag", "environment")
-    return {limit: getattr(config, name) for name, limit in LIMITS.items() if sources[name] in said}
+    over = ("flag", "environment")
+    return {limit: getattr(config, name) for name, limit in LIMITS.items() if sources[name] in over}
 
 
 def parse_limits(texts: Sequence[str] | None) -> dict[str, Any]:
@@ -355,7 +355,7 @@ def configured(
             else:
                 values[key] = _joined(key, before, value)
             if key == "check" and bound and values[key] != before:
-                sources[key] = STRANGERS_CHECK
+                sources[key] = UNTRUSTED_CHECK
             elif not bound or values[key] != before:
                 shared = key in ("exclude", "redact", *TABLES) and sources[key] != "default"
                 sources[key] = f"{sources[key]}, {source}" if shared else source

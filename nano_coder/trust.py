@@ -1,6 +1,6 @@
-"""Which projects' files the user trusts: by directory, file and the hash of what was in it when he said so.
+"""Which project files the user trusts: by directory, file and the hash of what was in it when he said so.
 
-What a project brings along is a stranger's until then. Whatever else it may bring that configures us (MCP
+What a project brings along is untrusted until then. Whatever else it may bring that configures us (MCP
 servers, plugins, its AGENTS.md) is read and asked about the same way: `is_trusted(path, content)`."""
 
 from __future__ import annotations

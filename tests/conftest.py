@@ -1,4 +1,5 @@
-"""What no test need do again: search what imports made, read certificates, migrate an empty log."""
+"""Which tests are collected for whom, and what no test need do again: search what imports made, read
+certificates, migrate an empty log."""
 
 from __future__ import annotations
 
@@ -11,11 +12,29 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from nano_shared import database
 
 gc.disable()
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # 20 ms for each client of httpx
-_upgrade = database._upgrade
+_upgrade = database.Database.upgrade
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is about another kind of user."""
+    other = "as_user" if os.geteuid() == 0 else "as_root"
+    left_out = [item for item in items if item.get_closest_marker(other)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker(other)]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under NANO_TEST_NO_SKIPS, a skipped test fails the run: what it lacks is to be installed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("NANO_TEST_NO_SKIPS") and reporter and reporter.stats.get("skipped"):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_finish() -> None:
@@ -30,7 +49,7 @@ def _empty_log() -> bytes:
     """The file of a log that was migrated and holds nothing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log.db"
-        made = database.Database(database._engine(database._resolve(path)[0]), None)
+        made = database._connect(path)
         _upgrade(made)
         made.close()
         with closing(sqlite3.connect(path)) as connection:  # all of it into this file
@@ -48,4 +67,4 @@ def _made(log: database.Database) -> None:
     return None
 
 
-database._upgrade = _made
+database.Database.upgrade = _made  # type: ignore[method-assign]

@@ -130,7 +130,7 @@ def test_figures_and_tables_are_those_of_the_result_files() -> None:
 def commands_of(page: str) -> list[list[str]]:
     """The words of each nano-coder and nano-rl command in the code of a page, without comments."""
     text = PAGES[page].replace("\\\n", " ")
-    blocks = re.findall(r"^```(?:bash|sh)?\n(.*?)^```|((?:^ {4}.*\n)+)", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```\w*\n(.*?)^```|((?:^ {4}.*\n)+)", text, re.DOTALL | re.MULTILINE)
     lines = [line.strip().removeprefix("$ ") for block in blocks for line in "".join(block).splitlines()]
     return [
         shlex.split(line.partition(" #")[0], comments=True)

@@ -13,12 +13,13 @@ from nano_coder import cli as coder
 from nano_coder.config import AgentConfig
 from nano_rl import cli as rl
 from nano_rl.config.training import SftConfig, TrainConfig
+from nano_shared.command_line import COMMON_PANEL
 from nano_shared.settings import section_of, setting_fields
 
 HEAD = """# Commands and settings
 
 Made by `make figures` from the programs' own help and the settings' models, with all nine plug-ins;
-`COMMAND --help` says what each option does. What many commands share is in `nano-coder --help`.
+`COMMAND --help` says what each option does, and shows those that many commands share last.
 """
 
 
@@ -43,7 +44,7 @@ def _rows(path: str, group: Any) -> Iterator[dict[str, str]]:
         if hasattr(command, "load"):
             yield from _rows(full, command)
             continue
-        shown = [param for param in command.params if not param.hidden]
+        shown = [p for p in command.params if not p.hidden and p.rich_help_panel != COMMON_PANEL]
         arguments = [p.metavar or p.name.upper() for p in shown if p.param_type_name == "argument"]
         options = sorted({param.opts[-1] for param in shown if param.param_type_name == "option"})
         yield {

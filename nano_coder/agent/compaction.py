@@ -173,11 +173,9 @@ def read_tokens(completion: Completion) -> int:
 
 
 def compaction_of(
-    form: CompactionFormat | None, policy: Policy, conversation: Conversation, most: int
-) -> Compaction | None:
-    """The compaction of a run that begins with this conversation; None under a profile that has none."""
-    if form is None:
-        return None
+    form: CompactionFormat, policy: Policy, conversation: Conversation, most: int
+) -> Compaction:
+    """The compaction of a run that begins with this conversation."""
     shown = json.dumps([function_schema(tool) for tool in conversation.tools]) if conversation.tools else ""
     return Compaction(
         form=form, policy=policy, opening=conversation.messages, tools=policy.count(shown), most=most

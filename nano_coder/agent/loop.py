@@ -11,7 +11,6 @@ from nano_coder.agent.compaction import Compaction
 from nano_coder.agent.dialects.api import FILTERED, Api
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed
 from nano_coder.agent.prompt import DELEGATE, offered_tools
-from nano_coder.agent.sub_agent import answered, assignment, child_result, delegating, sub_agent
 from nano_coder.tools.run_control import submit
 from nano_coder.tools.tool import ToolResult
 from nano_shared.errors import ContextFull
@@ -266,6 +265,8 @@ class Agent:
         child = self._child_of(at)
         if child.stop is None and self.stop is None:
             return None
+        from nano_coder.agent.sub_agent import answered, child_result
+
         number, result = len(self.turns[at].calls) - 1, child_result(child)
         answer = self.actions.observed(DELEGATE, at, number, result, time.time())
         self.turns[at] = answered(self.turns[at], answer)
@@ -280,6 +281,8 @@ class Agent:
 
     def _child_of(self, at: int) -> Agent:
         if self.child is None or self.child.parent != at:
+            from nano_coder.agent.sub_agent import sub_agent
+
             self.child = sub_agent(self, at)
         return self.child
 
@@ -300,8 +303,11 @@ class Agent:
             return StopReason.REPETITION
         if _goes_round([_action_key(turn) for turn in own[-_MAX_REPEATS * _LONGEST_ROUND :]]):
             return StopReason.LOOP
-        if self.parent is not None and len(own) >= assignment(self.turns[self.parent])["max_turns"]:
-            return StopReason.MAX_TURNS
+        if self.parent is not None:
+            from nano_coder.agent.sub_agent import assignment
+
+            if len(own) >= assignment(self.turns[self.parent])["max_turns"]:
+                return StopReason.MAX_TURNS
         return self._budget()
 
     def _budget(self) -> StopReason | None:
@@ -364,6 +370,13 @@ def text_in(turn: Turn, profile: InterfaceProfile) -> str:
     if turn.completion.api is None or not turn.calls:
         return turn.completion.text
     return DIALECTS.find(profile.dialect).render(turn.thought, turn.calls, profile.tools)
+
+
+def delegating(turns: Sequence[Turn]) -> int | None:
+    """Index of the last of an agent's turns if its call waits for a sub-agent; else None."""
+    last = turns[-1] if turns else None
+    waits = last is not None and len(last.observations) < len(last.calls) and last.calls[-1].name == DELEGATE
+    return last.index if last is not None and waits else None
 
 
 def turn_length(turn: Turn, count: Callable[[str], int]) -> int:

@@ -9,23 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nano_coder.agent.compaction import compaction_of
+from nano_coder.agent.loop import Agent, delegating
 from nano_coder.agent.prompt import DELEGATE, open_conversation, without_delegate
 from nano_coder.tools.run_control import delegate
 from nano_coder.tools.tool import ToolResult
 from nano_shared.types import Observation, StopReason, Turn
-
-if TYPE_CHECKING:
-    from nano_coder.agent.loop import Agent
-
-
-def delegating(turns: Sequence[Turn]) -> int | None:
-    """Index of the last of an agent's turns if its call waits for a sub-agent; else None."""
-    last = turns[-1] if turns else None
-    waits = last is not None and len(last.observations) < len(last.calls) and last.calls[-1].name == DELEGATE
-    return last.index if last is not None and waits else None
 
 
 def assignment(turn: Turn) -> dict[str, Any]:
@@ -44,7 +35,8 @@ def sub_agent(parent: Agent, at: int) -> Agent:
     conversation.on_text, conversation.ends_repetition = before.on_text, before.ends_repetition
     conversation.run = before.run
     most = task.limits.completion_tokens or parent.dialogue.sampling.max_tokens
-    compaction = compaction_of(parent.profile.compaction, policy, conversation, most)
+    form = parent.profile.compaction
+    compaction = compaction_of(form, policy, conversation, most) if form else None
     dialogue = replace(parent.dialogue, conversation=conversation, compaction=compaction)
     return replace(
         parent, task=task, dialogue=dialogue, parent=at, began=parent.began + before.waited, child=None,

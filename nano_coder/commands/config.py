@@ -9,13 +9,12 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from nano_coder.commands.options import DirectoryOption, Setup, agent_options
+from nano_coder.commands.options import DirectoryOption, Setup, agent_options, masked
 from nano_coder.config import read_config, user_config_path, why_ignored
-from nano_coder.plugin_settings import TABLES
 from nano_coder.trust import find_instructions
 from nano_shared.command_line import JsonOption, emit, lazy_app
 from nano_shared.errors import UsageError
-from nano_shared.printable import printable, without_password
+from nano_shared.printable import printable
 
 command = lazy_app(
     "nano-coder.config",
@@ -31,16 +30,10 @@ def show(directory: DirectoryOption = Path(), as_json: JsonOption = False) -> in
     that instruct a run in DIR (AGENTS.md), outermost first.
     """
     found = read_config({}, directory)
-    values = found.config.model_dump()
+    values = masked(found.config, "(set)").model_dump()
     ignored: dict[str, dict[str, Any]] = {}
     for key, value in found.ignored.items():
         ignored.setdefault(key.split(".")[0], {})[key] = "(set)" if key == "api_key" else value
-    if values["log"]:
-        values["log"] = without_password(values["log"])
-    if values["api_key"]:
-        values["api_key"] = "(set)"
-    for name, table in TABLES.items():
-        values[name] = table.shown(getattr(found.config, name), "(set)").model_dump()
     user = user_config_path().parent
     chain = find_instructions(directory, found.config.instructions, user, found.config.exclude)
     rows: dict[str, dict[str, Any]] = {

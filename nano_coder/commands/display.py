@@ -41,6 +41,11 @@ _SHOWN = 600
 """characters of a client's message"""
 
 
+def on_terminal() -> bool:
+    """Whether somebody is there to ask."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
 class Display:
     """Prints each step as it happens; on stderr, unless the steps are the `answer`. `quiet` prints nothing.
 
@@ -81,7 +86,7 @@ class Display:
             Text(f"run {trajectory.id}", "bold"), f"with {printable(trajectory.policy)}{after}"
         )
         for file in trajectory.task.instructions if not trajectory.parent else ():
-            how = "" if file.trusted else ", shown as a stranger's (nano-coder trust DIR lets it instruct)"
+            how = "" if file.trusted else ", shown as untrusted data (nano-coder trust DIR lets it instruct)"
             self._progress.print(f"reads {printable(file.path)}{how}", style="dim")
 
     def listener(self) -> Callable[[str], None] | None:
@@ -169,7 +174,7 @@ class Display:
             self._progress.print(f"\nchecking in a fresh sandbox: {printable(trajectory.task.check)}")
 
     def end(self, trajectory: Trajectory, *, applied: bool) -> None:
-        if not (sys.stdin.isatty() and sys.stdout.isatty() and trajectory.diff):
+        if not (on_terminal() and trajectory.diff):
             self.diff(trajectory)
         self._result.print(f"\nstopped: {trajectory.stop}{_detail(trajectory)}")
         if trajectory.answer is not None:

@@ -42,8 +42,12 @@ class Given:
 
     @property
     def empty(self) -> bool:
-        said = (self.thumb, self.note, self.prefer, self.edit, self.outcome)
-        return all(value is None for value in said)
+        """True if nothing is said; a place alone, or an author, says nothing."""
+        return all(v is None for v in (self.thumb, self.note, self.prefer, self.edit, self.outcome))
+
+    @property
+    def anything(self) -> bool:
+        return not self.empty or (self.step, self.span, self.author) != (None, None, None)
 
 
 def command(
@@ -93,13 +97,13 @@ def command(
         edit=_read() if edit == "-" else edit, span=_span(span), outcome=outcome, author=author,
     )  # fmt: skip
     if as_list:
-        if given != _NOTHING or reward is not None:
+        if given.anything or reward is not None:
             raise UsageError("--list only reads; leave out what is to be said, or leave out --list")
         return _list(run, log, as_json=as_json)
     if run is None:
         raise UsageError("name the run that this is said of: nano-coder feedback RUN; `last` is the newest")
     if reward is not None:
-        if given != _NOTHING:
+        if given.anything:
             raise UsageError("--reward goes alone; say the rest in a second command")
         return _reward(run, reward, replace, log, as_json=as_json)
     if replace:
@@ -114,11 +118,6 @@ def command(
         rows = list(feedback_rows(given, trajectory, store))
         _show(redacting_store(store).add_feedback(trajectory.id, *rows), store, as_json=as_json)
     return 0
-
-
-_NOTHING = Given(
-    step=None, thumb=None, note=None, prefer=None, edit=None, span=None, outcome=None, author=None
-)
 
 
 def _reward(name: str, reward: float, replace: bool, log: str | None, *, as_json: bool) -> int:

@@ -19,7 +19,7 @@ from nano_shared.console import Console
 from nano_shared.printable import printable
 from nano_shared.redact.redactor import Redactor
 from nano_shared.redact.store import redact_run
-from nano_shared.store import RunSummary
+from nano_shared.store import LogStore, RunSummary
 
 command = lazy_app(
     "nano-coder.log",
@@ -29,7 +29,7 @@ command = lazy_app(
         "verify": ("nano_coder.commands.log_verify", "May runs train a policy gradient, and if not, why?"),
         "export": ("nano_coder.commands.log_transfer:export", "Write runs in another format."),
         "import": ("nano_coder.commands.log_transfer:import_runs", "Add the runs of files to the log."),
-        "migrate": ("nano_coder.commands.log_transfer:migrate", "Copy a log into another, as to Postgres."),
+        "migrate": ("+cluster", "Copy a log into another, as to Postgres."),
         "redact": (f"{__name__}:redact", "Take the secrets out of runs for good."),
         "path": (f"{__name__}:path", "Where the log is."),
     },
@@ -103,8 +103,9 @@ def redact(runs: Annotated[list[str], Argument(metavar="RUN...")], log: Log = No
     The rules are those of `redact` in nano.toml. All token ids of a run that held a secret become
     placeholders: it trains no policy gradient any more. Snapshots of workspaces stay as they are.
     """
-    redactor = Redactor(load_config({}, Path())[0].redact)
-    with open_log(log) as store:
+    config, _ = load_config({"log": log}, Path())
+    redactor = Redactor(config.redact)
+    with LogStore.open(config.log, create=False) as store:
         for run in runs:
             changed = redact_run(store, store.resolve(run), redactor)
             print(f"run {store.resolve(run)}: {'redacted' if changed else 'nothing to redact'}")

@@ -1,4 +1,4 @@
-"""`nano-coder log export`, `import` and `migrate`: runs to and from other formats and other logs."""
+"""`nano-coder log export` and `import`: runs to and from other formats."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from nano_coder.commands.options import Log, PolicyChoice, SinceChoice, SuccessC
 from nano_coder.formats import messages
 from nano_coder.formats.run_format import RUN_FORMATS, RunFormat
 from nano_shared.blobs import BlobStore
-from nano_shared.command_line import JsonOption, emit
+from nano_shared.durable import new_file, new_folder
 from nano_shared.errors import LogError, UsageError
 from nano_shared.extensions import is_reference, refuse_missing
-from nano_shared.log_copy import Copied
-from nano_shared.logged_run import LoggedRun
+from nano_shared.logged_run import ChosenRuns, LoggedRun, moment
 from nano_shared.printable import printable
-from nano_shared.redact.exports import ChosenRuns, moment, new_file, new_folder, redacted_runs
+from nano_shared.redact.trajectory import redacted_runs
 from nano_shared.refusal import Refused
 from nano_shared.store import LogStore
 
@@ -251,45 +250,3 @@ def _format(name: str, known: Callable[[], str]) -> RunFormat:
     if name not in RUN_FORMATS and not is_reference(name):
         raise UsageError(f"there is no format {name!r}; the formats are {known()}, or path.py:name")
     return RUN_FORMATS.find(name)
-
-
-_EVERY = 10_000
-
-
-def migrate(
-    source: Annotated[str, Argument(metavar="FROM", help="Path of a log, or postgresql://... of one.")],
-    target: Annotated[str, Argument(metavar="TO", help="The log that gains its runs; made if need be.")],
-    as_json: JsonOption = False,
-) -> int:
-    """Copy the log FROM into the log TO, blobs too: from SQLite to Postgres, or back.
-
-    FROM stays as it is. Repeat the command after an interruption, or when FROM has grown: what TO has already
-    is left as it is. Nothing is copied if TO holds another run with the id of one of FROM's.
-
-    \b
-    nano-coder log migrate ~/log.db 'postgresql://nano@db.example/nano?blobs=/mnt/shared/blobs'
-    """
-    done, shown = Copied(), 0
-
-    def tell(runs: int) -> None:
-        nonlocal shown
-        if runs // _EVERY > shown:
-            shown = runs // _EVERY
-            print(f"{runs} runs ...", file=sys.stderr)
-
-    with LogStore.open(source, create=False) as old, LogStore.open(target) as new:
-        new.copy_from(old, done, tell)
-    emit(done, as_json, lambda: print(_sentence(done)))
-    for damage in done.damaged_blobs:
-        print(printable(f"left out: {damage}"), file=sys.stderr)
-    return 1 if done.damaged_blobs else 0
-
-
-def _sentence(done: Copied) -> str:
-    parts = [f"copied {done.runs} runs, {done.turns} turns and {done.blobs} blobs"]
-    parts += [f"{done.extended} runs were continued"] if done.extended else []
-    parts += [f"{done.known} runs were there already"] if done.known else []
-    parts += [f"{done.known_blobs} blobs were there already"] if done.known_blobs else []
-    parts += [f"{done.other_rows} notes"] if done.other_rows else []
-    parts += [f"{len(done.damaged_blobs)} damaged blobs were left out"] if done.damaged_blobs else []
-    return "; ".join(parts)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from nano_coder.commands.options import Log, open_log
+from nano_coder.commands.options import Log
 from nano_coder.commands.review import open_editor
 from nano_coder.config import load_config
 from nano_shared.command_line import JsonOption, emit, lazy_app
@@ -19,6 +19,7 @@ from nano_shared.errors import UsageError
 from nano_shared.notes import Note, Notes
 from nano_shared.printable import one_line, printable
 from nano_shared.redact.redactor import Redactor
+from nano_shared.store import LogStore
 
 command = lazy_app(
     "nano-coder.memory",
@@ -101,6 +102,7 @@ def forget(
 
 
 def _notes(directory: Path, log: str | None, everywhere: bool = False) -> Notes:
-    store = open_log(log, directory)
-    redactor = Redactor(load_config({"log": log}, directory)[0].redact)
-    return store.notes(None if everywhere else str(directory.resolve()), redactor.scrub)
+    config, _ = load_config({"log": log}, directory)
+    store = LogStore.open(config.log, create=False)
+    project = None if everywhere else str(directory.resolve())
+    return store.notes(project, Redactor(config.redact).scrub)

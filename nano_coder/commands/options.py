@@ -15,8 +15,8 @@ from nano_coder.config import (
     TEMPERATURE,
     AgentConfig,
     load_config,
+    overriding_limits,
     parse_limits,
-    said_limits,
     user_config_path,
 )
 from nano_coder.plugin_settings import TABLES
@@ -86,7 +86,7 @@ class Setup(NamedTuple):
     @property
     def limits(self) -> dict[str, Any]:
         """The limits that flags and the environment set, which replace those of a task of its own."""
-        return said_limits(self.config, self.sources)
+        return overriding_limits(self.config, self.sources)
 
 
 def agent_options(
@@ -131,11 +131,15 @@ def _set_up(
     replace(settings, print_only=False).config()  # which names the flag that is wrong
     config, sources = load_config({**settings.values, **parse_limits(limit), **more}, directory)
     if settings.print_only:
-        log = config.log and without_password(config.log)
-        tables = {name: table.shown(getattr(config, name), None) for name, table in TABLES.items()}
-        masked = {"api_key": None, "log": log, **tables}
-        settings.show(config.model_copy(update=masked))
+        settings.show(masked(config, None))
     return Setup(config, sources, directory)
+
+
+def masked(config: AgentConfig, mark: str | None) -> AgentConfig:
+    """The configuration as it is shown: a mark, or nothing, for each secret, and no password of the log."""
+    tables = {name: table.shown(getattr(config, name), mark) for name, table in TABLES.items()}
+    log = config.log and without_password(config.log)
+    return config.model_copy(update={"api_key": config.api_key and mark, "log": log, **tables})
 
 
 def _refuse_missing(directory: Path) -> None:
@@ -167,7 +171,7 @@ def open_runtime(
 ) -> Runtime:
     """Sandbox first, since it refuses in milliseconds, then the policy, which takes seconds to load.
 
-    `limits` take the place of a task's own (`said_limits`).
+    `limits` take the place of a task's own (`overriding_limits`).
     """
     from nano_coder.agent.profiles import completion_tokens, days_profile, with_tools
     from nano_coder.models.opening import open_configured

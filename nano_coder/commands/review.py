@@ -30,11 +30,6 @@ _WORDS = {
 _ANSWERS = {word: kind for kind, words in _WORDS.items() for word in words}
 
 
-def on_terminal() -> bool:
-    """Whether somebody is there to ask."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
-
-
 def review(trajectory: Trajectory, directory: Path, store: LogStore) -> str | None:
     """Ask what is to become of a run's changes and log the answer as feedback.
 

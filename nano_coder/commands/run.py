@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from nano_coder.commands.changes import apply_to
-from nano_coder.commands.display import Display, exit_code, summary
+from nano_coder.commands.display import Display, exit_code, on_terminal, summary
 from nano_coder.commands.options import (
     DirectoryOption,
     Setup,
@@ -23,8 +23,8 @@ from nano_coder.commands.options import (
     instructions_of,
     open_runtime,
 )
-from nano_coder.commands.review import on_terminal, review
-from nano_coder.config import STRANGERS_CHECK, task_limits
+from nano_coder.commands.review import review
+from nano_coder.config import UNTRUSTED_CHECK, task_limits
 from nano_coder.run.execution import Runtime, attempt_task
 from nano_coder.sandbox.workspace_archive import say_unread
 from nano_shared import snapshot
@@ -148,7 +148,7 @@ def make_task(prompt: str, start: str, setup: Setup, runtime: Runtime) -> Task:
         prompt=prompt,
         snapshot=start,
         check=check,
-        check_trusted=setup.sources.get("check") != STRANGERS_CHECK,
+        check_trusted=setup.sources.get("check") != UNTRUSTED_CHECK,
         instructions=instructions_of(setup.directory, setup.config, runtime.profile),
         limits=task_limits(setup.config),
         image=setup.config.image,

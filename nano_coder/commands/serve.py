@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from nano_coder.models.opening import OpenedPolicy
-    from nano_coder.serve.adapters import Adapters
     from nano_coder.serve.served_model import ServedModel
+    from nano_coder.serve.served_models import Adapters
     from nano_shared.store import LogStore
 
 API_PROFILE = "api-1"
@@ -69,8 +69,8 @@ def command(
         import uvicorn
 
         from nano_coder.serve.app import serve_app
-        from nano_coder.serve.bounded_connection import BoundedConnection
         from nano_coder.serve.generation import ServerLimits
+        from nano_coder.serve.http_json import BoundedConnection
         from nano_coder.serve.tracing import open_tracing
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("nano"):
@@ -162,7 +162,7 @@ class _ModelOpener:
         """The adapters of local weights; None for a model of another kind."""
         from nano_coder.models.local.policy import LocalPolicy
         from nano_coder.models.opening import SharedBase, adapter_base_of
-        from nano_coder.serve.adapters import Adapters
+        from nano_coder.serve.served_models import Adapters
 
         if not isinstance(model.policy, LocalPolicy):
             return None

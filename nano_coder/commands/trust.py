@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from nano_coder.commands.review import on_terminal
+from nano_coder.commands.display import on_terminal
 from nano_coder.config import configured, parse_toml, project_tables, typed_layer
 from nano_coder.plugin_settings import TABLES, SettingsTable
 from nano_coder.trust import (

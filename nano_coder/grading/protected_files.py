@@ -69,7 +69,9 @@ def is_configuration(path: str) -> bool:
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "busybox", "bats", ".", "source")
 _MAKEFILES = ("Makefile", "makefile", "GNUmakefile")
-_INTERPRETER = re.compile(r"(python|pypy)[\d.]*|node|deno|bun|ruby|perl|php|lua|Rscript|julia|ts-node|tsx")
+_INTERPRETER = re.compile(
+    r"(python|pypy)[\d.]*|node|deno|bun|ruby|perl|php|lua|Rscript|julia|ts-node|tsx|coverage|uv|poetry|pipenv|pdm"
+)
 _SOURCE = re.compile(
     r"\.(py|pyi|ipynb|js|mjs|cjs|ts|tsx|jsx|rb|pl|pm|php|lua|c|h|cc|cpp|hpp|go|rs|java|kt|cs|swift|r|jl|ex|hs)$"
 )
@@ -93,6 +95,7 @@ _TESTS = re.compile(
     r"^class \w+\(.*TestCase\)|^(async )?def test\w*\(.*\n(    .*\n)*    assert\b", re.MULTILINE
 )
 _RUNS_TESTS = re.compile(r"\b(pytest|py\.test|unittest|nose2)\b")
+_RUNS_OTHERS = re.compile(rf"{_INTERPRETER.pattern}|(ba|da|z|k)?sh|make|npm|npx|yarn|pnpm|pytest")
 _COMMANDS = re.compile(r"[;&|\n(){}`]+|\b(?:if|then|else|elif|while|do)\b")
 """what ends a simple command of a shell line, a script or a makefile's recipe"""
 _BEFORE_A_PROGRAM = re.compile(r"[\w.-]*:|\w+=.*|exec|time|env|command|sudo|timeout|\d+s?|")
@@ -142,8 +145,8 @@ class ShellLine:
 
     def names(self, path: str) -> bool:
         """Whether the line or one of its scripts names the file, or a module as it."""
-        stem = re.compile(rf"\b{re.escape(PurePosixPath(path).stem)}\b")
-        return any(stem.search(text) for text in self.texts)
+        stem = PurePosixPath(path).stem
+        return any(stem in text and re.search(rf"\b{re.escape(stem)}\b", text) for text in self.texts)
 
     # ------------------------------------------------------------------------------ reading the line
 
@@ -169,10 +172,13 @@ class ShellLine:
         name = posixpath.basename(program)
         if _INTERPRETER.fullmatch(name):
             self._interprets(args, folder)
-        elif name in _SHELLS and "-c" in args:
-            self._read(" ".join(args[args.index("-c") + 1 :]), folder)
         elif name in _SHELLS:
-            self._shell(next((a for a in args if not a.startswith(("-", "<"))), ""), folder)
+            options = [arg for arg in args if arg.startswith("-")]
+            words = [arg for arg in args if not arg.startswith(("-", "<"))]
+            if any(re.fullmatch(r"-\w*c", option) for option in options):
+                self._read(" ".join(words), folder)
+            else:
+                self._shell(words[0] if words else "", folder)
         elif name in ("make", "gmake", "bmake"):
             files = [file for option, file in pairwise(args) if option == "-f"]
             for file in files or _MAKEFILES:
@@ -193,6 +199,12 @@ class ShellLine:
                 self._script(path)
             else:
                 self._shell(program, folder)
+        else:  # it may run what stands behind it: `nice`, `xargs`, `env -i`
+            inner = (
+                place for place, arg in enumerate(args) if _RUNS_OTHERS.fullmatch(posixpath.basename(arg))
+            )
+            if (place := next(inner, None)) is not None:
+                self._runs(args[place], args[place + 1 :], folder)
 
     def _shell(self, name: str, folder: str) -> None:
         path = self._path(name, folder)
@@ -333,7 +345,10 @@ class ShellLine:
     def provides(self, path: str) -> Iterator[str]:
         """Top modules that a new file provides and that the original workspace does not."""
         for root in self.roots:
-            inside = posixpath.relpath(path, root or ".")
+            above = f"{root}/" if root else ""
+            if not path.startswith(above):
+                continue
+            inside = path.removeprefix(above)
             first = inside.split("/")[0]
             module = first.split(".")[0] if "/" in inside or first.endswith((".py", ".so", ".pyc")) else ""
             known = {_joined(root, f"{module}.py"), _joined(root, f"{module}/__init__.py")}

@@ -490,7 +490,7 @@ def _agent(run: Trajectory, runtime: Runtime, jail: Jail) -> Agent:
     conversation = open_conversation(profile, task, workspace.files(), first_started(run))
     conversation.on_text, conversation.ends_repetition = runtime.on_text, settings.ends_repetition
     conversation.run = run.id
-    most = task.limits.completion_tokens or runtime.sampling.max_tokens
+    most, form = task.limits.completion_tokens or runtime.sampling.max_tokens, profile.compaction
     return Agent(
         task=task,
         profile=profile,
@@ -498,7 +498,7 @@ def _agent(run: Trajectory, runtime: Runtime, jail: Jail) -> Agent:
             policy=policy,
             conversation=conversation,
             sampling=runtime.sampling.model_copy(update={"seed": run.seed}),
-            compaction=compaction_of(profile.compaction, policy, conversation, most),
+            compaction=compaction_of(form, policy, conversation, most) if form else None,
         ),
         actions=Actions(
             context=ToolContext(

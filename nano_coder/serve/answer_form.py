@@ -1,4 +1,4 @@
-"""What an answer must look like, `response_format` and `tool_choice`, and the grammar that forces it."""
+"""The grammar that forces an answer into its form: `response_format` and `tool_choice`."""
 
 from __future__ import annotations
 
@@ -12,66 +12,11 @@ from nano_coder.agent.dialects.dialect import Dialect
 from nano_coder.serve.request import AnswerForm, BadRequest
 from nano_shared.types import ToolCall, ToolSpec
 
-LONGEST_SCHEMA = 1 << 18
-"""characters of a schema as JSON"""
 _PROBE = {"nano_probe": 1}
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _TIGHT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ADVICE = "leave tool_choice at auto"
-
-
-def form_of(
-    form: Any, choice: Any, tools: Sequence[ToolSpec], *, param: str = "response_format"
-) -> AnswerForm:
-    """The form that a request asks for, whichever API it came by. Raises BadRequest."""
-    schema, lenient = _schema_of(form, param)
-    return AnswerForm(schema=schema, lenient=lenient, calls=_calls_of(choice, tools), param=param)
-
-
-def _schema_of(form: Any, param: str) -> tuple[Mapping[str, Any] | None, bool]:
-    if form is None:
-        return None, False
-    kind = form.get("type", "text") if isinstance(form, Mapping) else None
-    if kind == "text":
-        return None, False
-    if kind == "json_object":
-        return {"type": "object"}, False
-    if kind != "json_schema":
-        raise BadRequest(f"{param}.type must be text, json_object or json_schema", param=param)
-    told = form.get("json_schema", form)
-    schema = told.get("schema") if isinstance(told, Mapping) else None
-    if not isinstance(schema, Mapping):
-        raise BadRequest(f"{param} of type json_schema needs a schema, which is an object", param=param)
-    if len(json.dumps(schema)) > LONGEST_SCHEMA:
-        raise BadRequest(f"{param}: the schema is longer than {LONGEST_SCHEMA >> 10} KiB", param=param)
-    return schema, told.get("strict") is False
-
-
-def _calls_of(choice: Any, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
-    """Names of the tools of which one must be called; none where that is left to the model."""
-    offered = tuple(tool.name for tool in tools)
-    kind = choice.get("type") if isinstance(choice, Mapping) else choice
-    if kind in (None, "auto", "none"):
-        return ()
-    if kind in ("required", "any"):
-        if not offered:
-            raise BadRequest(
-                "tool_choice asks for a call, and the request offers no tools", param="tool_choice"
-            )
-        return offered
-    if kind not in ("function", "tool"):
-        raise BadRequest(
-            f"tool_choice {kind!r:.60} is not served: send auto, none, required or a function's name",
-            param="tool_choice",
-        )
-    function = choice.get("function", choice)
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if name not in offered:
-        raise BadRequest(
-            f"tool_choice names {name!r:.100}, which the request does not offer", param="tool_choice"
-        )
-    return (str(name),)
 
 
 def grammar_of(

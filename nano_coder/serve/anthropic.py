@@ -10,23 +10,24 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nano_coder.serve.answer_form import form_of
 from nano_coder.serve.chat import token_ids
 from nano_coder.serve.request import (
     BadRequest,
+    Body,
     ClientCall,
     ClientMessage,
     ModelAnswer,
     ModelRequest,
     TextDelta,
+    form_of,
     objects,
     prefilled,
     role_of,
+    sampling_of,
     split_at_stop,
     text_of,
     tool_of,
 )
-from nano_coder.serve.sampling import Body, sampling_of
 from nano_shared.types import Role
 
 Event = tuple[str, dict[str, Any]]

@@ -21,7 +21,6 @@ from nano_coder.models.local.constraint import MISSING
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve import anthropic, chat, completions, responses
 from nano_coder.serve.access import RIGHTS, Access, Action
-from nano_coder.serve.adapters import Adapters
 from nano_coder.serve.answer_form import grammar_of
 from nano_coder.serve.completions import CompletionRequest
 from nano_coder.serve.conversations import Conversations, UnknownSession
@@ -35,10 +34,9 @@ from nano_coder.serve.generation import (
 from nano_coder.serve.given_reward import MOST_COMPONENTS, MOST_REWARD
 from nano_coder.serve.http_json import ERROR_HANDLERS, data_line, error_response, read_body
 from nano_coder.serve.openapi import check_fields, openapi
-from nano_coder.serve.request import BadRequest, ClientMessage, ModelRequest
-from nano_coder.serve.sampling import SHAPED, check_shaping, number
+from nano_coder.serve.request import SHAPED, BadRequest, ClientMessage, ModelRequest, check_shaping, number
 from nano_coder.serve.served_model import ServedModel, passed_on
-from nano_coder.serve.served_models import Promoted, ServedModels
+from nano_coder.serve.served_models import Adapters, Promoted, ServedModels
 from nano_coder.serve.server_metrics import ServerMetrics
 from nano_coder.serve.tracing import Tracing
 from nano_shared.errors import NanoError, UsageError

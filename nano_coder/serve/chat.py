@@ -10,21 +10,23 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nano_coder.serve.answer_form import form_of
 from nano_coder.serve.request import (
     BadRequest,
+    Body,
     ClientCall,
     ClientMessage,
     ModelAnswer,
     ModelRequest,
     TextDelta,
+    form_of,
+    number,
     objects,
     prefilled,
     role_of,
+    sampling_of,
     text_of,
     tool_of,
 )
-from nano_coder.serve.sampling import Body, number, sampling_of
 from nano_shared.policy import DecodeIds
 from nano_shared.types import Role, ToolSpec
 

@@ -15,13 +15,16 @@ from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve.chat import fingerprint, finish_reason
 from nano_coder.serve.request import (
     BadRequest,
+    Body,
     ClientMessage,
     ModelAnswer,
     ModelRequest,
     TextDelta,
+    check_shaping,
+    number,
+    sampling_of,
     split_at_stop,
 )
-from nano_coder.serve.sampling import Body, check_shaping, number, sampling_of
 from nano_shared.errors import ContextFull
 from nano_shared.policy import DecodeIds, Policy
 from nano_shared.types import Role

@@ -1,16 +1,19 @@
-"""JSON over HTTP: the body of a request, errors in each API's own shape, lines of server-sent events."""
+"""JSON over HTTP: the body of a request, errors in each API's own shape, lines of server-sent events, and
+connections that are closed where no whole head of a request comes in time."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
+import resource
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nano_coder.models.endpoint.exchange import EndpointError
 from nano_coder.serve.request import BadRequest, RunEnded
@@ -170,3 +173,38 @@ def status_of(problem: Exception) -> tuple[int, str]:
 def data_line(chunk: Mapping[str, Any]) -> str:
     """A server-sent event without a name."""
     return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+
+
+HEAD_SECONDS = 20.0
+"""from the connection, or the answer before, to the end of a request's headers"""
+
+
+class BoundedConnection(H11Protocol):
+    """uvicorn bounds only the idle time between requests: dripping bytes would hold a connection for ever.
+
+    Where most of the files that this process may open are connections, the one that is idle longest goes.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_request()
+        if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4:
+            idle = [each for each in self.connections if isinstance(each, BoundedConnection) and each.is_idle]
+            min(idle, key=lambda each: each.idle_since).transport.close()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_request()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _await_request(self) -> None:
+        self.idle_since = self.loop.time()
+        self.loop.call_later(HEAD_SECONDS, self._close_unless_after, self.cycle)
+
+    def _close_unless_after(self, before: object) -> None:
+        if self.cycle is before:
+            self.transport.close()

@@ -10,8 +10,7 @@ from starlette.routing import BaseRoute, Route
 from nano_coder import __version__
 from nano_coder.serve import anthropic, chat, completions, responses
 from nano_coder.serve.given_reward import MOST_REWARD
-from nano_coder.serve.request import BadRequest
-from nano_coder.serve.sampling import SHAPING, Body
+from nano_coder.serve.request import SHAPING, BadRequest, Body
 
 JsonSchema = dict[str, Any]
 _TEXT: JsonSchema = {"type": "string"}

@@ -1,4 +1,4 @@
-"""What the wire dialects have in common: a request to the model, and its answer."""
+"""What the wire dialects have in common: a request to the model, its sampling and form, and the answer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nano_shared.errors import BudgetExhausted
 from nano_shared.hashing import content_hash
-from nano_shared.types import Completion, Role, Sampling, ToolSpec
+from nano_shared.policy import Policy
+from nano_shared.types import Completion, Role, Sampling, Shaping, ToolSpec
 
 if TYPE_CHECKING:
     from nano_coder.models.local.sampler import Likeliest
+
+Body = Mapping[str, Any]
+LONGEST_SCHEMA = 1 << 18
+"""characters of a schema as JSON"""
 
 
 class TextDelta(NamedTuple):
@@ -227,3 +232,160 @@ def tool_of(function: Any, *, where: str) -> ToolSpec:
     return ToolSpec(
         name=function["name"], description=str(function.get("description") or ""), parameters=dict(schema)
     )
+
+
+# --------------------------------------------------------------------------- form and sampling
+
+
+def form_of(
+    form: Any, choice: Any, tools: Sequence[ToolSpec], *, param: str = "response_format"
+) -> AnswerForm:
+    """The form that a request asks for, whichever API it came by. Raises BadRequest."""
+    schema, lenient = _schema_of(form, param)
+    return AnswerForm(schema=schema, lenient=lenient, calls=_calls_of(choice, tools), param=param)
+
+
+def _schema_of(form: Any, param: str) -> tuple[Mapping[str, Any] | None, bool]:
+    if form is None:
+        return None, False
+    kind = form.get("type", "text") if isinstance(form, Mapping) else None
+    if kind == "text":
+        return None, False
+    if kind == "json_object":
+        return {"type": "object"}, False
+    if kind != "json_schema":
+        raise BadRequest(f"{param}.type must be text, json_object or json_schema", param=param)
+    told = form.get("json_schema", form)
+    schema = told.get("schema") if isinstance(told, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise BadRequest(f"{param} of type json_schema needs a schema, which is an object", param=param)
+    if len(json.dumps(schema)) > LONGEST_SCHEMA:
+        raise BadRequest(f"{param}: the schema is longer than {LONGEST_SCHEMA >> 10} KiB", param=param)
+    return schema, told.get("strict") is False
+
+
+def _calls_of(choice: Any, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
+    """Names of the tools of which one must be called; none where that is left to the model."""
+    offered = tuple(tool.name for tool in tools)
+    kind = choice.get("type") if isinstance(choice, Mapping) else choice
+    if kind in (None, "auto", "none"):
+        return ()
+    if kind in ("required", "any"):
+        if not offered:
+            raise BadRequest(
+                "tool_choice asks for a call, and the request offers no tools", param="tool_choice"
+            )
+        return offered
+    if kind not in ("function", "tool"):
+        raise BadRequest(
+            f"tool_choice {kind!r:.60} is not served: send auto, none, required or a function's name",
+            param="tool_choice",
+        )
+    function = choice.get("function", choice)
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if name not in offered:
+        raise BadRequest(
+            f"tool_choice names {name!r:.100}, which the request does not offer", param="tool_choice"
+        )
+    return (str(name),)
+
+
+MOST_IDS = 1024
+"""of `logit_bias` and of `allowed_token_ids`"""
+
+
+MOST_STOPS, LONGEST_STOP = 64, 1024
+
+
+class Bounds(NamedTuple):
+    kind: type
+    low: float
+    high: float
+
+
+SHAPING = {
+    "frequency_penalty": Bounds(float, -2, 2), "presence_penalty": Bounds(float, -2, 2),
+    "repetition_penalty": Bounds(float, 0.01, 100), "min_p": Bounds(float, 0, 1),
+    "min_tokens": Bounds(int, 0, 1 << 31),
+}  # fmt: skip
+"""numbers that shape the logits"""
+SHAPED = (*SHAPING, "logit_bias", "allowed_token_ids")
+
+
+def number(body: Body, name: str, kind: type, low: float, high: float, usual: Any) -> Any:
+    """A number of the body within its bounds; `usual` where it is absent or null. Raises BadRequest."""
+    value = body.get(name)
+    if value is None:
+        return usual
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
+        raise BadRequest(f"{name} must be a number", param=name)
+    if not low <= value <= high:
+        raise BadRequest(f"{name} = {value} is outside {low:g} to {high:g}", param=name)
+    return kind(value)
+
+
+def sampling_of(body: Body, longest: int, *, limits: Sequence[str]) -> Sampling:
+    """The sampling of a request. `limits` are the names that its largest number of tokens may have."""
+    stop = body.get("stop", body.get("stop_sequences"))
+    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
+        raise BadRequest("stop must be a text, or a list of texts that are not empty", param="stop")
+    if len(stops) > MOST_STOPS or max(map(len, stops), default=0) > LONGEST_STOP:
+        why = f"{MOST_STOPS} texts of {LONGEST_STOP} characters are the most"
+        raise BadRequest(f"stop: {why}", param="stop")  # each is looked for after each token
+    most = next(
+        (n for name in limits if (n := number(body, name, int, 1, 1 << 31, None)) is not None), longest
+    )
+    temperature = number(body, "temperature", float, 0, 100, 1.0)
+    if 0 < temperature < 1e-6:  # log-probs of likeliest tokens would not be finite
+        raise BadRequest("temperature must be 0 or at least 1e-6", param="temperature")
+    return Sampling(
+        temperature=temperature,
+        top_p=number(body, "top_p", float, 1e-6, 1, 1.0),
+        top_k=max(0, number(body, "top_k", int, -1, 1 << 31, 0)),
+        max_tokens=min(most, longest),
+        seed=number(body, "seed", int, -(1 << 63), 1 << 63, None),
+        stop=tuple(stops),
+        shaping=_shaping_of(body),
+    )
+
+
+def _shaping_of(body: Body) -> Shaping | None:
+    """None where the request leaves the logits as they are."""
+    values = {name: number(body, name, *bounds, None) for name, bounds in SHAPING.items()}
+    allowed, bias = body.get("allowed_token_ids") or [], body.get("logit_bias") or {}
+    if not isinstance(allowed, list) or not all(type(token) is int for token in allowed):
+        raise BadRequest("allowed_token_ids must be a list of token ids", param="allowed_token_ids")
+    if not isinstance(bias, Mapping) or not all(token.isascii() and token.isdigit() for token in bias):
+        raise BadRequest("logit_bias must be an object of numbers by token id", param="logit_bias")
+    for name, given in (("allowed_token_ids", allowed), ("logit_bias", bias)):
+        if len(given) > MOST_IDS:
+            raise BadRequest(f"{name} holds {len(given)} tokens; {MOST_IDS} are the most", param=name)
+    try:
+        biases = tuple((int(token), number(bias, token, float, -100, 100, 0.0)) for token in bias)
+    except BadRequest as problem:
+        raise BadRequest(f"logit_bias: {problem}", param="logit_bias") from None
+    given = {name: value for name, value in values.items() if value is not None}
+    shaping = Shaping(**given, allowed_token_ids=tuple(allowed), logit_bias=biases)
+    return None if shaping == Shaping() else shaping
+
+
+def check_shaping(sampling: Sampling, policy: Policy, *, formed: bool = False) -> None:
+    """Raises BadRequest for logits that this policy cannot shape so; `formed`: under a grammar."""
+    from nano_coder.models.local.policy import LocalPolicy
+
+    shaping = sampling.shaping
+    if shaping is None:
+        return
+    names = [name for name in SHAPED if getattr(shaping, name) != getattr(Shaping(), name)]
+    if not isinstance(policy, LocalPolicy):
+        raise BadRequest(f"{names[0]}: only local weights can be sampled so", param=names[0])
+    if shaping.allowed_token_ids and formed:
+        raise BadRequest("allowed_token_ids cannot go with a form of answers", param="allowed_token_ids")
+    for name, ids in (
+        ("allowed_token_ids", shaping.allowed_token_ids), ("logit_bias", [t for t, _ in shaping.logit_bias])
+    ):  # fmt: skip
+        outside = next((token for token in ids if not 0 <= token < policy.vocab_size), None)
+        if outside is not None:
+            there = f"this model has {policy.vocab_size} tokens"
+            raise BadRequest(f"{name} holds the id {outside}; {there}", param=name)

@@ -9,22 +9,23 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nano_coder.serve.answer_form import form_of
 from nano_coder.serve.anthropic import Event
 from nano_coder.serve.chat import token_cards, token_ids, top_logprobs
 from nano_coder.serve.request import (
     BadRequest,
+    Body,
     ClientCall,
     ClientMessage,
     ModelAnswer,
     ModelRequest,
     TextDelta,
+    form_of,
     objects,
     role_of,
+    sampling_of,
     text_of,
     tool_of,
 )
-from nano_coder.serve.sampling import Body, sampling_of
 from nano_shared.policy import DecodeIds
 from nano_shared.types import Role
 

@@ -10,7 +10,7 @@ from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, o
 from nano_rl.commands.options import Log, Seed
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import NanoError
-from nano_shared.redact.exports import moment
+from nano_shared.logged_run import moment
 from nano_shared.run_facts import RunFilter
 
 if TYPE_CHECKING:

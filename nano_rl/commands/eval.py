@@ -40,7 +40,7 @@ Repeat = Annotated[int, Option(min=1, help="Runs of each task, seeded.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class Evaluator:
     """Which tasks, and how a model is run on them."""
 
     tasks: list[Task]
@@ -110,19 +110,19 @@ def command(
     """
     look_first(files=(tasks,), models=(setup.config.model, against))
     environments, work = all_tasks(tasks, env, Split.TEST, seed)
-    setting = How(
+    evaluator = Evaluator(
         tasks=work, environments=environments, setup=setup, reward=reward, seed=seed, repeat=repeat,
         temperature=temperature, without=tool_names(without),
     )  # fmt: skip
-    evaluation, runs = setting.evaluate(None)
+    evaluation, runs = evaluator.evaluate(None)
     rows = table(runs)
-    components = component_means(runs) if setting.reward else {}
+    components = component_means(runs) if evaluator.reward else {}
     report: dict[str, Any] = {"evaluation": evaluation.id, "rows": [vars_of(row) for row in rows]}
     if components:
         report["components"] = components
     found = None
     if against:
-        other, other_runs = setting.evaluate(against)
+        other, other_runs = evaluator.evaluate(against)
         found = compare(evaluation, other)
         report["difference"] = {name: getattr(found.overall, name) for name in ("mean", "low", "high")}
         report["suites"] = [suite.model_dump() for suite in found.suites]

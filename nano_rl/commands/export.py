@@ -8,18 +8,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Option
 
 from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, open_log
 from nano_rl.commands.options import Log
 from nano_shared.errors import UsageError
+from nano_shared.logged_run import ChosenRuns, moment
 from nano_shared.printable import printable
-from nano_shared.redact.exports import ChosenRuns, moment
-
-if TYPE_CHECKING:
-    from nano_shared.store import LogStore
 from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
@@ -55,7 +52,6 @@ def command(
     task: TaskChoice = None,
     since: SinceChoice = None,
     policy: PolicyChoice = None,
-    successes: Annotated[bool, Option("--successes", hidden=True)] = False,
     out: Annotated[
         Path | None,
         Option("-o", "--out", help="New file, .jsonl or, for tokens, .parquet; else standard output."),
@@ -77,8 +73,6 @@ def command(
     """
     if name not in FORMATS:
         raise UsageError(f"there is no format {name!r}; the formats are {', '.join(FORMATS)}")
-    if successes:
-        raise UsageError("--successes leaves nothing to compare with; leave it out")
     if redact and name == "tokens":
         raise UsageError("--redact: ids cannot be redacted here; export text, or redact the log itself")
     parquet = out is not None and out.suffix == ".parquet"
@@ -118,7 +112,7 @@ def _preferences(
     store: LogStore, choice: ChosenRuns, refused: Counter[str], redact: bool
 ) -> Iterator[dict[str, Any]]:
     from nano_rl.gather.sources import PAIR_TERMS
-    from nano_shared.redact.exports import redacted
+    from nano_shared.redact.trajectory import redacted
 
     log_pairs = PAIR_TERMS.find("preferences").log_pairs
     for run_ids in _tasks(store, choice):
@@ -134,7 +128,7 @@ def _preferences(
 
 
 def _lines(out: Path | None, rows: Iterable[dict[str, Any]]) -> int:
-    from nano_shared.redact.exports import new_file
+    from nano_shared.durable import new_file
 
     written = 0
     with new_file(out) as file:
@@ -148,7 +142,7 @@ def _lines(out: Path | None, rows: Iterable[dict[str, Any]]) -> int:
 def _parquet(out: Path, rows: Iterator[dict[str, Any]]) -> int:
     from itertools import islice
 
-    from nano_shared.redact.exports import new_binary
+    from nano_shared.durable import new_binary
 
     try:
         import pyarrow as pa

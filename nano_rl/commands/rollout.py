@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ from nano_rl.rewards import outcome
 from nano_rl.tasks.attempts import ORACLE, number_of_runs, oracle_policy
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
-from nano_shared.types import Split, Task, Trajectory, Value
+from nano_shared.types import Split, Trajectory, Value
 
 
 class Worth(Value):
@@ -68,11 +68,8 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _placed(
-    work: Sequence[Task], runtime: Runtime, config: AgentConfig, address: str, count: int | None,
-    how: dict[str, Any],
-) -> list[Trajectory]:  # fmt: skip
-    """`collect` by workers on a Ray cluster."""
+def _ray_workers(runtime: Runtime, config: AgentConfig, address: str, count: int | None) -> Any:
+    """Workers on a Ray cluster, to be closed."""
     if runtime.settings.agent or not find_opener(config.model or ""):
         raise UsageError(
             "--ray runs nano's own agent on a hosted model: give --model openai:NAME --base-url URL, which"
@@ -81,9 +78,7 @@ def _placed(
     from nano_rl.gather.engines.workers import ROLLOUT_CLUSTERS
 
     tell = partial(print, file=sys.stderr)
-    ray = ROLLOUT_CLUSTERS.find("ray")
-    with closing(ray.open_rollout_workers(runtime, config, address, count, tell)) as workers:
-        return workers.collect(work, runtime, **how)
+    return ROLLOUT_CLUSTERS.find("ray").open_rollout_workers(runtime, config, address, count, tell)
 
 
 @agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders")
@@ -138,11 +133,12 @@ def command(
         else:
             runtime = policy_runtime(config, setup.sources, temperature=temperature)
             runtime = replace(runtime, environments=environments)
-            how: dict[str, Any] = {"group_size": group_size, "seed": seed, "on_run": done, "reward": composed}
-            if ray:
-                runs = _placed(work, runtime, config, ray, rollout_workers, how)
-            else:
-                runs = collect(work, runtime, reflect=reflect, **how)
+            with ExitStack() as stack:
+                gather = partial(collect, reflect=reflect)
+                if ray:
+                    workers = _ray_workers(runtime, config, ray, rollout_workers)
+                    gather = stack.enter_context(closing(workers)).collect
+                runs = gather(work, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed)
     tell_ungraded(runs)
     first, second = split_attempts(runs)
     rows = [*table(first), *([row_of("second attempts", second)] if second else [])]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.profiles import COMPACT_1, completion_tokens, with_tools
 from nano_coder.commands.options import open_log
-from nano_coder.config import AgentConfig, load_config, said_limits
+from nano_coder.config import AgentConfig, load_config, overriding_limits
 from nano_coder.environment import Environments
 from nano_coder.models.opening import (
     OWN_MODELS,
@@ -120,7 +120,7 @@ def _configured(
         "profile": with_tools(profile, tools),
         "sampling": Sampling(temperature=temperature, max_tokens=longest),
         "settings": RunSettings(
-            limits=said_limits(config, sources),
+            limits=overriding_limits(config, sources),
             hosts=allowed_hosts(config.net),
             search=config.search,
             agent=open_agent(config.agent, config.agent_folders),

@@ -1,23 +1,29 @@
-"""The database behind the log: opens, checks and migrates it, and explains its errors."""
+"""The database behind the log: opens, checks and migrates it, and explains its errors.
+
+It is an SQLite file, or a `Database` of another kind that `nano.log_databases` registers by its scheme.
+"""
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import quote
 
 import sqlalchemy as sa
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random
 
-from nano_shared import postgres
 from nano_shared.durable import WAY_OUT, full_disk_explained, user_path
 from nano_shared.errors import LogError
+from nano_shared.extensions import Extensions, refuse_missing
+from nano_shared.hashing import content_hash
 from nano_shared.printable import without_password
 from nano_shared.schema import FIRST, HEAD, VERSION_TABLE
 from nano_shared.scratch import nano_home
@@ -81,31 +87,32 @@ _EXPLANATIONS = {
 
 
 class Database:
-    """One engine. Writes are short transactions that take the lock at their beginning, so that none fails
-    midway.
+    """The log in one SQLite file, and the base of databases of other kinds.
 
-    A write that has returned survives kill -9 and a power cut (see WriteAhead).
+    Writes are short transactions that take the lock at their beginning, so that none fails midway. A write
+    that has returned survives kill -9 and a power cut (see WriteAhead).
     """
 
+    views: ClassVar[dict[str, Any]] = {}
+    """execution options under which a transaction is on one view of the log"""
+
     def __init__(self, engine: sa.Engine, blobs: str | None = None) -> None:
+        """`blobs` is their address, for `open_blobs`; None: a folder of this database's."""
         self.engine = engine
+        self.name = shown_url(engine.url)
         self._blobs = blobs
-        self.is_sqlite = engine.dialect.name == "sqlite"
-        self.name = _name(engine.url)
-        self._file = Path(self.name)
         # threads of one process queue here instead of in SQLite's busy handler, which polls and is unfair
-        self._turnstile = threading.Lock() if self.is_sqlite else nullcontext()
-        self._write_ahead = WriteAhead(self._file) if self.is_sqlite else None
-        self._retrying = _unlocked() if self.is_sqlite else postgres.retrying()
-        self.claims = None if self.is_sqlite else postgres.Claims(engine)
+        self._turnstile = threading.Lock()
+        self._write_ahead = WriteAhead(Path(self.name))
 
     @property
     def address(self) -> str:
         """Path or URL to open it again, with password and address of blobs."""
-        url = self.engine.url.set(drivername=self.engine.dialect.name)
-        if self._blobs is not None:
-            url = url.update_query_dict({_BLOBS: self._blobs})
-        return self.name if self.is_sqlite and self._blobs is None else url.render_as_string(False)
+        url = self.with_blobs(self.engine.url)
+        return self.name if url == self.engine.url else url.render_as_string(False)
+
+    def with_blobs(self, url: sa.URL) -> sa.URL:
+        return url if self._blobs is None else url.update_query_dict({_BLOBS: self._blobs})
 
     @property
     def blobs(self) -> str:
@@ -114,53 +121,160 @@ class Database:
 
     @property
     def folder(self) -> Path:
-        """Folder of blobs and locks: beside an SQLite file, else in NANO_HOME."""
-        if self.is_sqlite:
-            return Path(str(self.engine.url.database)).parent
-        return nano_home()
+        """Of blobs and locks."""
+        return Path(str(self.engine.url.database)).parent
+
+    def stamp(self) -> tuple[int, ...] | None:
+        """Numbers that change with every write, read without asking the database; None where there are
+        none."""
+        files = (Path(self.name), Path(f"{self.name}-wal"))
+        found = [file.stat() for file in files if file.exists()]
+        return tuple(number for each in found for number in (each.st_mtime_ns, each.st_size))
+
+    def prepare(self, create: bool) -> None:
+        """Check the database when it is opened, and make or migrate it. Raises LogError."""
+        _check_file(Path(self.name), create)
+        if not self.is_outdated(create):
+            return
+        locks = self.folder / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with FileLock(locks / "migrate.lock"):
+            if self.is_outdated(create):
+                self.upgrade()
+
+    def upgrade(self) -> None:
+        # the mode is persistent, and cannot be changed inside a transaction
+        with self.engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            driver.execute("PRAGMA journal_mode=WAL")
+        self.engine.dispose()  # connections read the mode when they are made
+        self.write(migrate)
+
+    def is_outdated(self, create: bool) -> bool:
+        """Whether it has to be migrated. Raises LogError for one that cannot be, and for an empty one that
+        is not to be created."""
+        with self.engine.connect() as connection:
+            tables = sa.inspect(connection).get_table_names()
+            revision = revision_of(connection, tables)
+        if revision is None and tables:
+            raise LogError(
+                f"log {self.name} is some other program's database (it has tables {', '.join(tables[:3])}"
+                f"{', ...' if len(tables) > 3 else ''}); name another"
+            )
+        if revision is None and not create:
+            raise LogError(f"log {self.name} is empty; run a task first, or name another log")
+        if revision is not None and revision > HEAD:
+            raise LogError(
+                f"log {self.name} was written by a newer nano (schema {revision}, this one knows {HEAD}); "
+                "upgrade nano, or name another log"
+            )
+        return revision != HEAD
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` on a consistent view of the log."""
+        with self.explained():
+            return self.read_once(work)
 
-        def once() -> T:
-            with self._snapshot() as connection, connection.begin():
-                return work(connection)
-
-        with explained(self.name):
-            return once() if self.is_sqlite else self._retrying(once)
+    def read_once(self, work: Callable[[sa.Connection], T]) -> T:
+        with self.engine.connect().execution_options(**self.views) as connection, connection.begin():
+            return work(connection)
 
     def stream(self, work: Callable[[sa.Connection], Iterator[T]]) -> Iterator[T]:
         """Yield from `work` on a consistent view of the log, which is held until the end."""
-        with explained(self.name), self._snapshot() as connection, connection.begin():
-            yield from work(connection)
-
-    def _snapshot(self) -> sa.Connection:
-        """SQLite's transactions are on one view of the file; a server's are by a level of isolation."""
-        level = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
-        return self.engine.connect().execution_options(**level)
+        with self.explained(), self.engine.connect().execution_options(**self.views) as connection:
+            with connection.begin():
+                yield from work(connection)
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
         """Run `work` in one transaction; repeated from its beginning if the database was locked or away."""
-        with explained(self.name):
-            result: T = self._retrying(self._write_once, work)
-            if self.claims is not None:
-                self.claims.renew()
-            if self._write_ahead is not None:
-                with full_disk_explained(self._file):
-                    self._write_ahead.flush()
+        with self.explained():
+            result: T = _unlocked()(self.write_once, work)
+            with full_disk_explained(Path(self.name)):
+                self._write_ahead.flush()
             return result
 
-    def _write_once(self, work: Callable[[sa.Connection], T]) -> T:
+    def write_once(self, work: Callable[[sa.Connection], T]) -> T:
         with self._turnstile, self.engine.connect().execution_options(**_WRITE) as connection:
-            if not self.is_sqlite:
-                return postgres.write_once(self.engine, connection, work)
             with connection.begin():
                 return work(connection)
 
+    def query(self, sql: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+        """Columns and rows of a user's query, which may only read."""
+        # a connection of its own: read-only, with an authorizer that allows nothing but reading (no ATTACH,
+        # no VACUUM INTO)
+        with closing(sqlite3.connect(f"file:{quote(self.name)}?mode=ro", uri=True)) as connection:
+            connection.set_authorizer(_only_reading)
+            cursor = connection.execute(sql)
+            return tuple(column[0] for column in cursor.description or ()), cursor.fetchall()
+
+    def claim(self, run_id: str) -> AbstractContextManager[None]:
+        """Hold a run against other processes; it is released when this one dies. Raises LogError, on entry,
+        if another process holds it."""
+        return _claim(self.folder / "locks", run_id)
+
+    def overwrite_deleted(self) -> None:
+        """Overwrite what was deleted, and what it left in the write-ahead log."""
+        with self.engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            driver.execute("VACUUM")
+            driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def explanation(self, error: DBAPIError) -> str | None:
+        """What happened and the way out; None for an error of the program."""
+        cause = str(error.orig)
+        found = next((text for symptom, text in _EXPLANATIONS.items() if symptom in cause.lower()), None)
+        if found is None and isinstance(error, sa.exc.OperationalError):
+            return cause.strip()
+        return found and found.format(cause=cause)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns the database's errors into LogErrors that name the log and the way out."""
+        try:
+            yield
+        except PoolTimeout as error:
+            raise LogError(f"log {self.name}: too many threads use it at once ({error})") from error
+        except DBAPIError as error:
+            if (explanation := self.explanation(error)) is None:
+                raise
+            raise LogError(f"log {self.name}: {explanation}") from error
+
     def close(self) -> None:
-        if self.claims is not None:
-            self.claims.close()
         self.engine.dispose()
+
+
+OpenDatabase = Callable[[sa.URL, str | None], Database]
+"""opens a URL; the second is the address of blobs, if one is named"""
+DATABASES: Extensions[OpenDatabase] = Extensions("nano.log_databases")
+
+
+@contextmanager
+def _claim(folder: Path, run_id: str) -> Iterator[None]:
+    """Hold the run's lock file in `folder`, against other processes that share that folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # ids of imported runs can be any text: hash them into a file name
+    stem = content_hash(run_id).removeprefix("sha256:")[:24]
+    owner = folder / f"{stem}.pid"
+    lock = FileLock(folder / f"{stem}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        pid = owner.read_text() if owner.exists() else ""
+        raise LogError(
+            f"run {run_id} is being executed by another process (pid {pid or 'unknown'}); "
+            "wait for it, or end that process"
+        ) from None
+    try:
+        owner.write_text(str(os.getpid()))
+        yield
+    finally:
+        owner.unlink(missing_ok=True)
+        lock.release()
+
+
+def _only_reading(action: int, *_names: object) -> int:
+    allowed = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+    return sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY
 
 
 def _unlocked() -> Retrying:
@@ -175,12 +289,10 @@ def _unlocked() -> Retrying:
 
 def open_database(url: str | Path | None, *, create: bool) -> Database:
     """Open the log's database; check it, and create or migrate it if needed. Raises LogError."""
-    resolved, blobs = _resolve(url)
-    database = Database(_engine(resolved), blobs)
-    with ExitStack() as undo, explained(database.name):
+    database = _connect(url)
+    with ExitStack() as undo, database.explained():
         undo.callback(database.close)
-        _check_file(database, create)
-        _check_revision(database, create)
+        database.prepare(create)
         undo.pop_all()
     return database
 
@@ -194,53 +306,34 @@ def migrate(connection: sa.Connection) -> None:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.attributes["connection"] = connection
     drop_views(connection)
-    if (_revision_of(connection) or FIRST) < FIRST:  # of before the first release: the first migration adds
+    if (revision_of(connection) or FIRST) < FIRST:  # of before the first release: the first migration adds
         connection.execute(sa.text(f"DELETE FROM {VERSION_TABLE}"))
     command.upgrade(config, HEAD)
     create_views(connection)
 
 
-@contextmanager
-def explained(name: str) -> Iterator[None]:
-    """Turns the database's errors into LogErrors that name the log and the way out."""
-    try:
-        yield
-    except PoolTimeout as error:
-        raise LogError(f"log {name}: too many threads use it at once ({error})") from error
-    except DBAPIError as error:
-        cause = str(error.orig)
-        if hasattr(error.orig, "sqlstate"):
-            if (explanation := postgres.explanation(error)) is not None:
-                raise LogError(f"log {name}: {explanation}") from error
-            raise
-        for symptom, explanation in _EXPLANATIONS.items():
-            if symptom in cause.lower():
-                raise LogError(f"log {name}: {explanation.format(cause=cause)}") from error
-        if isinstance(error, sa.exc.OperationalError):
-            raise LogError(f"log {name}: {cause.strip()}") from error
-        raise
-
-
-def _resolve(url: str | Path | None) -> tuple[sa.URL, str | None]:
-    """The URL that the driver takes, and the address of blobs if one is named."""
+def _connect(url: str | Path | None) -> Database:
     if url is None:
         url = nano_home() / "log.db"
     blobs = None
     if isinstance(url, str) and "://" in url:
         parsed, blobs = _parse(url)
-        if parsed.get_backend_name() == "postgresql":
-            return parsed, blobs
+        if (scheme := parsed.drivername) != "sqlite":
+            return DATABASES.find(scheme)(parsed, blobs)
         if parsed.database in (None, "", ":memory:"):
             raise LogError(f"log {url}: a log in memory would keep nothing; name a file")
         url = Path(str(parsed.database))
     path = user_path(url).absolute()
     if path.is_dir():
         raise LogError(f"log {path} is a directory; name the file in it, for example {path / 'log.db'}")
-    return sa.URL.create("sqlite", database=str(path)), blobs
+    file = sa.URL.create("sqlite", database=str(path))
+    engine = sa.create_engine(file, connect_args={"timeout": _BUSY_SECONDS}, max_overflow=-1)
+    sa.event.listen(engine, "connect", _on_connect)
+    sa.event.listen(engine, "begin", _on_begin)
+    return Database(engine, blobs)
 
 
 _BLOBS = "blobs"
-_SCHEMES = ("sqlite", "postgresql", "postgres", "postgresql+psycopg")
 
 
 def _parse(url: str) -> tuple[sa.URL, str | None]:
@@ -250,25 +343,18 @@ def _parse(url: str) -> tuple[sa.URL, str | None]:
         raise LogError(
             f"{without_password(url)!r} is not a database URL; one is sqlite:////path/log.db"
         ) from error
-    if parsed.drivername not in _SCHEMES:
+    scheme = {"postgres": "postgresql", "postgresql+psycopg": "postgresql"}.get(parsed.drivername)
+    parsed = parsed.set(drivername=scheme or parsed.drivername)
+    refuse_missing(DATABASES.group, parsed.drivername)
+    if parsed.drivername not in ("sqlite", *DATABASES):
         raise LogError(
-            f"log {_name(parsed)}: its database driver is not installed; a log is in SQLite, or by the "
-            "driver psycopg in Postgres: postgresql://user@host/database"
+            f"log {shown_url(parsed)}: its database driver is not installed; a log is in SQLite, or in"
+            " Postgres: postgresql://user@host/database"
         )
     blobs = parsed.query.get(_BLOBS)
     if isinstance(blobs, tuple) or blobs == "":
-        raise LogError(f"log {_name(parsed)}: ?{_BLOBS}= names one folder or bucket")
-    backend = "sqlite" if parsed.drivername == "sqlite" else "postgresql"
-    return parsed.difference_update_query([_BLOBS]).set(drivername=backend), blobs
-
-
-def _engine(url: sa.URL) -> sa.Engine:
-    if url.get_backend_name() == "postgresql":
-        return postgres.engine_of(url, _name(url))
-    engine = sa.create_engine(url, connect_args={"timeout": _BUSY_SECONDS}, max_overflow=-1)
-    sa.event.listen(engine, "connect", _on_connect)
-    sa.event.listen(engine, "begin", _on_begin)
-    return engine
+        raise LogError(f"log {shown_url(parsed)}: ?{_BLOBS}= names one folder or bucket")
+    return parsed.difference_update_query([_BLOBS]), blobs
 
 
 def _on_connect(dbapi_connection: Any, _record: Any) -> None:
@@ -285,18 +371,15 @@ def _on_begin(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _check_file(database: Database, create: bool) -> None:
-    if not database.is_sqlite:
-        return
-    path, folder = Path(database.name), database.folder
+def _check_file(path: Path, create: bool) -> None:
     if not path.exists():
         if not create:
             raise LogError(f"there is no log at {path}; run a task first, or name another log")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LogError(f"log {path}: cannot make its folder ({error.strerror}); {_ELSEWHERE}") from error
-    for needed in (folder, path) if path.exists() else (folder,):
+    for needed in (path.parent, path) if path.exists() else (path.parent,):
         if not os.access(needed, os.W_OK):
             raise LogError(f"log {path}: {needed} is not writable for this user; {_ELSEWHERE}")
 
@@ -304,47 +387,7 @@ def _check_file(database: Database, create: bool) -> None:
 _ELSEWHERE = "change its permissions, or keep the log elsewhere (NANO_HOME)"
 
 
-def _check_revision(database: Database, create: bool) -> None:
-    revision = _revision(database)
-    if revision == HEAD:
-        return
-    if revision is None and not create:
-        raise LogError(f"log {database.name} is empty; run a task first, or name another log")
-    if revision is not None and revision > HEAD:
-        raise LogError(
-            f"log {database.name} was written by a newer nano (schema {revision}, this one knows {HEAD}); "
-            "upgrade nano, or name another log"
-        )
-    if not database.is_sqlite:
-        return database.write(_upgrade_alone)
-    locks = database.folder / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with FileLock(locks / "migrate.lock"):
-        if _revision(database) != HEAD:
-            _upgrade(database)
-
-
-def _upgrade_alone(connection: sa.Connection) -> None:
-    """Migrate a server's database, unless another process has done so by the time that this one may."""
-    postgres.lock_migrations(connection)
-    if _revision_of(connection) != HEAD:
-        migrate(connection)
-
-
-def _revision(database: Database) -> str | None:
-    """The schema's revision; None for a database without tables. Raises LogError for a foreign database."""
-    with database.engine.connect() as connection:
-        tables = sa.inspect(connection).get_table_names()
-        revision = _revision_of(connection, tables)
-    if revision is None and tables:
-        raise LogError(
-            f"log {database.name} is some other program's database (it has tables {', '.join(tables[:3])}"
-            f"{', ...' if len(tables) > 3 else ''}); name another"
-        )
-    return revision
-
-
-def _revision_of(connection: sa.Connection, tables: Sequence[str] | None = None) -> str | None:
+def revision_of(connection: sa.Connection, tables: Sequence[str] | None = None) -> str | None:
     # in one query: tables that another process commits a moment later are all missing, or all there
     if VERSION_TABLE not in (sa.inspect(connection).get_table_names() if tables is None else tables):
         return None
@@ -352,19 +395,12 @@ def _revision_of(connection: sa.Connection, tables: Sequence[str] | None = None)
     return None if revision is None else str(revision)
 
 
-def _upgrade(database: Database) -> None:
-    # the mode is persistent, and cannot be changed inside a transaction
-    with database.engine.connect() as connection:
-        connection.connection.driver_connection.execute("PRAGMA journal_mode=WAL")  # type: ignore[union-attr]
-    database.engine.dispose()  # connections read the mode when they are made
-    database.write(migrate)
-
-
 def _is_locked(error: BaseException) -> bool:
     return isinstance(error, SQLAlchemyError) and "database is locked" in str(error)
 
 
-def _name(url: sa.URL) -> str:
+def shown_url(url: sa.URL) -> str:
+    """A path, or a URL without its password."""
     if url.get_backend_name() == "sqlite":
         return str(url.database)
     if "password" in url.query:

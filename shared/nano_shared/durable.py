@@ -13,8 +13,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
-from nano_shared.errors import LogError, NanoError
+from nano_shared.errors import LogError, NanoError, UsageError
 
 # EFBIG: a file size limit (ulimit -f) was reached
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -98,6 +99,54 @@ def write_text(path: Path, text: str, error_type: type[NanoError] = LogError) ->
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_file(path: Path | None) -> Iterator[TextIO]:
+    """A file that appears if the block ends without an error; None is standard output.
+
+    Raises UsageError if the name is taken or its folder cannot be written.
+    """
+    if path is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    with new_binary(path) as temporary:
+        with temporary.open("x", encoding="utf-8", newline="\n") as file:
+            yield file
+            file.flush()
+
+
+@contextmanager
+def new_binary(path: Path) -> Iterator[Path]:
+    """A temporary file name beside `path`; renamed to `path` if the block ends without an error."""
+    _refuse_unwritable(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with full_disk_explained(path, UsageError):
+        try:
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, path)
+            sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder; renamed to `path` if the block ends without an error."""
+    _refuse_unwritable(path)
+    with durable_folder(path, UsageError) as folder:
+        yield folder
+
+
+def _refuse_unwritable(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{path} exists already; name another with -o")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}; make it, or name another with -o")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{path}: {path.parent} is not writable for this user; name another with -o")
 
 
 def user_path(text: str | Path) -> Path:

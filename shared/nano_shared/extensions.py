@@ -30,8 +30,10 @@ T = TypeVar("T")
 PLUGINS = {
     group: {name: plugin for plugin, names in brought.items() for name in names.split()}
     for group, brought in {
+        "nano.blob_stores": {"cluster": "s3 gs az"},
         "nano.environments": {"formats": "nemo-gym openenv verifiers"},
         "nano.learners": {"cluster": "ranks"},
+        "nano.log_databases": {"cluster": "postgresql"},
         "nano.profiles": {"suites": "compact-2 hermes-2"},
         "nano.rewards": {
             "preferences": "process format length diff_size lint reasoning safety judge constitution"

@@ -9,20 +9,16 @@ and its rank, so that a shared database would make runs depend on what others wr
 from __future__ import annotations
 
 import re
-import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
 
 import sqlalchemy as sa
 
-from nano_shared.database import Database, migrate
+from nano_shared.database import Database
 from nano_shared.errors import UsageError
-from nano_shared.schema import notes
+from nano_shared.schema import NOTES_INDEX, notes
 from nano_shared.types import Value
 
 Scrub = Callable[[str], tuple[str, Sequence[object]]]
@@ -175,48 +171,18 @@ def _by_tsvector(chosen: _Chosen, words: Sequence[str]) -> _Chosen:
 
 
 PROJECT = "attempt"
-_making = threading.Lock()
-"""alembic migrates for one thread at a time"""
 
 
 @contextmanager
 def attempt_notes(scrub: Scrub) -> Iterator[Notes]:
-    """An empty store of notes, which is gone at the end."""
-    database = _database()
-    try:
-        with closing(database.engine.raw_connection()) as connection:
-            with _making:
-                empty = _empty()
-            _driver(connection).deserialize(empty)
-        yield Notes(database, PROJECT, scrub)
-    finally:
-        database.close()
-
-
-def _database() -> Database:
-    """One connection in memory, for one thread after another."""
+    """An empty store of notes, which is gone at the end: one connection, for one thread after another."""
     engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
-    sa.event.listen(engine, "connect", _on_connect)
-    sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
-    return Database(engine)
+    with closing(Database(engine)) as database:
+        database.write(_make_table)
+        yield Notes(database, PROJECT, scrub)
 
 
-def _on_connect(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # transactions are begun by the engine
-
-
-@cache
-def _empty() -> bytes:
-    """The bytes of an empty database at the newest revision; migrations take a tenth of a second."""
-    database = _database()
-    try:
-        database.write(migrate)
-        with closing(database.engine.raw_connection()) as connection:
-            return _driver(connection).serialize()
-    finally:
-        database.close()
-
-
-def _driver(connection: Any) -> sqlite3.Connection:
-    found: sqlite3.Connection = connection.driver_connection
-    return found
+def _make_table(connection: sa.Connection) -> None:
+    notes.create(connection)
+    for statement in NOTES_INDEX["sqlite"]:
+        connection.exec_driver_sql(statement)

@@ -272,3 +272,22 @@ notes = Table(  # beside it an index of its text: log_notes_text in SQLite, the 
     Column("created", Double, nullable=False),
     Index("log_notes_project", "project"),
 )
+
+NOTES_INDEX = {
+    "sqlite": (
+        "CREATE VIRTUAL TABLE log_notes_text USING fts5(text, content='log_notes', content_rowid='id')",
+        "CREATE TRIGGER log_notes_added AFTER INSERT ON log_notes BEGIN"
+        " INSERT INTO log_notes_text(rowid, text) VALUES (new.id, new.text); END",
+        "CREATE TRIGGER log_notes_deleted AFTER DELETE ON log_notes BEGIN"
+        " INSERT INTO log_notes_text(log_notes_text, rowid, text) VALUES ('delete', old.id, old.text); END",
+        "CREATE TRIGGER log_notes_edited AFTER UPDATE ON log_notes BEGIN"
+        " INSERT INTO log_notes_text(log_notes_text, rowid, text) VALUES ('delete', old.id, old.text);"
+        " INSERT INTO log_notes_text(rowid, text) VALUES (new.id, new.text); END",
+    ),
+    "postgresql": (
+        "ALTER TABLE log_notes ADD COLUMN words tsvector"
+        " GENERATED ALWAYS AS (to_tsvector('simple', text)) STORED",
+        "CREATE INDEX log_notes_words ON log_notes USING gin (words)",
+    ),
+}
+"""dialect -> statements that make the index of the notes' words"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import update_wrapper
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -28,13 +28,12 @@ from nano_shared.settings import (
 )
 
 M = TypeVar("M", bound=BaseModel)
-_OF_SETTINGS: dict[str, tuple[Any, str, str | None, str]] = {
-    "config_file": (Path | None, "--config", "FILE", "Settings, as TOML."),
-    "assignments": (
-        list[str] | None, "--set", "NAME=VALUE", "One setting, over those of the file; repeatable.",
-    ),
-    "print_config": (bool, PRINT, None, "Print all settings as TOML, and end."),
-}  # fmt: skip
+ConfigFile = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings, as TOML.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="One setting, over those of the file; repeatable."),
+]
+PrintConfig = Annotated[bool, typer.Option(PRINT, help="Print all settings as TOML, and end.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ def settings_options(
         )
         for heading, settings in flags.items()
         for setting in settings
-    ] + _of_settings()
+    ]
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function, eval_str=True)
@@ -120,14 +119,20 @@ def settings_options(
             if name != "settings"
         ]
 
-        @wraps(function)
-        def command(**given: Any) -> Any:
-            file, texts, print_only = (given.pop(name) for name in _OF_SETTINGS)
-            given_flags = {option: (name, given.pop(_parameter(name))) for name, option in options.items()}
-            values, sources = _given_values(kind, file, texts or (), given_flags)
-            return function(**given, settings=Settings(kind, values, sources, print_only))
+        def command(
+            *,
+            config_file: ConfigFile = None,
+            assignments: Assignments = None,
+            print_config: PrintConfig = False,
+            **arguments: Any,
+        ) -> Any:
+            flags = {option: (name, arguments.pop(_parameter(name))) for name, option in options.items()}
+            values, sources = _given_values(kind, config_file, assignments or (), flags)
+            return function(**arguments, settings=Settings(kind, values, sources, print_config))
 
-        command.__dict__["__signature__"] = signature.replace(parameters=[*own, *parameters])
+        common = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
+        update_wrapper(command, function)
+        command.__dict__["__signature__"] = signature.replace(parameters=[*own, *parameters, *common])
         command.__dict__["settings"] = fields
         return command
 
@@ -171,19 +176,6 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         yield prefix + name
         if isinstance(value, Mapping):
             yield from _dotted(value, f"{prefix}{name}.")
-
-
-def _of_settings() -> list[inspect.Parameter]:
-    return [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=False if kind is bool else None,
-            annotation=Annotated[
-                kind,
-                typer.Option(option, metavar=metavar, help=help, rich_help_panel="Settings"),
-            ],
-        )
-        for name, (kind, option, metavar, help) in _OF_SETTINGS.items()
-    ]  # fmt: skip
 
 
 def _option(setting: str, field: FieldInfo, option: str, panel: str, kind: type[BaseModel]) -> Any:

@@ -3,27 +3,23 @@ SQL."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import sqlalchemy as sa
-from filelock import FileLock, Timeout
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from nano_shared import postgres, rows, schema, snapshot
+from nano_shared import rows, schema, snapshot
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError, NanoError
 from nano_shared.feedback import Feedback, Said
-from nano_shared.hashing import content_hash, new_run_id
-from nano_shared.log_copy import Copied, copy_blobs, copy_log, refuse_other_runs
+from nano_shared.hashing import new_run_id
 from nano_shared.logged_run import LoggedRun
 from nano_shared.notes import Notes, Scrub
 from nano_shared.rows import HINT, ClientRequest
@@ -40,40 +36,6 @@ from nano_shared.types import (
     Value,
     Verdict,
 )
-
-
-@contextmanager
-def claim(folder: Path, run_id: str) -> Iterator[None]:
-    """Hold the run's lock file in `folder`, against other processes that share that folder.
-
-    Raises LogError at once if another process holds it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    # ids of imported runs can be any text: hash them into a file name
-    stem = content_hash(run_id).removeprefix("sha256:")[:24]
-    owner = folder / f"{stem}.pid"
-    lock = FileLock(folder / f"{stem}.lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise LogError(
-            f"run {run_id} is being executed by another process (pid {_pid(owner)}); "
-            "wait for it, or end that process"
-        ) from None
-    try:
-        owner.write_text(str(os.getpid()))
-        yield
-    finally:
-        owner.unlink(missing_ok=True)
-        lock.release()
-
-
-def _pid(owner: Path) -> str:
-    try:
-        return owner.read_text() or "unknown"
-    except FileNotFoundError:
-        return "unknown"
-
 
 T = TypeVar("T")
 
@@ -136,7 +98,7 @@ class LogStore:
     """
 
     def __init__(self, database: Database, blobs: BlobStore) -> None:
-        self._database = database
+        self.database = database
         self.blobs = blobs
 
     @classmethod
@@ -155,23 +117,19 @@ class LogStore:
     @property
     def url(self) -> str:
         """Path of the SQLite file, or the URL without its password."""
-        return self._database.name
+        return self.database.name
 
     def stamp(self) -> tuple[int, ...] | None:
         """Numbers that change with every write to the log, read without asking it; None for a server."""
-        if not self._database.is_sqlite:
-            return None
-        files = (Path(self.url), Path(f"{self.url}-wal"))
-        found = [file.stat() for file in files if file.exists()]
-        return tuple(number for each in found for number in (each.st_mtime_ns, each.st_size))
+        return self.database.stamp()
 
     @property
     def address(self) -> str:
         """The argument to `open` it again, password included: for our own processes, never to be shown."""
-        return self._database.address
+        return self.database.address
 
     def close(self) -> None:
-        self._database.close()
+        self.database.close()
 
     def __enter__(self) -> LogStore:
         return self
@@ -198,7 +156,7 @@ class LogStore:
             rows.insert_run(connection, trajectory)
             rows.insert_turns(connection, trajectory.id, trajectory.turns)
 
-        self._database.write(work)
+        self.database.write(work)
 
     def append_turn(self, run_id: str, turn: Turn, request: ClientRequest | None = None) -> None:
         """Add the next turn, and the client's request that it answers.
@@ -221,7 +179,7 @@ class LogStore:
                 row = {"run_id": run_id, "turn": turn.index, **request._asdict()}
                 connection.execute(schema.requests.insert(), row)
 
-        self._database.write(work)
+        self.database.write(work)
 
     def add_observation(self, run_id: str, turn: int, observation: Observation) -> None:
         """Add what the last call of a logged turn came to: the answer of a sub-agent. Raises LogError for an
@@ -235,7 +193,7 @@ class LogStore:
             if connection.execute(update).rowcount != 1:
                 raise LogError(f"no call of turn {turn} of run {run_id} waits for an observation")
 
-        self._database.write(work)
+        self.database.write(work)
 
     def finish(
         self,
@@ -263,7 +221,7 @@ class LogStore:
                 connection.execute(turns.update().where(without).values(snapshot=snapshot))
             connection.execute(schema.runs.update().where(schema.runs.c.id == run_id).values(**end))
 
-        self._database.write(work)
+        self.database.write(work)
 
     def reopen(self, run_id: str) -> None:
         """Clear the end of a run so that it can be resumed. Does nothing to one that has not ended.
@@ -282,12 +240,12 @@ class LogStore:
             this = schema.runs.update().where(schema.runs.c.id == run_id)
             connection.execute(this.values(**cleared, diff=""))
 
-        self._database.write(work)
+        self.database.write(work)
 
     def append(self, trajectory: Trajectory) -> None:
         """Add a finished trajectory in one transaction."""
         verdicts = (trajectory.verdict,) if trajectory.verdict is not None else ()
-        self._database.write(
+        self.database.write(
             lambda connection: _add(connection, LoggedRun(trajectory=trajectory, verdicts=verdicts))
         )
 
@@ -304,11 +262,11 @@ class LogStore:
                 _merge(connection, run, merged)
             return merged
 
-        return self._database.write(work)
+        return self.database.write(work)
 
     def add_verdict(self, run_id: str, verdict: Verdict) -> None:
         """Add a verdict; the newest one is the trajectory's."""
-        self._database.write(lambda connection: rows.insert_verdict(connection, run_id, verdict))
+        self.database.write(lambda connection: rows.insert_verdict(connection, run_id, verdict))
 
     def add_feedback(self, run_id: str, *feedback: Feedback) -> list[Said]:
         """Add feedback on a run, all rows or none. Raises LogError for an unknown run."""
@@ -316,12 +274,12 @@ class LogStore:
         def work(connection: sa.Connection) -> list[int]:
             return [rows.insert_feedback(connection, run_id, row) for row in feedback]
 
-        ids = self._database.write(work)
+        ids = self.database.write(work)
         return [Said(id=i, run=run_id, feedback=row) for i, row in zip(ids, feedback, strict=True)]
 
     def notes(self, project: str | None, scrub: Scrub) -> Notes:
         """What agents remember of a project (None: of all)."""
-        return Notes(self._database, project, scrub)
+        return Notes(self.database, project, scrub)
 
     def put_blob(self, data: bytes) -> str:
         return self.blobs.put(data)
@@ -329,32 +287,19 @@ class LogStore:
     def get_blob(self, blob: str) -> bytes:
         return self.blobs.get(blob)
 
-    def copy_from(
-        self, source: LogStore, done: Copied, tell: Callable[[int], None] = lambda _runs: None
-    ) -> None:
-        """Add all that another log holds; what this one has already stays. `tell` gets the number of runs.
-
-        Raises LogError, before anything is written, if both hold different runs of one id.
-        """
-        refuse_other_runs(source._database, self._database)
-        copy_blobs(source.blobs, self.blobs, done)  # first, so that no row names a blob that is not there
-        copy_log(source._database, self._database, done, tell)
-
     def claim(self, run_id: str) -> AbstractContextManager[None]:
         """Hold a run while executing it: `with store.claim(run_id): ...`.
 
         It is released when the process dies. Effective among processes that share an SQLite file's folder,
         and among all machines for a server. Raises LogError, on entry, if another process executes the run.
         """
-        if self._database.claims is not None:
-            return self._database.claims.hold(run_id)
-        return claim(self._database.folder / "locks", run_id)
+        return self.database.claim(run_id)
 
     # ------------------------------------------------------------------------------------ reading
 
     def resolve(self, run: str) -> str:
         """The id of a run given by id, by unique prefix, or as "last". Raises LogError."""
-        return self._database.read(partial(self._resolve, run))
+        return self.database.read(partial(self._resolve, run))
 
     def _resolve(self, run: str, connection: sa.Connection) -> str:
         runs = schema.runs.c
@@ -376,7 +321,7 @@ class LogStore:
 
     def get(self, run: str) -> Trajectory:
         """A run by id, by unique prefix, or as "last", equal to what was appended. Raises LogError."""
-        return self._database.read(lambda connection: rows.load(connection, self._resolve(run, connection)))
+        return self.database.read(lambda connection: rows.load(connection, self._resolve(run, connection)))
 
     def earlier_tool(self, tool: ToolSpec) -> tuple[ToolSpec, float] | None:
         """The newest tool of that name that runs were given, and since when, unix seconds; None if they were
@@ -404,7 +349,7 @@ class LogStore:
         """The runs, oldest first, one in memory at a time; `policy` is a policy as the user named it, or the
         id of weights that sampled a turn."""
         for run_id, _ in self.ids(RunFilter(policy=policy)):  # not those that are logged meanwhile
-            yield self._database.read(partial(rows.load, run_id=run_id))
+            yield self.database.read(partial(rows.load, run_id=run_id))
 
     def ids(self, chosen: RunFilter | None = None, *, by_task: bool = False) -> list[tuple[str, str]]:
         """Id and task key of the selected runs: oldest first, or task by task."""
@@ -417,7 +362,7 @@ class LogStore:
 
         Nothing is validated: damaged rows are returned as they are. Close the iterator if it is left early.
         """
-        return self._database.stream(lambda connection: stream_facts(connection, chosen or RunFilter()))
+        return self.database.stream(lambda connection: stream_facts(connection, chosen or RunFilter()))
 
     def runs(self, limit: int | None = None) -> list[RunSummary]:
         """The newest runs, newest last."""
@@ -471,14 +416,14 @@ class LogStore:
 
     def read(self, query: Callable[[sa.Connection], T]) -> T:
         """The result of a function that reads over a connection, in one transaction."""
-        return self._database.read(query)
+        return self.database.read(query)
 
     def _all(self, query: sa.Select[Any]) -> Sequence[Any]:
-        return self._database.read(lambda connection: connection.execute(query).all())
+        return self.database.read(lambda connection: connection.execute(query).all())
 
     def verdicts(self, run_id: str) -> tuple[Verdict, ...]:
         """Every verdict of a run, newest last."""
-        return self._database.read(partial(rows.verdicts_of, run_id=run_id))
+        return self.database.read(partial(rows.verdicts_of, run_id=run_id))
 
     def check_blobs(self, run_id: str, checked: set[str]) -> str | None:
         """What is wrong with the first corrupt blob of a run: of its workspaces, their files, its outputs;
@@ -505,11 +450,11 @@ class LogStore:
         return None
 
     def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        return self._database.read(partial(rows.feedback_of, run_id=run_id))
+        return self.database.read(partial(rows.feedback_of, run_id=run_id))
 
     def logged(self, run_id: str) -> LoggedRun:
         """A run with every verdict and all feedback, on one view of the log. `run_id` is a whole id."""
-        return self._database.read(partial(_load, run_id=run_id))
+        return self.database.read(partial(_load, run_id=run_id))
 
     def all_feedback(self, *, run: str | None = None, page: int = 1000) -> Iterator[Said]:
         """The feedback of a run, or of all, in order of arrival, `page` rows in memory at a time."""
@@ -527,25 +472,11 @@ class LogStore:
     def sql(self, query: str) -> SqlResult:
         """Rows of one SELECT over the views (views.py). Raises LogError for a query that fails or writes."""
         try:
-            return self._sql_sqlite(query) if self._database.is_sqlite else self._sql_server(query)
+            return SqlResult(*self.database.query(query))
         except (sqlite3.Error, sqlite3.Warning) as error:
             raise LogError(f"log {self.url}: {error}; the query was: {query}") from error
         except DBAPIError as error:
             raise LogError(f"log {self.url}: {error.orig}; the query was: {query}") from error
-
-    def _sql_sqlite(self, query: str) -> SqlResult:
-        # a connection of its own: read-only, with an authorizer that allows nothing but reading (no ATTACH,
-        # no VACUUM INTO)
-        with closing(sqlite3.connect(f"file:{quote(self.url)}?mode=ro", uri=True)) as connection:
-            connection.set_authorizer(_only_reading)
-            cursor = connection.execute(query)
-            columns = tuple(column[0] for column in cursor.description or ())
-            return SqlResult(columns, cursor.fetchall())
-
-    def _sql_server(self, query: str) -> SqlResult:
-        if ";" in query.strip().rstrip(";"):  # a second statement could end the read-only transaction
-            raise LogError(f"log {self.url}: one statement at a time, without ';'; the query was: {query}")
-        return SqlResult(*postgres.user_query(self._database.engine, self.url, query))
 
 
 def _load(connection: sa.Connection, run_id: str) -> LoggedRun:
@@ -595,8 +526,3 @@ def _merge(connection: sa.Connection, run: LoggedRun, merged: Merged) -> None:
         merged.extended += 1
     else:
         merged.known += 1
-
-
-def _only_reading(action: int, *_names: object) -> int:
-    allowed = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
-    return sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY

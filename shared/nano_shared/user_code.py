@@ -6,7 +6,6 @@ Coroutines of all calls run in one event loop, so that a semaphore or a client m
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import functools
 import inspect
@@ -23,9 +22,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nano_shared.printable import IN_USER_CODE, one_line
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 PATIENCE = 60.0
@@ -119,6 +121,8 @@ def interrupted_in_time() -> Iterator[None]:
 
 @functools.cache
 def _event_loop(process: int) -> asyncio.AbstractEventLoop:
+    import asyncio  # a fifth of the time that `--help` takes
+
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="nano-user-loop", daemon=True).start()
     return loop
@@ -141,7 +145,9 @@ def result_of(function: Callable[..., Any], *args: Any, seconds: float | None = 
         except (SystemExit, KeyboardInterrupt) as problem:  # would end the loop
             return None, problem
 
-    future = asyncio.run_coroutine_threadsafe(awaited(), _event_loop(os.getpid()))
+    from asyncio import run_coroutine_threadsafe
+
+    future = run_coroutine_threadsafe(awaited(), _event_loop(os.getpid()))
     try:
         value, problem = future.result(
             None if seconds is None else max(0.0, seconds + began - time.monotonic())

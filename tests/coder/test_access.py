@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,7 +155,7 @@ for path, body in json.loads(sys.argv[2]):
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root starts programs of another user")
+@pytest.mark.as_root
 @pytest.mark.parametrize("user", [None, 12345])
 def test_without_a_key_programs_of_other_users_are_refused(tmp_path: Path, user: int | None) -> None:
     import json

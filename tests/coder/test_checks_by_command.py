@@ -96,6 +96,9 @@ ATTACKS = {
     "script-that-asserts": Case(
         "python t.py", {**PY, "t.py": "from calc import add\nassert add(2, 3) == 5\n"}, {"t.py": "pass\n"}
     ),
+    "script-behind-other-programs": Case(
+        "nice -n 5 bash -ec 'python -O check.py'", {**PY, "check.py": CHECK}, {"check.py": "pass\n"}
+    ),
     "script-by-shebang": Case(
         "chmod +x check.py; ./check.py",
         {**PY, "check.py": f"#!/usr/bin/env python\n{CHECK}"},

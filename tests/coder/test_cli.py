@@ -285,7 +285,7 @@ def test_changes_that_cannot_be_applied_are_not_lost(
         assert [word for word in ("+two", "check: passed", f"run: {run}") if word not in done.stdout] == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.as_user
 def test_a_directory_that_cannot_be_written_is_named_with_the_file(
     cli: Cli, endpoint: Endpoint, project: Path
 ) -> None:
@@ -574,7 +574,7 @@ def test_a_full_disk_is_named_with_the_way_out(
     refused(done, 2, "no space left while writing", "NANO_HOME")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+@pytest.mark.as_user
 def test_a_directory_that_cannot_be_read_is_named(cli: Cli, endpoint: Endpoint, project: Path) -> None:
     (project / "closed").mkdir(mode=0)  # in the project it is left out (test_unreadable_paths.py)
     refused(cli("run", "x", "-C", str(project / "closed/in"), *endpoint.flags), 2, "closed")

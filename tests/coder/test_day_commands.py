@@ -102,7 +102,7 @@ def test_a_run_is_gone_on_with_and_applied_message_by_message(home: Path, projec
     assert [m["content"] for m in script.seen[1]["messages"] if m["role"] == "user"][-1] == (
         "And the first line."
     )
-    assert "reads AGENTS.md, shown as a stranger's" in chat.stderr
+    assert "reads AGENTS.md, shown as untrusted data" in chat.stderr
     refused = nano("say", "last", " ")
     assert (refused.returncode, refused.stderr) == (2, "error: the message is empty; say what to do next\n")
 

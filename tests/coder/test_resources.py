@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -77,7 +76,7 @@ def test_a_jail_outlives_what_its_program_takes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TAKE)
-@pytest.mark.skipif(os.geteuid() != 0, reason="jails of an ordinary user are all of that user")
+@pytest.mark.as_root
 def test_what_one_jail_takes_another_still_has(name: str) -> None:
     sandbox = open_sandbox("ns")
     if not sandbox.layers["host_uid_of_its_own"]:

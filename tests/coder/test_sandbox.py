@@ -685,7 +685,7 @@ def test_no_list_of_mounts_names_a_folder_of_the_host(jail: Jail, process: str) 
     assert (told.stdout, jail.run(["ls", "/work"]).exit_code) == (b"", 0)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has one uid")
+@pytest.mark.as_root
 def test_each_jail_is_a_user_of_its_own_on_the_host(sandbox: Sandbox) -> None:
     if not sandbox.layers["host_uid_of_its_own"]:
         pytest.skip("the uids of this machine end below those for jails")
@@ -895,9 +895,8 @@ def test_a_workspace_must_be_a_directory(sandbox: Sandbox, tmp_path: Path) -> No
         sandbox.open(tmp_path / "file", Limits())
 
 
+@pytest.mark.as_user
 def test_an_unreadable_workspace_is_named(sandbox: Sandbox, tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root reads everything")
     (tmp_path / "closed").mkdir(mode=0)
     with pytest.raises(UsageError, match="closed"):
         sandbox.open(tmp_path / "closed", Limits())

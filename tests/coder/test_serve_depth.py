@@ -31,11 +31,11 @@ from nano_coder.models.local.engine import Engine
 from nano_coder.models.opening import SharedBase, adapter_base_of, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access
-from nano_coder.serve.adapters import Adapters
 from nano_coder.serve.answer_form import grammar_of
 from nano_coder.serve.completions import token_texts
 from nano_coder.serve.request import AnswerForm, BadRequest, ModelAnswer, TextDelta
 from nano_coder.serve.served_model import ServedModel
+from nano_coder.serve.served_models import Adapters
 from nano_coder.serve.tracing import open_tracing
 from nano_coder.verify.logprobs import logprob_gap
 from nano_coder.verify.trainable import verify

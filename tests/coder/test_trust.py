@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from nano_coder.cli import cli
 from nano_coder.config import (
-    STRANGERS_CHECK,
+    UNTRUSTED_CHECK,
     AgentConfig,
     CoreConfig,
     load_config,
@@ -117,7 +117,7 @@ def test_what_tightens_counts_at_once(project: Path, capsys: pytest.CaptureFixtu
 def test_a_strangers_check_is_run_and_nothing_trains_on_it(project: Path, tmp_path: Path) -> None:
     (project / "nano.toml").write_text("check = 'true'\n")
     config, sources = load_config({}, project)
-    assert (config.check, sources["check"]) == ("true", STRANGERS_CHECK)
+    assert (config.check, sources["check"]) == ("true", UNTRUSTED_CHECK)
     assert load_config({"check": "true"}, project)[1]["check"] == "flag"
     for trusted, trust_given in ((False, Trust.NONE), (True, Trust.USER_CHECK)):
         task = Task(key="k", prompt="p", check="true", check_trusted=trusted)

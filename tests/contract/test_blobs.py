@@ -1,6 +1,5 @@
 """Blobs: the same bytes back or an error, never something else."""
 
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -105,7 +104,7 @@ except LogError as error:
     assert not [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.as_user
 def test_folder_that_cannot_be_written(blobs):
     blobs.root.mkdir(mode=0o500)
     with pytest.raises(LogError, match="cannot write"):

@@ -1,6 +1,5 @@
 """Opening a log: what is refused and why, and migrations from the oldest schema."""
 
-import os
 import sqlite3
 import subprocess
 import sys
@@ -113,7 +112,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     assert "cannot make its folder" in refusal(tmp_path / "file" / "log.db")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.as_user
 def test_a_folder_that_cannot_be_written(tmp_path):
     folder = tmp_path / "read-only"
     folder.mkdir(mode=0o500)
@@ -168,8 +167,8 @@ def test_a_lock_that_is_never_released(log, monkeypatch):
 
 def test_a_write_that_has_waited_its_time_is_not_begun_again(log, monkeypatch):
     monkeypatch.setattr(database, "_BUSY_SECONDS", 0.05)
-    once, tried = database.Database._write_once, []
-    monkeypatch.setattr(database.Database, "_write_once", lambda *given: tried.append(1) or once(*given))
+    once, tried = database.Database.write_once, []
+    monkeypatch.setattr(database.Database, "write_once", lambda *given: tried.append(1) or once(*given))
     with closing(sqlite3.connect(log, isolation_level=None)) as other, LogStore.open(log) as store:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LogError, match="another process held it"):

@@ -13,10 +13,10 @@ from log_values import a_run, a_turn, a_verdict, trajectories
 from postgres_server import PostgresServer
 from typer.testing import CliRunner
 
+from nano_cluster.log_copy import Copied, copy_into
 from nano_coder.commands.log import command
 from nano_shared.errors import LogError
 from nano_shared.feedback import Feedback, FeedbackKind
-from nano_shared.log_copy import Copied
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trajectory
 
@@ -40,7 +40,7 @@ def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[LogSt
 
 def copied(source: LogStore, target: LogStore) -> Copied:
     done = Copied()
-    target.copy_from(source, done)
+    copy_into(target, source, done)
     return done
 
 
@@ -147,7 +147,7 @@ def test_an_interrupted_copy_is_finished_by_the_next(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        target.copy_from(source, Copied(), stop)
+        copy_into(target, source, Copied(), stop)
     there = len(target.runs())
     assert 0 < there < 120
     done = copied(source, target)

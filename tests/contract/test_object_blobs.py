@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from log_values import a_run
 
-from nano_shared import blobs as module
+from nano_cluster import object_blobs as module
+from nano_cluster.log_copy import Copied, copy_into
 from nano_shared.blobs import open_blobs
 from nano_shared.errors import ConfigError, LogError
 from nano_shared.hashing import content_hash
-from nano_shared.log_copy import Copied
 from nano_shared.store import LogStore
 
 
@@ -47,11 +47,11 @@ def test_a_log_moves_into_a_bucket_and_out_again(bucket: str, tmp_path: Path) ->
         blob = here.put_blob(b"an output")
         with LogStore.open(f"sqlite:///{tmp_path}/b.db?blobs={bucket}") as there:
             done = Copied()
-            there.copy_from(here, done)
-            there.copy_from(here, done)
+            copy_into(there, here, done)
+            copy_into(there, here, done)
             assert (done.blobs, done.known_blobs) == (1, 1)
             with LogStore.open(tmp_path / "c" / "log.db") as back:
-                back.copy_from(there, Copied())
+                copy_into(back, there, Copied())
                 assert back.get_blob(blob) == b"an output"
 
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from log_values import a_run, a_turn
 from postgres_server import SUPERUSER, PostgresServer, running_server
 
-from nano_shared import postgres
+from nano_cluster import postgres
 from nano_shared.errors import ConfigError, LogError
 from nano_shared.printable import without_password
 from nano_shared.sql_views import drop_views
@@ -227,7 +227,7 @@ def test_a_write_whose_connection_breaks_midway_is_repeated(
                 end_connections(postgres_server)
                 connection.scalar(sa.select(1))
 
-        store._database.write(work)
+        store.database.write(work)
         assert len(tried) == 2
         assert store.get("run1").turns == (a_turn(0),)
 
@@ -242,7 +242,7 @@ def test_a_commit_whose_answer_is_lost_happens_once(
         real, broken = sa.Connection._commit_impl, []
 
         def commit(self: sa.Connection) -> None:
-            if broken or self.engine is not store._database.engine:
+            if broken or self.engine is not store.database.engine:
                 return real(self)
             broken.append(1)
             driver = self.connection.driver_connection
@@ -300,7 +300,7 @@ def test_a_row_that_another_locks_for_too_long(
     monkeypatch.setattr(postgres, "_SESSION", "-c lock_timeout=200ms")
     with LogStore.open(url) as store, LogStore.open(url) as other:
         store.begin(a_run())
-        with other._database.engine.begin() as connection:
+        with other.database.engine.begin() as connection:
             connection.exec_driver_sql("SELECT 1 FROM log_runs FOR UPDATE")
             with pytest.raises(LogError, match="another process held it"):
                 store.append_turn("run1", a_turn(0))
@@ -477,7 +477,7 @@ def test_facts_of_many_runs_are_streamed_by_a_cursor(url: str, monkeypatch: pyte
             store.append(a_run(f"r{number:02}", turns=(a_turn(0),), started=float(number)))
         cursors = []
         sa.event.listen(
-            store._database.engine, "before_cursor_execute", lambda _, cursor, *__: cursors.append(cursor)
+            store.database.engine, "before_cursor_execute", lambda _, cursor, *__: cursors.append(cursor)
         )
         assert [run.id for run in store.facts()] == [f"r{number:02}" for number in range(12)]
     assert any(isinstance(cursor, ServerCursor) for cursor in cursors)

@@ -18,7 +18,7 @@ from log_values import a_run, a_turn, a_verdict, trajectories
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.redact import encodings, patterns
-from nano_shared.redact.gate import Gated
+from nano_shared.redact.encodings import Gated
 from nano_shared.redact.patterns import PATTERNS, Known
 from nano_shared.redact.redactor import MARKER, RedactConfig, Redactor, scrub_bytes, scrub_snapshot
 from nano_shared.redact.store import RedactingStore

@@ -39,7 +39,7 @@ def sealed(store: LogStore, of: str) -> bool | None:
 
 
 def edit(store: LogStore, **values: object) -> None:
-    with store._database.engine.begin() as connection:
+    with store.database.engine.begin() as connection:
         connection.execute(sa.update(schema.verdicts).values(**values))
 
 

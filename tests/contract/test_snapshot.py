@@ -166,7 +166,7 @@ def test_missing_directory(tmp_path, blobs):
         snapshot.snapshot_directory(tmp_path / "nothing", blobs)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+@pytest.mark.as_user
 def test_unreadable_file_is_named(work, blobs):
     (work / "secret").touch(mode=0o000)
     with pytest.raises(UsageError, match=r"cannot read .*secret"):
@@ -364,7 +364,7 @@ def test_read_only_directories_come_and_go(work, blobs):
     snapshot.apply(after, before, blobs, work)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.as_user
 def test_a_read_only_parent_is_refused_before_anything_changes(work, blobs, change):
     (work / "sub").chmod(0o755)
     was = read_tree(work)

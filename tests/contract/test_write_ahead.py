@@ -42,7 +42,7 @@ def test_every_write_is_flushed_before_it_returns(tmp_path: Path, flushed: list[
             before = len(flushed)
             store.append_turn("run1", a_turn(index))
             assert flushed[before:] == [tmp_path / "log.db-wal"]
-        with store._database.engine.connect() as connection:
+        with store.database.engine.connect() as connection:
             assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 1  # NORMAL
     with closing(sqlite3.connect(log)) as connection:
         assert connection.execute("SELECT count(*) FROM log_turns").fetchone() == (3,)

@@ -1,4 +1,4 @@
-"""The wheel, installed by pip and by pipx as the README says, runs the main job from any directory."""
+"""The wheel, installed by pip as the README says, and by pipx, runs the main job from any directory."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from nano_rl.logs.admission_report import AdmissionReport, EffectiveSample, Fres
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.feedback import Feedback, FeedbackKind
-from nano_shared.redact.exports import moment
+from nano_shared.logged_run import moment
 from nano_shared.run_facts import facts_of
 from nano_shared.schema import VERSION_TABLE
 from nano_shared.store import LogStore

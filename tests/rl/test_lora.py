@@ -169,6 +169,7 @@ def test_a_young_adapter_arrives_in_training_and_in_decoding(young: Any, group: 
             assert arriving(of_peft(layer)(x), without, layer, x) < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])
 def test_a_young_adapter_on_quantised_weights_arrives(bits: str, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")  # which `make test-all` installs

@@ -102,6 +102,7 @@ def quantised(folder: Path, bits: Any, dtype: Any) -> Any:
     return load_policy(str(folder), dtype=dtype, quantise=bits).model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])
 def test_a_quantised_base_samples_and_trains_as_itself(bits: str, tmp_path: Path) -> None:
     from nano_coder.models.local.continuous_batching import ContinuousDecoder
@@ -129,6 +130,7 @@ def test_a_quantised_base_samples_and_trains_as_itself(bits: str, tmp_path: Path
     assert all(not torch.equal(after[name], old) for name, old in before.items() if "lora_B" in name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])
 def test_an_adapter_on_a_quantised_base_follows_the_gradient_of_what_is_sampled(
     bits: str, tmp_path: Path

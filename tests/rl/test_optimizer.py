@@ -95,6 +95,7 @@ def test_weights_of_two_precisions_are_clipped_together() -> None:
     assert [w.grad.item() for w in weights if w.grad is not None] == pytest.approx([0.6, 0.8], abs=5e-3)
 
 
+@pytest.mark.slow
 def test_states_of_8_bits_train_as_those_of_float32_and_resume(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)

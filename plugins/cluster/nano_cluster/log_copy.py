@@ -1,14 +1,13 @@
-"""`nano-coder log migrate`: copies a log into another, SQLite to Postgres and back, as stored, with blobs.
+"""`nano-coder log migrate`: copies a log into another, as stored, blobs included; SQLite, Postgres, or both.
 
 Values are taken as the database keeps them and not read, so that damaged runs are copied too, damage and all.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -17,7 +16,7 @@ from typer import Argument
 from nano_cluster.postgres import copy_rows
 from nano_shared import schema
 from nano_shared.blobs import BlobStore
-from nano_shared.command_line import JsonOption
+from nano_shared.command_line import JsonOption, emit
 from nano_shared.database import Database
 from nano_shared.errors import LogError
 from nano_shared.printable import printable
@@ -275,10 +274,7 @@ def command(
 
     with LogStore.open(source, create=False) as old, LogStore.open(target) as new:
         copy_into(new, old, done, tell)
-    if as_json:
-        print(json.dumps(asdict(done)))
-    else:
-        print(_sentence(done))
+    emit(done, as_json, lambda: print(_sentence(done)))
     for damage in done.damaged_blobs:
         print(printable(f"left out: {damage}"), file=sys.stderr)
     return 1 if done.damaged_blobs else 0

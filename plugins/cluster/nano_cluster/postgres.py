@@ -81,7 +81,7 @@ class PostgresDatabase(Database):
         return None
 
     def prepare(self, create: bool) -> None:
-        if self.is_outdated(create):
+        if self._retrying(self.is_outdated, create):
             self.write(_upgrade_alone)
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
@@ -90,14 +90,14 @@ class PostgresDatabase(Database):
             return found
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
-        def once() -> T:
-            with self.engine.connect() as connection:
-                return write_once(self.engine, connection, work)
-
         with self.explained():
-            result: T = self._retrying(once)
+            result: T = self._retrying(self.write_once, work)
             self._claims.renew()
             return result
+
+    def write_once(self, work: Callable[[sa.Connection], T]) -> T:
+        with self.engine.connect() as connection:
+            return write_once(self.engine, connection, work)
 
     def query(self, sql: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
         if ";" in sql.strip().rstrip(";"):  # a second statement could end the read-only transaction

@@ -501,7 +501,7 @@ def test_a_hostile_snapshot_changes_nothing_outside(tmp_path: Path) -> None:
 
 
 @needs_bwrap
-@pytest.mark.skipif(os.geteuid() != 0, reason="others run programs as themselves")
+@pytest.mark.as_root
 def test_root_names_a_folder_that_programs_cannot_enter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

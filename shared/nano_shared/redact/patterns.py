@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import re2
 
-from nano_shared.redact.encodings import from_base64
-from nano_shared.redact.gate import Gated
+from nano_shared.redact.encodings import Gated, from_base64
 
 _CANDIDATE = re.compile(r"(?<![A-Za-z0-9/_=.])[A-Za-z0-9][A-Za-z0-9+/_\-]{23,199}={0,2}(?![A-Za-z0-9+/_=\-])")
 _HASH_BEFORE = re.compile(

@@ -10,7 +10,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from nano_shared import rows, schema
-from nano_shared.database import Database
 from nano_shared.errors import LogError, UsageError
 from nano_shared.feedback import Feedback, Said
 from nano_shared.policy import DecodeIds
@@ -36,10 +35,10 @@ def redact_run(store: LogStore, run_id: str, redactor: Redactor) -> bool:
         after = scrub_trajectory(before, redactor=redactor, blobs=store.blobs)
         known = Known()
         learn(before, redactor, known)
-        changed = store._database.write(lambda connection: _rewrite(connection, after, redactor, known))
+        changed = store.database.write(lambda connection: _rewrite(connection, after, redactor, known))
         changed |= after != before
         if changed:
-            _forget(store._database)
+            store.database.overwrite_deleted()
         return changed
 
 
@@ -90,15 +89,6 @@ def _scrub_rows(
     return changed
 
 
-def _forget(database: Database) -> None:
-    """Overwrite the old rows in the pages of an SQLite file."""
-    if database.is_sqlite:
-        with database.engine.connect() as connection:
-            driver: Any = connection.connection.driver_connection
-            driver.execute("VACUUM")
-            driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
 @dataclass(slots=True)
 class _Run:
     known: Known = field(default_factory=Known)
@@ -115,7 +105,7 @@ class RedactingStore(LogStore):
     """
 
     def __init__(self, store: LogStore, redactor: Redactor, decode: DecodeIds | None) -> None:
-        super().__init__(store._database, store.blobs)
+        super().__init__(store.database, store.blobs)
         self.redactor = redactor
         self._decode = decode
         self._runs: dict[str, _Run] = {}

@@ -1,15 +1,16 @@
-"""Redacts a whole trajectory: every text, and the tokens that spell secrets."""
+"""Redacts whole runs and other values: every text, and the tokens that spell secrets."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError
+from nano_shared.logged_run import LoggedRun
 from nano_shared.policy import DecodeIds
 from nano_shared.redact.patterns import Known
 from nano_shared.redact.redactor import Redactor
@@ -105,6 +106,7 @@ def _with_tokens(turn: Turn, masked: set[int], begin: int) -> Turn:
 
 
 T = TypeVar("T")
+V = TypeVar("V", bound=Value)
 
 
 def scrub_trajectory(
@@ -189,3 +191,20 @@ def _outputs(trajectory: Trajectory, blobs: BlobStore) -> list[str]:
                 except LogError:
                     continue  # the blob is missing, so it is not exported either
     return texts
+
+
+def redacted_runs(runs: Iterable[LoggedRun], blobs: BlobStore) -> Iterator[LoggedRun]:
+    """The runs without secrets, also in verdicts and feedback, and with the tokens of secrets masked."""
+    for run in runs:
+        texts = redacted(run)
+        verdict = texts.verdicts[-1] if texts.verdicts else None
+        scrubbed = scrub_trajectory(run.trajectory, blobs=blobs).model_copy(update={"verdict": verdict})
+        yield texts.model_copy(update={"trajectory": scrubbed})
+
+
+def redacted(value: V) -> V:
+    """A value with every text in it redacted."""
+    redactor, known = Redactor(), Known()
+    learn(value, redactor, known)  # a secret that is found anywhere is hidden everywhere
+    scrubbed: V = scrub_value(value, redactor, known)
+    return scrubbed

@@ -38,7 +38,7 @@ def command(
     try:
         import uvicorn
 
-        from nano_coder.serve.bounded_connection import BoundedConnection
+        from nano_coder.serve.http_json import BoundedConnection
         from nano_formats.nemo_gym.server import GymSessions as Sessions
         from nano_formats.nemo_gym.server import gym_app
     except ModuleNotFoundError as problem:
