@@ -114,7 +114,7 @@ def test_what_policy_gradients_may_not_use_is_imitated_and_compared_in_the_same_
     assert {pair.chosen_run for pair in given.pairs} <= used
 
     told = learned_from(rows)
-    assert told["logged_runs"] == 6
+    assert told["logged_runs"] == 12
     assert told["preference_pairs"] == sum(row["preference_pairs"] or 0 for row in rows)
     table = learned_table(rows)
     assert table is not None
