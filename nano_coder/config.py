@@ -342,13 +342,13 @@ def configured(
         ("environment", ours),
         ("flag", {key: value for key, value in flags.items() if value not in (None, ())}),
     ]
-    values: dict[str, Any] = AgentConfig().model_dump()
+    defaults, values = AgentConfig(), dict[str, Any]()
     sources = dict.fromkeys(AgentConfig.model_fields, "default")
     ignored: dict[str, Any] = {}
     for source, layer in layers:
         bound = source == "nano.toml" and project is not None and not project.trusted
         for key, value in typed_layer(source, layer).items():
-            before = values[key]
+            before = values[key] if key in values else defaults.model_dump(include={key})[key]
             if bound:
                 values[key], refused = _tightened(key, before, value)
                 ignored |= refused

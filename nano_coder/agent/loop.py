@@ -10,7 +10,7 @@ from nano_coder.agent.actions import Actions
 from nano_coder.agent.compaction import Compaction
 from nano_coder.agent.dialects.api import FILTERED, Api
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed
-from nano_coder.agent.prompt import DELEGATE, offered_tools
+from nano_coder.agent.prompt import DELEGATE, delegating, offered_tools
 from nano_coder.tools.run_control import submit
 from nano_coder.tools.tool import ToolResult
 from nano_shared.errors import ContextFull
@@ -370,13 +370,6 @@ def text_in(turn: Turn, profile: InterfaceProfile) -> str:
     if turn.completion.api is None or not turn.calls:
         return turn.completion.text
     return DIALECTS.find(profile.dialect).render(turn.thought, turn.calls, profile.tools)
-
-
-def delegating(turns: Sequence[Turn]) -> int | None:
-    """Index of the last of an agent's turns if its call waits for a sub-agent; else None."""
-    last = turns[-1] if turns else None
-    waits = last is not None and len(last.observations) < len(last.calls) and last.calls[-1].name == DELEGATE
-    return last.index if last is not None and waits else None
 
 
 def turn_length(turn: Turn, count: Callable[[str], int]) -> int:

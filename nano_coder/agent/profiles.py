@@ -22,7 +22,7 @@ from nano_shared.extensions import Extensions, is_reference, refuse_missing
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.profile import CompactionFormat, InterfaceProfile, ObservationFormat
 from nano_shared.run_facts import RunFacts
-from nano_shared.types import Sampling, Task, ToolSpec, Trajectory
+from nano_shared.types import Task, ToolSpec, Trajectory
 
 _TASK = (
     "{{ prompt }}{% if files %}\nFiles: {{ files | join(' ') }}{% endif %}"
@@ -58,6 +58,8 @@ HERMES_1 = InterfaceProfile(
     chat_template=None,
 )
 
+_API_TOKENS = 8192
+"""of one answer of an API, reasoning included"""
 API_1 = InterfaceProfile(
     name="api-1",
     dialect="api",
@@ -70,6 +72,7 @@ API_1 = InterfaceProfile(
     task=_TASK,
     observation=ObservationFormat(head_tokens=4000, tail_tokens=4000),
     chat_template=None,
+    completion_tokens=_API_TOKENS,
 )
 
 _WORK = (
@@ -117,11 +120,6 @@ _NATIVE = {
 }
 """prefix of a name -> system message (one that describes tools is followed by the dialect's `howto`), tools,
 task message, tokens of an observation's head, as of its tail, and compaction"""
-API_COMPLETION_TOKENS = 8192
-"""tokens of one answer of an API, reasoning included"""
-NATIVE_COMPLETION_TOKENS = 4096
-"""sampled tokens of one completion under a native profile"""
-
 _SUCCESSORS = {COMPACT_1.name: "compact-2", HERMES_1.name: "hermes-2"}
 
 
@@ -171,29 +169,14 @@ def native_profile(name: str) -> InterfaceProfile | None:
         observation=ObservationFormat(head_tokens=tokens, tail_tokens=tokens),
         chat_template=None,
         compaction=compaction,
+        completion_tokens=_API_TOKENS if dialect == API_1.dialect else 4096,
+        describing=f"prompted-1-{dialect}",
     )
-
-
-def describing(profile: InterfaceProfile) -> InterfaceProfile:
-    """The profile that describes a client's tools in the system message, which the log keeps as text."""
-    return (native_profile(f"prompted-1-{profile.dialect}") if is_native(profile) else None) or profile
 
 
 def days_profile(usual: InterfaceProfile) -> InterfaceProfile:
     """The workday profile of a model whose own profile is `usual`, for work on a user's project."""
     return find_profile("workday-2-api") if usual.name == API_1.name else usual
-
-
-def is_native(profile: InterfaceProfile) -> bool:
-    """Whether it is one that exists for each dialect, with or without further tools."""
-    return native_dialect(profile.name.partition("+")[0]) is not None
-
-
-def completion_tokens(profile: InterfaceProfile) -> int:
-    """The usual limit of one completion under the profile."""
-    if profile.dialect == API_1.dialect:
-        return API_COMPLETION_TOKENS
-    return NATIVE_COMPLETION_TOKENS if is_native(profile) else Sampling().max_tokens
 
 
 PROFILES = Profiles()

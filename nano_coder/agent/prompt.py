@@ -14,7 +14,7 @@ from nano_shared.errors import UsageError
 from nano_shared.extensions import refuse_missing
 from nano_shared.policy import Conversation
 from nano_shared.profile import InterfaceProfile
-from nano_shared.types import Message, Role, Task, ToolSpec, Trajectory
+from nano_shared.types import Message, Role, Task, ToolSpec, Trajectory, Turn
 
 _MAX_FILES = 30
 DELEGATE = "delegate"
@@ -40,6 +40,13 @@ def offered_tools(profile: InterfaceProfile, task: Task) -> tuple[ToolSpec, ...]
 def without_delegate(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
     """The tools of a sub-agent, which has none of its own."""
     return tuple(tool for tool in tools if tool.name != DELEGATE)
+
+
+def delegating(turns: Sequence[Turn]) -> int | None:
+    """Index of the last of an agent's turns if its call waits for a sub-agent; else None."""
+    last = turns[-1] if turns else None
+    waits = last is not None and len(last.observations) < len(last.calls) and last.calls[-1].name == DELEGATE
+    return last.index if last is not None and waits else None
 
 
 def first_messages(profile: InterfaceProfile, task: Task, files: Sequence[str]) -> tuple[Message, ...]:

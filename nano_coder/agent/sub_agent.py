@@ -9,14 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.compaction import compaction_of
-from nano_coder.agent.loop import Agent, delegating
-from nano_coder.agent.prompt import DELEGATE, open_conversation, without_delegate
+from nano_coder.agent.prompt import DELEGATE, delegating, open_conversation, without_delegate
 from nano_coder.tools.run_control import delegate
 from nano_coder.tools.tool import ToolResult
 from nano_shared.types import Observation, StopReason, Turn
+
+if TYPE_CHECKING:
+    from nano_coder.agent.loop import Agent
 
 
 def assignment(turn: Turn) -> dict[str, Any]:

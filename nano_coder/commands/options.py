@@ -173,7 +173,7 @@ def open_runtime(
 
     `limits` take the place of a task's own (`overriding_limits`).
     """
-    from nano_coder.agent.profiles import completion_tokens, days_profile, with_tools
+    from nano_coder.agent.profiles import days_profile, with_tools
     from nano_coder.models.opening import open_configured
     from nano_coder.run.execution import Project, RunSettings, Runtime
     from nano_coder.run.further_tools import further_tools
@@ -193,7 +193,7 @@ def open_runtime(
         profile=with_tools(profile, more),
         sampling=Sampling(
             temperature=TEMPERATURE if config.temperature is None else config.temperature,
-            max_tokens=config.max_completion_tokens or completion_tokens(profile),
+            max_tokens=config.max_completion_tokens or profile.completion_tokens,
         ),
         policy_name=opened.name,
         settings=RunSettings(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from nano_coder.grading.answer_equality import same_answer
@@ -17,7 +16,7 @@ from nano_coder.grading.live_use import live_use
 from nano_coder.grading.mutant_check import REFERENCE, killed, run_mutants
 from nano_coder.grading.one_process_suite import run_strict
 from nano_coder.grading.reasoning_gym_scorer import AnswerScore, score_answer
-from nano_coder.grading.two_jail_suite import Job, NeedsStrict, run_suite
+from nano_coder.grading.two_jail_suite import Job, NeedsStrict, of_reference, run_suite
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import LogError, SandboxError, UsageError
 from nano_shared.hashing import content_hash
@@ -292,22 +291,16 @@ def _run_suite(task: Task, suite: Suite, files: Mapping[str, bytes], sandbox: Sa
         return run_strict(job, task.limits, sandbox)
 
 
-_known: dict[str, bool] = {}
-"""hash of suite and reference -> whether plain values carry the suite"""
-
-
 def _carried(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
     """Whether the task has a reference that passes in a pair of jails: then no work needs another grader."""
-    if job.reference is None:
-        return False
-    digests = {name: content_hash(data) for name, data in job.reference.items()}
-    key = content_hash([job.suite.model_dump(), job.target, dict(job.originals), digests])
-    if key not in _known:
+
+    def passes(known: Job) -> bool:
         try:
-            _known[key] = run_suite(replace(job, artifacts=job.reference), limits, sandbox).right
+            return run_suite(known, limits, sandbox).right
         except NeedsStrict:
-            _known[key] = False
-    return _known[key]
+            return False
+
+    return of_reference(job, "passes apart", passes)
 
 
 def _reference(task: Task) -> dict[str, bytes] | None:

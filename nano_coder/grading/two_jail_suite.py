@@ -11,7 +11,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -83,7 +83,9 @@ def run_suite(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
     if not changed or not outcome.right:
         return outcome
     by_value, _ = _run(job, limits, sandbox, by_value=True)
-    if by_value.right or (job.reference is not None and _tests_changes(job, limits, sandbox)):
+    if by_value.right or of_reference(
+        job, "needs changes", lambda known: not _run(known, limits, sandbox, by_value=True)[0].right
+    ):
         return outcome
     if job.reference is None:
         return replace(outcome, decider=Decider.SUPERVISED)
@@ -94,17 +96,16 @@ def run_suite(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
 
 
 _known: dict[str, bool] = {}
-"""by the hash of suite and reference"""
 
 
-def _tests_changes(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
-    """Whether the reference also fails if changes of arguments are kept from the tests."""
-    assert job.reference is not None
+def of_reference(job: Job, question: str, ask: Callable[[Job], bool]) -> bool:
+    """The answer for the task's reference in place of the solution, asked once; False without a reference."""
+    if job.reference is None:
+        return False
     digests = {name: content_hash(data) for name, data in job.reference.items()}
-    key = content_hash([job.suite.model_dump(), job.target, dict(job.originals), digests])
+    key = content_hash([question, job.suite.model_dump(), job.target, dict(job.originals), digests])
     if key not in _known:
-        reference = replace(job, artifacts=job.reference)
-        _known[key] = not _run(reference, limits, sandbox, by_value=True)[0].right
+        _known[key] = ask(replace(job, artifacts=job.reference))
     return _known[key]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from nano_coder.config import AgentConfig
+from nano_coder.plugin_settings import TABLES
 from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import Tool
@@ -37,6 +38,8 @@ def further_tools(config: AgentConfig, place: Place) -> list[str]:
     """
     given = [TOOLS.give(tool) for tool in config.tools]
     for name in RUN_TOOLS:
+        if name in TABLES and getattr(config, name) == TABLES[name].model():
+            continue  # of a plug-in whose settings nobody has set
         brought: Sequence[Tool] = call_extension(
             RUN_TOOLS[name], config, place, name=f"nano.run_tools {name}"
         )

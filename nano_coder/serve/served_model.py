@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.dialects.api import API
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, StreamParser
-from nano_coder.agent.profiles import describing
+from nano_coder.agent.profiles import PROFILES
 from nano_coder.agent.prompt import system_text
 from nano_coder.models.endpoint.exchange import EndpointError
 from nano_coder.models.endpoint.policy import EndpointPolicy
@@ -89,7 +89,8 @@ class ServedModel:
         """The messages as the policy reads them: calls in its dialect, tools in the system message."""
         shown = [Message(role=m.role, content=_content(m, tools, self.profile)) for m in messages]
         if opening and tools:
-            system = system_text(describing(self.profile), tools)
+            told = self.profile.describing
+            system = system_text(PROFILES.find(told) if told else self.profile, tools)
             if shown and shown[0].role is Role.SYSTEM:
                 system = f"{system}\n\n{shown.pop(0).content}"
             shown.insert(0, Message(role=Role.SYSTEM, content=system))

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nano_coder.agent.profiles import COMPACT_1, completion_tokens, with_tools
+from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.commands.options import open_log
 from nano_coder.config import AgentConfig, load_config, overriding_limits
 from nano_coder.environment import Environments
@@ -115,7 +115,7 @@ def _configured(
     tools: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of a runtime that the configuration and a profile give; `tools` are those of `config`."""
-    longest = config.max_completion_tokens or completion_tokens(profile)
+    longest = config.max_completion_tokens or profile.completion_tokens
     return {
         "profile": with_tools(profile, tools),
         "sampling": Sampling(temperature=temperature, max_tokens=longest),

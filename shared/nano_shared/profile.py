@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from nano_shared.hashing import content_hash
 from nano_shared.types import ToolSpec, Value
@@ -45,6 +45,10 @@ class InterfaceProfile(Value):
     """Jinja chat template, or None for the one that the policy's tokenizer carries"""
     compaction: CompactionFormat | None = None
     """None: a run ends where its context is full"""
+    completion_tokens: int = Field(256, ge=1, exclude=True)
+    """usual limit of one completion; no part of the hash, as the policy does not see it"""
+    describing: str | None = Field(None, exclude=True)
+    """the profile whose system message describes a client's tools; None: this one"""
 
     @model_serializer(mode="wrap")
     def _said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -513,7 +513,7 @@ class CheckRun(Value):
     output: Annotated[str, AfterValidator(lambda text: text[-_LONGEST_OUTPUT:])] = ""
     """the end of its output, stderr last"""
     changed: tuple[str, ...] = ()
-    """files that the agent changed and the check read"""
+    """files that the agent changed and the check names"""
 
 
 class Verdict(Value):

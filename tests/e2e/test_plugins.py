@@ -65,7 +65,7 @@ def test_a_run_calls_the_tool_in_the_dialect_and_the_sandbox_of_the_package(nano
     model = answers(nano, WEATHER, SUBMIT)
     done = nano(
         "nano-coder", "run", "How warm is Bonn?", "-C", "project", "--json", "--tool", "weather",
-        "--model", model, "--profile", "fenced-1", "--sandbox", "announced",
+        "--model", model, "--profile", "fenced-1", "--sandbox", "announced", "--check", "true",
     )  # fmt: skip
     run = json.loads(done.stdout)["run"]
     shown = json.loads(nano("nano-coder", "log", "show", run, "--json").stdout)

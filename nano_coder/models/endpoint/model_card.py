@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from nano_coder.agent.profiles import PROFILES, describing
+from nano_coder.agent.profiles import PROFILES
 from nano_shared.checkpoint import MANIFEST, Manifest, read_checkpoint
 from nano_shared.errors import NanoError
 
@@ -124,7 +124,9 @@ def _known(name: Any, profile_hash: Any) -> str | None:
     if not isinstance(name, str) or name not in PROFILES:
         return None
     profile = PROFILES.find(name)
-    return describing(profile).name if profile.hash == profile_hash and profile.dialect != "api" else None
+    if profile.hash != profile_hash or profile.dialect == "api":
+        return None
+    return profile.describing or profile.name
 
 
 def _text(value: Any) -> str | None:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from nano_coder.verify.refusal_codes import MEANINGS
+from nano_coder.verify.refusal_codes import RefusalCode
 from nano_view.answers import LogView, ViewData, plain
 from nano_view.app import POLICY, asset
 
@@ -87,7 +87,13 @@ def log_answers(view: LogView, limit: int) -> dict[str, ViewData]:
         rows = rows + answer["rows"]
     found = run_answers(view, [row["id"] for row in rows[:limit]])
     groups = {a["group"]["of"]: a["group"] for key, a in found.items() if key.startswith("run ")}
+    codes = {code: code.meaning for code in RefusalCode}
     return found | {
-        answer_key("runs", {}): {**answer, "rows": rows[:limit], "next": None, "codes": MEANINGS},
+        answer_key("runs", {}): {
+            **answer,
+            "rows": rows[:limit],
+            "next": None,
+            "codes": codes,
+        },
         answer_key("groups", {}): {"rows": list(groups.values()), "next": None},
     }
