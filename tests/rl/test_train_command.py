@@ -166,7 +166,6 @@ def test_a_folder_in_the_place_of_the_pointer_is_said(
             ["--set", "objective.clip_low=0.1", "--set", "objective.clip_high=0.3"],
             "clip_low, clip_high cannot act: with one update a step",
         ),
-        (["--objective", "gspo", "--set", "objective.dual_clip=3"], "dual_clip cannot act"),
         (["--set", "objective.clip_high=0.3", "--set", "minibatches=2"], None),
         (["--objective", "gspo"], None),
     ],
