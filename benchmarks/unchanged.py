@@ -53,7 +53,7 @@ ROLLOUT = "rollout --device cpu --seed 2 --limit max_completion_tokens=64"
 
 COMMANDS = {
     "nano-coder": """
-run, resume, say, chat, apply, diff, undo, restore, replay, fork, feedback, log list, log show,
+run, resume, say, chat, apply, diff, undo, restore, fork, feedback, log list, log show,
 log verify, log export, log import, log migrate, log redact, log path, serve, view, exec, doctor,
 memory list, memory edit, memory forget, mcp list, mcp add, mcp inspect, mcp test, mcp serve, tools,
 models, trust, config show
@@ -70,7 +70,7 @@ REFUSALS = {
     "nano-coder": """
 no-such, run, run task -C missing, run task --model no-such, run task --sandbox no-such,
 run task --tool no-such, run task --limit no_such=1, run task --max-turns 0,
-run task --config missing.toml, resume no-such, say no-such text, apply, diff no-such, replay,
+run task --config missing.toml, resume no-such, say no-such text, apply, diff no-such,
 fork no-such, feedback, log list, log show no-such, log show last --log missing.db,
 log export --format no-such, log import missing.jsonl, log migrate missing.db other.db, exec,
 exec missing.py, memory list, memory forget, mcp list, mcp inspect no-such, tools,

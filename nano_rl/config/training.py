@@ -221,6 +221,8 @@ def saved_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ConfigError where one was another than its constant.
     """
+    if "overlap" in values:  # of earlier versions
+        values = {"asynchronous": values["overlap"], **{k: v for k, v in values.items() if k != "overlap"}}
     objective = find_objective(str(values.get("objective", {}).get("objective", "recipe")))
     constants = REMOVED | {f"objective.{name}": value for name, value in dict(objective).items()}
     constants |= {f"objective.overlong_{name}": None for name in ("limit", "buffer")}  # where none was set

@@ -189,6 +189,11 @@ def read_number(value: object) -> float | None:
 
 
 def error_text(problem: BaseException) -> str:
+    """Its type and its message; of a value that a model of pydantic refuses, the first that is wrong."""
+    pydantic = sys.modules.get("pydantic")  # whose import takes a command's time
+    if pydantic and isinstance(problem, pydantic.ValidationError):
+        first = problem.errors()[0]
+        return f"ValidationError: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
 
 

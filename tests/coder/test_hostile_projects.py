@@ -220,8 +220,8 @@ def test_a_run_and_all_that_follows_it(
     assert "sk-1234567890" not in done.stdout + done.stderr, "the user's exclude holds"
     assert "the user's secret" not in done.stdout + done.stderr
     for line in (
-        "log show last", "diff last", "apply last", "undo last", "log verify last",
-        "replay last --execute", "config show",
+        "diff last", "apply last", "undo last", "log verify last",
+        "log show last --json", "config show",
     ):  # fmt: skip
         told = nano(*line.split())
         assert told.returncode in (0, 1), f"{line}: {told.stderr}"

@@ -211,11 +211,6 @@ OBJECTIVE = "from nano_rl.learn.config import Objective\n"
             OBJECTIVE + "x = Objective(surrogate=lambda a, b: a)",
             "has a surrogate that is called with (new_N, ratio_N, advantages_N, config), and takes (a, b)",
         ),
-        (
-            find_objective,
-            OBJECTIVE + "x = Objective(surrogate=lambda a, b, c, d: a, defaults={'clip': 1})",
-            "names the setting 'clip', which does not exist",
-        ),
         (DIALECTS.find, "class x: ...", "is the class x; register an instance"),
         (DIALECTS.find, "x = 3", "is no dialect: it has no parse"),
         (PROFILES.find, "x = 3", "is of type int, and nano.profiles takes"),
@@ -233,6 +228,11 @@ def test_what_is_of_another_kind_or_signature_is_named(
 ) -> None:
     path = write(source)
     refused(lambda: find(f"{path}:x"), "mine.py:x", said)
+
+
+def test_an_objective_with_a_term_that_does_not_exist_is_named(write: Write) -> None:
+    path = write(OBJECTIVE + "x = Objective(surrogate=lambda a, b, c, d: a, clip=1)")
+    refused(lambda: find_objective(f"{path}:x"), "mine.py raised ValidationError: clip: Extra inputs are not")
 
 
 # -------------------------------------------------------------------------------------- tools and profiles

@@ -30,11 +30,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def logged(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Group, ...]:
-    """Two tasks, two runs each, one of them right, or half right: so no mixture leaves every advantage as it
-    was, in whatever order the runs of a task began."""
+    """Two tasks, two runs each, all four with another reward: so no mixture leaves every advantage as it was,
+    in whatever order the runs of a task began."""
     one, other = logged_groups(tiny, tmp_path_factory.mktemp("log") / "log.db")
-    half = tuple(scored(run, (run.reward or 0.0) / 2) for run in other.trajectories)
-    return one, replace(other, trajectories=half)
+    between = tuple(scored(run, 0.25 + (run.reward or 0.0) / 2) for run in other.trajectories)
+    return one, replace(other, trajectories=between)
 
 
 def test_wrong_groups_hold_the_same_rollouts_of_other_tasks(logged: tuple[Group, ...]) -> None:
@@ -44,7 +44,7 @@ def test_wrong_groups_hold_the_same_rollouts_of_other_tasks(logged: tuple[Group,
         [one.trajectories[0].id, other.trajectories[0].id], [one.trajectories[1].id, other.trajectories[1].id]
     ]  # fmt: skip
     # each task fails first: mixed up, failures stand beside failures
-    assert [group.rewards_G for group in mixed] == [(0.0, 0.0), (1.0, 0.5)]
+    assert [group.rewards_G for group in mixed] == [(0.0, 0.25), (1.0, 0.75)]
 
 
 def test_without_its_mask_a_row_trains_what_nobody_sampled(logged: tuple[Group, ...]) -> None:

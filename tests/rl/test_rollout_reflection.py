@@ -148,7 +148,6 @@ def test_a_training_learns_from_second_attempts_alone_where_every_first_one_fail
     [
         ({"reflect": 1}, "use at least 2"),
         ({"reflect": 2, "group_size": 0}, "group_size = 0 rolls out none"),
-        ({"reflect": 2, "asynchronous": True}, "leave out"),
         ({"reflect": 2, "engine": "http://a:1/v1", "ray": "auto"}, "leave out"),
     ],
 )

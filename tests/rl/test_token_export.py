@@ -157,7 +157,7 @@ def test_parquet_holds_the_same_rows(log: Path, tmp_path: Path) -> None:
     [
         (["--format", "excel"], "there is no format 'excel'"),
         (["--format", "tokens", "--task", "none*"], "it takes two that are graded"),
-        (["--format", "tokens", "--successes"], "nothing to compare"),
+        (["--format", "tokens", "--successes"], "No such option"),
         (["--format", "tokens", "--redact"], "cannot be redacted"),
         (["--format", "preferences", "-o", "x.parquet"], "JSON lines"),
         (["--format", "tokens", "--since", "soon"], "'soon' is no time"),

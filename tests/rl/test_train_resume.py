@@ -272,4 +272,4 @@ def test_settings_are_compared_where_they_decide(tiny: Path) -> None:
     ahead = saved.model_copy(update={"config": {**settings, "overlap": True}})
     assert "asynchronous was True and is False" in (difference(ahead, saved, resume=False) or "")
     gone = saved.model_copy(update={"config": {**settings, "no_longer": 3}})
-    assert "no_longer was 3 and is None" in (difference(gone, saved, resume=False) or "")
+    assert "no_longer = 3, which is no setting any more" in (difference(gone, saved, resume=False) or "")
