@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import replace
 
 from nano_coder.sandbox.protocol import ExecResult
 from nano_coder.tools.tool import ToolContext, ToolResult, tool
+from nano_shared.syntax import parse
 
 
 @tool(body="command", mutates=True)
@@ -50,7 +50,7 @@ def _is_command_line(code: str) -> bool:
     if not re.fullmatch(r"\s*[\w./-]+ +\S.*\s*", code):
         return False
     try:
-        ast.parse(code)
+        parse(code)
     except (SyntaxError, ValueError):
         return True
     return False

@@ -175,23 +175,6 @@ def test_groups_that_share_little_are_parted_once_there_is_enough_to_do() -> Non
     assert len(make_batches(small, max_tokens=4 * ENOUGH)) == 1
 
 
-def test_tokens_are_rows_of_one_token_with_every_column() -> None:
-    (batch,) = make_batches(samples([(2, 3), (1, 2)]), max_tokens=100)
-    batch = batch.with_old(batch.behaviour_logprobs_BT * 2)
-    rows_N, positions_N = batch.mask_BT.nonzero(as_tuple=True)
-    tokens = batch.tokens(rows_N, positions_N)
-    assert tokens.ids_BT.shape == tokens.old_logprobs_BT.shape == (5, 1)
-    assert tokens.mask_BT.all()
-    assert tokens.advantages_BT[:, 0].tolist() == batch.advantages_BT[batch.mask_BT].tolist()
-    assert tokens.run_ids == tuple(batch.run_ids[row] for row in rows_N.tolist())
-    assert tokens.temperature_B.shape == (5,)
-    config = terms(beta=0.1)
-    tokens, batch = (b.with_reference(b.behaviour_logprobs_BT) for b in (tokens, batch))
-    assert policy_loss(tokens.old_logprobs_BT, tokens, config)[0] == pytest.approx(
-        float(policy_loss(batch.old_logprobs_BT, batch, config)[0]), rel=1e-6
-    )
-
-
 def test_moving_a_batch_moves_every_tensor_and_keeps_the_rest() -> None:
     (batch,) = make_batches(samples([(2, 3)]), max_tokens=100)
     moved = batch.to("meta")

@@ -269,7 +269,6 @@ def test_what_cannot_be_rolled_out_on_servers(tiny: Path, tmp_path: Path) -> Non
     [
         ({"engine": "gpu1:8000"}, "is no URL"),
         ({"engine": "http://a/v1", "group_size": 0}, "group_size = 0 rolls out none"),
-        ({"asynchronous": True, "objective": {"tis_cap": None}}, "set tis_cap"),
     ],
 )
 def test_settings_that_contradict_each_other(settings: dict[str, Any], sentence: str) -> None:

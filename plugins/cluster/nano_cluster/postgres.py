@@ -81,7 +81,9 @@ class PostgresDatabase(Database):
         return None
 
     def prepare(self, create: bool) -> None:
-        if self._retrying(self.is_outdated, create):
+        # a server that shuts down or starts says so; of one that is not there the user is told at once
+        opening = self._retrying.copy(retry=retry_if_exception(lambda e: _is_repeatable(e) and _state(e)))
+        if opening(self.is_outdated, create):
             self.write(_upgrade_alone)
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
