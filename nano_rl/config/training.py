@@ -17,7 +17,6 @@ from nano_rl.learn.config import (
 )
 from nano_shared.errors import ConfigError
 
-Scheduler = Literal["lockstep", "free"]
 _BOUND = 4
 """`max_staleness` of `asynchronous` where none is set"""
 
@@ -61,7 +60,7 @@ class TrainConfig(UpdateConfig):
     reflect: int = Field(0, ge=0)
     """second attempts of each fresh rollout that failed, which read its diff and its check's output and are a
     group; 0 for none, else 2 or more"""
-    scheduler: Scheduler | None = None
+    scheduler: Literal["lockstep", "free"] | None = None
     """of rollouts: lockstep decodes in rounds that a seed reproduces bit for bit; free decodes each request
     when it comes; None is free on a GPU, else lockstep"""
     engine: tuple[str, ...] = ()

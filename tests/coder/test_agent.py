@@ -185,6 +185,7 @@ def test_the_agent_may_stand_in_the_way_of_its_outputs(tmp_path: Path) -> None:
     assert trajectory.turns[0].observations[0].blob
 
 
+@pytest.mark.slow
 def test_a_workspace_that_outgrew_its_limits_is_an_observation(tmp_path: Path) -> None:
     grow = act("shell", command="for i in 1 2 3; do truncate -s 180M $i; done")
     trajectory, _ = run(tmp_path, [grow, act("shell", command="rm 1 2 3; echo ok > a.py"), SUBMIT])

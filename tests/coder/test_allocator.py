@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 WORK = """
 import json, sys, torch
 from pathlib import Path
@@ -30,6 +32,7 @@ def work(how: str) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.slow
 def test_a_large_tensor_is_made_where_the_last_one_was() -> None:
     kept, plain = work("kept"), work("plain")
     assert set(kept["places"][15:]) <= set(kept["places"][:15])

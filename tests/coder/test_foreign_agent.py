@@ -209,6 +209,7 @@ class Queued(ScriptedPolicy):
         return super().complete(conversation, sampling)
 
 
+@pytest.mark.slow
 def test_what_the_batch_takes_is_not_on_the_agents_clock(runtime: Callable[..., Runtime]) -> None:
     made = runtime(Queued([calls("echo hi > hello.txt"), "Done."]), limits={"max_seconds": 3.0})
     run = grade_run(run_task(task(), made, seed=0), made)

@@ -150,6 +150,7 @@ def test_an_edit_is_applied_and_its_diff_is_kept_and_can_be_undone(
     assert (project / "a.py").read_text() == "one\n"
 
 
+@pytest.mark.slow
 def test_an_editor_that_fails_or_changes_nothing_leaves_the_question_open(
     run: Run, project: Path, log: Callable[[], LogStore]
 ) -> None:
@@ -179,6 +180,7 @@ def test_whoever_leaves_the_question_is_told_how_the_changes_are_had_later(
     assert (project / "a.py").read_text() == "one\n"
 
 
+@pytest.mark.slow
 def test_with_apply_nobody_is_asked_and_nothing_is_said(
     run: Run, project: Path, log: Callable[[], LogStore]
 ) -> None:

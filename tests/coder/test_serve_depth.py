@@ -1087,6 +1087,7 @@ PATHS = ("v1/completions", "v1/chat/completions", "v1/responses", "v1/messages",
          "v1/load_lora_adapter", "v1/unload_lora_adapter")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_body_breaks_the_routes(many: Served, tiny_folder: Path) -> None:
     """No 5xx, and no error inside a stream; the server answers a plain request afterwards."""
     with httpx.Client(base_url=many.root, headers=ADMIN, timeout=60) as client:

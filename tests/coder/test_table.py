@@ -275,6 +275,7 @@ def test_a_hang_is_a_time_out_and_the_rest_is_left_out(monkeypatch: pytest.Monke
     assert set(verdict.checks.values()) == {"timeout"}
 
 
+@pytest.mark.slow
 def test_what_a_busy_machine_keeps_from_a_solution_is_not_held_against_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

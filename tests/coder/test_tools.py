@@ -213,6 +213,7 @@ def test_shell_says_that_time_was_up(sandbox: Sandbox) -> None:
     assert (result.text, result.ok) == ("before\n[timed out]", False)
 
 
+@pytest.mark.slow
 def test_commands_of_many_agents_take_turns_and_waiting_is_not_on_their_clock(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,6 +282,7 @@ def test_a_restart_of_the_server_is_waited_for() -> None:
                     pytest.fail("two hold one run")
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "OUTAGE_SECONDS", 1)
     with running_server() as server:
@@ -445,6 +446,7 @@ with LogStore.open(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_64_writers_lose_nothing_while_connections_break(
     postgres_server: PostgresServer, url: str, tmp_path: Path

@@ -53,6 +53,7 @@ def in_threads(work: Callable[[], object]) -> list[str]:
     return failures
 
 
+@pytest.mark.slow
 def test_threads_parse_at_once() -> None:
     assert in_threads(lambda: parse(SOURCE)) == []
     assert in_threads(lambda: parse_expression(f"[{'(1, [2, (3,)]), ' * 200}]")) == []

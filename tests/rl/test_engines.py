@@ -142,6 +142,7 @@ def test_a_request_leaves_no_setting_of_sampling_to_the_server(
     assert all(neutral.items() <= body.items() for body in asked)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_holds_nobody_up(
     tiny: Path, server: EngineServer, liar: Liar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +224,7 @@ def test_an_update_below_the_bound_does_not_hide_stale_weights(
         Loop(tiny, tmp_path / "loop").go(on(liar.url, guards=wide), score=alternating())
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_server_killed_in_a_step_comes_back_with_old_weights(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from builders import tiny_llama
 from families import adapted, one_batch, sample
@@ -26,6 +27,7 @@ def learner(model: nn.Module, rate: float = 1e-6) -> Learner:
     return Learner(model, OptimizerConfig(learning_rate=rate), steps=1000)
 
 
+@pytest.mark.slow
 def test_updates_below_the_last_place_of_bfloat16_add_up_in_the_masters() -> None:
     model = tiny_llama(torch.bfloat16)
     weight = model.model.layers[0].mlp.up_proj.weight

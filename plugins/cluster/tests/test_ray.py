@@ -167,6 +167,7 @@ def test_a_run_that_a_hanging_worker_holds_before_its_first_write_is_rolled_out_
     assert len(runtime.store.runs()) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_write_the_trainers_log_says_so(runtime: Runtime, tmp_path: Path) -> None:
     setup = setup_of(runtime, partial(open_by_turn, texts(), None), AgentConfig())
     other = LogStore.open(tmp_path / "other" / "log.db")
