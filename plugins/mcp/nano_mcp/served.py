@@ -73,9 +73,12 @@ async def _called(arguments: Sequence[str], *, failing: bool = False) -> str:
     fails; a command that is `failing` reports that in its output."""
     from mcp.server.mcpserver.exceptions import ToolError
 
-    process = await asyncio.create_subprocess_exec(
-        *_COMMAND, *arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *_COMMAND, *arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    except (OSError, ValueError) as problem:  # a NUL byte, half a surrogate pair, more than a command line holds
+        raise ToolError(f"the arguments cannot be passed on: {problem}") from None
     try:
         out, err = await process.communicate()
     finally:

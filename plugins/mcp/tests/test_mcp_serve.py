@@ -61,6 +61,10 @@ def test_commands_are_run_on_a_copy_of_the_directory(tmp_path: Path, mode: str) 
         failed, said = await call("run", task=" ")
         assert failed
         assert "the task is empty" in said
+        for command in ("echo \0", "echo " + "x" * 200_000):
+            failed, said = await call("exec", command=command)
+            assert failed
+            assert "the arguments cannot be passed on" in said
 
     drive(tmp_path, tmp_path / "home", script, mode)
     assert (tmp_path / "a.txt").read_text() == "here\n"
