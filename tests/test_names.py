@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("nano_coder", "nano_rl", "shared/nano_shared")
 
-ALLOWED: dict[str, str] = dict.fromkeys(["Scheduler"], "not renamed yet")
+ALLOWED: dict[str, str] = {}
 """name -> why it may be defined more than once"""
 
 

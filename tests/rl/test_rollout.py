@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.config.training import Scheduler
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny_model import build_tiny
@@ -41,7 +41,11 @@ def runtime(tmp_path: Path) -> Runtime:
 
 
 def rolled(
-    opened: OpenedWeights, runtime: Runtime, *, concurrency: int, scheduler: Scheduler = "lockstep"
+    opened: OpenedWeights,
+    runtime: Runtime,
+    *,
+    concurrency: int,
+    scheduler: Literal["lockstep", "free"] = "lockstep",
 ) -> list[list[TurnTokens | None]]:
     """The exact tokens of three groups of three."""
     policy = local_policy(opened.loaded, opened.profile, scheduler=scheduler)

@@ -40,7 +40,7 @@ def connect(address: str) -> Callable[[], None]:
     try:
         import ray
     except ImportError:
-        raise ConfigError("--ray needs Ray: pip install 'nano-rl-coder[ray]'") from None
+        raise ConfigError("--ray needs Ray: pip install 'nano-rl-coder[cluster]'") from None
     if ray.is_initialized():
         return lambda: None
     if "://" in named:
