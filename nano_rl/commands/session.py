@@ -56,7 +56,7 @@ def all_tasks(
     """The environments of --env, and the tasks of --tasks and theirs. Raises UsageError without either."""
     if file is None and not env:
         raise UsageError(
-            "there are no tasks: give --tasks FILE or --env E (docs/extending.md#an-environment)"
+            "there are no tasks: give --tasks FILE or --env ENV (docs/extending.md#an-environment)"
         )
     environments = Environments.open(env or ())
     own = read_tasks(file) if file else []
