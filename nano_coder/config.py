@@ -282,8 +282,8 @@ def parse_limits(texts: Sequence[str] | None) -> dict[str, Any]:
             near = [limit for limit in LIMITS if name in limit.split("_")] or get_close_matches(
                 name, LIMITS, n=1
             )
-            meant = f"did you mean {' or '.join(near)}? " if name and near else ""
-            raise UsageError(f"--limit {text!r}: no such limit; {meant}The limits are {', '.join(LIMITS)}")
+            meant = f"did you mean {' or '.join(near)}? The" if name and near else "the"
+            raise UsageError(f"--limit {text!r}: no such limit; {meant} limits are {', '.join(LIMITS)}")
         try:
             limits[name] = getattr(AgentConfig.model_validate({name: value}), name)
         except ValidationError as problem:

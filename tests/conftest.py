@@ -24,10 +24,9 @@ _upgrade = database.Database.upgrade
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is about another kind of user."""
     other = "as_user" if os.geteuid() == 0 else "as_root"
-    left_out = [item for item in items if item.get_closest_marker(other)]
-    if left_out:
+    if left_out := [item for item in items if item.get_closest_marker(other)]:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker(other)]
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -200,17 +200,6 @@ class ContinuousDecoder:
         """Forget the row retained for this owner."""
         self.cache.release(owner)
 
-    def clear(self) -> None:
-        """Forget every row and all KV, and free the memory."""
-        self._queue.clear()
-        self._slots.clear()
-        self._free_blocks()
-        self._changed, self._waits = True, None
-        if self._graph is not None:
-            self._graph = DecodeGraph(self._forward)
-        self._speculator = NGramSpeculator()
-        self.cache.clear()
-
     def logits_of(self, ids: tuple[int, ...], first: int) -> Tensor:
         """[L - first, V] logits that predict `ids[first:]`, as decoding computes them; keeps no KV."""
         read = ids[:-1]

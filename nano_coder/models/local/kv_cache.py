@@ -218,10 +218,6 @@ class PrefixCache:
         tokens = sum(len(prefix.ids) for prefix in prefixes) + sum(row.kv.shape[3] for row in rows)
         return tokens * self._token_bytes
 
-    def clear(self) -> None:
-        self._prefixes.clear()
-        self._retained.clear()
-
     @property
     def bytes(self) -> int:
         """Size of all prefixes and retained rows."""

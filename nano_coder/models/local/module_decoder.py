@@ -80,12 +80,6 @@ class ModuleDecoder:
         """Forget the row retained for this owner."""
         self._retained.pop(owner, None)
 
-    def clear(self) -> None:
-        """Forget every row and all caches."""
-        self._queue.clear()
-        self._slots.clear()
-        self._retained.clear()
-
     @property
     def cache_bytes(self) -> int:
         """Size of the retained caches."""
