@@ -40,7 +40,7 @@ from nano_coder.serve.served_models import Adapters, Promoted, ServedModels
 from nano_coder.serve.server_metrics import ServerMetrics
 from nano_coder.serve.tracing import Tracing
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.malloc import return_freed_memory
+from nano_shared.process import return_freed_memory
 from nano_shared.types import Role
 
 if TYPE_CHECKING:
