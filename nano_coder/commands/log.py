@@ -17,7 +17,7 @@ from nano_coder.config import load_config
 from nano_shared.command_line import Console, JsonOption, emit, lazy_app
 from nano_shared.printable import printable
 from nano_shared.redact.redactor import Redactor
-from nano_shared.redact.store import redact_run
+from nano_shared.redact.runs import redact_run
 from nano_shared.store import LogStore, RunSummary
 
 command = lazy_app(

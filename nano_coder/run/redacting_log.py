@@ -7,7 +7,7 @@ from pathlib import Path
 from nano_coder.config import AgentConfig, load_config
 from nano_shared.policy import DecodeIds
 from nano_shared.redact.redactor import Redactor
-from nano_shared.redact.store import RedactingStore
+from nano_shared.redact.runs import RedactingStore
 from nano_shared.store import LogStore
 
 

@@ -111,7 +111,7 @@ def _preferences(
     store: LogStore, choice: ChosenRuns, refused: Counter[str], redact: bool
 ) -> Iterator[dict[str, Any]]:
     from nano_rl.gather.sources import PAIR_TERMS
-    from nano_shared.redact.trajectory import redacted
+    from nano_shared.redact.runs import redacted
 
     log_pairs = PAIR_TERMS.find("preferences").log_pairs
     for run_ids in _tasks(store, choice):

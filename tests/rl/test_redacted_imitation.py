@@ -14,7 +14,7 @@ from nano_rl.imitation.rows import RunEncoder, succeeded
 from nano_rl.tiny_model import build_tiny
 from nano_shared.policy import Conversation
 from nano_shared.redact.redactor import MARKER
-from nano_shared.redact.trajectory import scrub_trajectory
+from nano_shared.redact.runs import scrub_trajectory
 from nano_shared.types import (
     REDACTED_ID,
     Completion,

@@ -20,7 +20,7 @@ from nano_rl.tasks.make import write_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_shared.command_line import run_command
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.redact.store import RedactingStore
+from nano_shared.redact.runs import RedactingStore
 from nano_shared.store import LogStore
 from nano_shared.types import Task, ToolCall
 
