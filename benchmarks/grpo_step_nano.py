@@ -64,7 +64,7 @@ class Steps:
         self.learner = Learner(self.model, self.config.optimizer, steps=self.config.steps)
         # no token ends a turn: lengths are the case's
         self.engine = Engine(
-            self.model, eos_ids=frozenset(), pad_id=0, context_limit=model.config.max_position_embeddings
+            self.model, eos_ids=frozenset(), context_limit=model.config.max_position_embeddings
         )
         self.sandbox = open_sandbox() if case.turns > 1 else None
         self.tasks = [Task(key=f"problem-{i}", prompt=self._prompt(i)) for i in range(case.prompts)]

@@ -252,7 +252,6 @@ def local_policy(
     engine = Engine(
         loaded.model,
         eos_ids=loaded.eos_ids,
-        pad_id=loaded.pad_id,
         context_limit=loaded.context_limit,
         decode=template.encoder.decode,
         kv_bytes=kv_bound(next(loaded.model.parameters()).device, loaded.kv_gib),

@@ -105,13 +105,13 @@ def rescored(run: Trajectory, engine: Engine, *, entropy: bool = False) -> list[
             row += tokens.sampled_ids
         temperatures = {turn.completion.sampling.temperature for turn, _ in begins}
         first = begins[0][1]
-        scores = {t: engine.measure([tuple(row)], t, first=first, entropy=entropy)[0] for t in temperatures}
+        scores = {t: engine.score_tokens(row, t, first=first, entropy=entropy) for t in temperatures}
         for turn, start in begins:
-            of_turn, spread = scores[turn.completion.sampling.temperature]
+            of_turn = scores[turn.completion.sampling.temperature]
             scored += [
                 Scored(
-                    turn=turn.index, recorded=recorded, recomputed=of_turn[at - first],
-                    entropy=spread[at - first] if entropy else None,
+                    turn=turn.index, recorded=recorded, recomputed=of_turn[at - first].logprob,
+                    entropy=of_turn[at - first].entropy,
                 )
                 for at, recorded in enumerate(tokens_of(turn).logprobs, start)
             ]  # fmt: skip
