@@ -30,8 +30,8 @@ from nano_rl.learn.model.learner import Learner, prepare
 from nano_rl.learn.model.plan import FlopCounter
 from nano_rl.learn.rows.group import form_groups, group_metrics
 from nano_rl.learn.update import Updater
-from nano_shared.malloc import return_freed_memory
 from nano_shared.policy import Conversation
+from nano_shared.process import return_freed_memory
 from nano_shared.types import (
     Limits,
     Message,

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 
 from nano_coder.plugin_settings import TABLES, HostsSetting, missing_table, with_tables
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
-from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import ConfigError, UsageError
+from nano_shared.files import NotReadable, read_regular
 from nano_shared.printable import printable
 from nano_shared.redact.redactor import RedactConfig
 from nano_shared.settings import no_such_setting

@@ -12,8 +12,8 @@ from nano_coder.agent.workspace import Workspace
 from nano_coder.sandbox.protocol import ExecResult
 from nano_coder.tools.registry import TOOLS, RecordedAnswers
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult
+from nano_shared.policy import InterfaceProfile, ObservationFormat
 from nano_shared.printable import terminal_text
-from nano_shared.profile import InterfaceProfile, ObservationFormat
 from nano_shared.snapshot import SnapshotError
 from nano_shared.types import Limits, Observation, ToolCall
 

@@ -10,7 +10,7 @@ from nano_coder.agent.prompt import first_messages, offered_tools
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
-from nano_shared.profile import InterfaceProfile
+from nano_shared.policy import InterfaceProfile
 from nano_shared.types import Message, Role, Task, Trajectory
 
 ORIGINAL_OPENING = "opening"

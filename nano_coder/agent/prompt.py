@@ -12,8 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_shared.errors import UsageError
 from nano_shared.extensions import refuse_missing
-from nano_shared.policy import Conversation
-from nano_shared.profile import InterfaceProfile
+from nano_shared.policy import Conversation, InterfaceProfile
 from nano_shared.types import Message, Role, Task, ToolSpec, Trajectory, Turn
 
 _MAX_FILES = 30

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from nano_coder.sandbox.protocol import Jail
-from nano_shared import snapshot
+from nano_shared import snapshot, snapshot_change
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
-from nano_shared.snapshot import MAX_BYTES, Quota, Snapshot
-from nano_shared.snapshot.tree import shown
+from nano_shared.snapshot import MAX_BYTES, Quota, Snapshot, shown
 from nano_shared.types import Trajectory
 
 WORKSPACE_LOST = "the workspace that it left cannot be kept"
@@ -72,7 +71,7 @@ class Workspace:
         """Unified diff of all changes of the agent."""
         if self.start == self.snapshot:
             return ""
-        return snapshot.diff(
+        return snapshot_change.diff(
             snapshot.load(self.start, self._blobs), snapshot.load(self.snapshot, self._blobs), self._blobs
         )
 

@@ -18,7 +18,7 @@ from nano_coder.run.redacting_log import redacting_store
 from nano_coder.run.token_span import load_decode, token_ranges
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
-from nano_shared.feedback import Feedback, FeedbackKind, Outcome, Said
+from nano_shared.logged_run import Feedback, FeedbackKind, Outcome, Said
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
@@ -261,7 +261,7 @@ def exported(said: Iterable[Said], store: LogStore) -> Iterator[dict[str, Any]]:
 def _table(said: Iterable[Said]) -> None:
     from rich.table import Table
 
-    from nano_shared.console import Console
+    from nano_shared.command_line import Console
 
     table = Table("when", "run", "step", "span", "kind", "value", "text", "author", box=None)
     for row in said:

@@ -14,8 +14,7 @@ from typer import Argument, Option
 from nano_coder.commands.display import Display
 from nano_coder.commands.options import Log, RunArgument, Verbose, open_log
 from nano_coder.config import load_config
-from nano_shared.command_line import JsonOption, emit, lazy_app
-from nano_shared.console import Console
+from nano_shared.command_line import Console, JsonOption, emit, lazy_app
 from nano_shared.printable import printable
 from nano_shared.redact.redactor import Redactor
 from nano_shared.redact.store import redact_run

@@ -14,8 +14,7 @@ from typer import Argument, Option
 
 from nano_coder.commands.options import Log, ToolOption, open_log
 from nano_coder.tools.registry import TOOLS
-from nano_coder.verify.refusal_codes import RefusalCode
-from nano_coder.verify.trainable import RunFinding, findings
+from nano_coder.verify.trainable import RefusalCode, RunFinding, findings
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
@@ -23,7 +22,7 @@ from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
 
 if TYPE_CHECKING:
-    from nano_coder.verify.certificate import Certificate
+    from nano_coder.verify.deep import Certificate
 
 
 def command(
@@ -157,7 +156,7 @@ class _Look:
 def _look(facts: RunFacts, store: LogStore, deep: bool, model: str | None, checked: set[str]) -> _Look:
     certificate = missing = None
     if deep:
-        from nano_coder.verify.certificate import NotAtHand, deep_verify
+        from nano_coder.verify.deep import NotAtHand, deep_verify
 
         try:
             certificate = deep_verify(facts, store, model=model)

@@ -13,8 +13,7 @@ from nano_coder.commands.display import Display, exit_code, outcome, summary
 from nano_coder.commands.options import RunArgument, Setup, Verbose, agent_options, reopen_runtime
 from nano_coder.run.execution import Runtime, grade_run, refuse_ended, resume_run, with_limits
 from nano_coder.run.fork import refuse_unsaid, say_to_run
-from nano_shared.command_line import JsonOption, emit
-from nano_shared.console import Console
+from nano_shared.command_line import Console, JsonOption, emit
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore

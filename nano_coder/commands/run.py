@@ -30,7 +30,7 @@ from nano_coder.sandbox.workspace_archive import say_unread
 from nano_shared import snapshot
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.store import LogStore
 from nano_shared.types import Task, Trajectory
 

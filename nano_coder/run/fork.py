@@ -19,9 +19,9 @@ from nano_coder.agent.sub_agent import cut_turns, observed_last
 from nano_coder.models.local.scheduler import cancel_pending, slots_for
 from nano_coder.run.execution import OnTurn, Runtime, branch_run, grade_run, refuse_served
 from nano_coder.run.reflection import as_much_again
-from nano_coder.verify.tokens import PromptRenderer, prove_prompts
+from nano_coder.verify.deep import PromptRenderer, prove_prompts
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.types import Observation, StopReason, Task, Trajectory
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nano_shared.durable import user_path
-from nano_shared.feedback import Feedback
+from nano_shared.files import user_path
+from nano_shared.logged_run import Feedback
 from nano_shared.policy import DecodeIds
 from nano_shared.types import Trajectory, TurnTokens
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nano_shared.errors import BudgetExhausted
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Policy
 from nano_shared.types import Completion, Role, Sampling, Shaping, ToolSpec
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from nano_coder.tools.tool import Tool, ToolResult
 from nano_shared.errors import ConfigError
 from nano_shared.extensions import Extensions, absolute_reference, described, is_reference
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.types import Observation, ToolCall, Trajectory
 
 

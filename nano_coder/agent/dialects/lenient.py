@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nano_coder.agent.dialects.dialect import find_tool
-from nano_shared.syntax import parse_expression
+from nano_shared.process import parse_expression
 from nano_shared.types import ToolCall, ToolSpec
 
 ARGUMENTS = ("arguments", "parameters")

@@ -17,8 +17,8 @@ from nano_coder.models.local.kv_cache import ROUND
 from nano_coder.models.local.llama import LlamaForward, Unsupported
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest, Sampled, StopConditions
 from nano_shared.errors import ConfigError
-from nano_shared.malloc import keep_freed_memory
 from nano_shared.policy import DecodeIds
+from nano_shared.process import keep_freed_memory
 
 if TYPE_CHECKING:
     from nano_coder.models.local.module_decoder import ModuleDecoder

@@ -15,7 +15,7 @@ from nano_coder.agent.prompt import offered_tools
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import PolicyError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import (

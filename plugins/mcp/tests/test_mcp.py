@@ -29,8 +29,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Jail
 from nano_coder.tools.registry import TOOLS
 from nano_coder.tools.tool import HeldOpen, ToolContext, ToolFailure
-from nano_coder.verify.refusal_codes import RefusalCode
-from nano_coder.verify.trainable import verify
+from nano_coder.verify.trainable import RefusalCode, verify
 from nano_mcp.connection import McpConnection, McpFailure
 from nano_mcp.resident_program import ResidentProgram
 from nano_mcp.settings import McpServer, McpSettings, read_project_servers
