@@ -21,7 +21,7 @@ from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import blocking, may_teach
 from nano_coder.verify.trainable import hashes as profile_hashes
-from nano_rl.learn.rows.group import is_dead
+from nano_rl.learn.rows import is_dead
 from nano_rl.rewards import outcome
 from nano_shared.profile import InterfaceProfile
 from nano_shared.run_facts import RunFacts

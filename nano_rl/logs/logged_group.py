@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nano_rl.learn.rows.group import Group, GroupMember, is_dead
+from nano_rl.learn.rows import Group, GroupMember, is_dead
 from nano_rl.logs.admission import RunVerifier
 from nano_shared import snapshot
 from nano_shared.store import LogStore

@@ -19,8 +19,8 @@ from functools import partial
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.models.opening import OpenedWeights
 from nano_coder.verify.refusal_codes import RefusalCode
-from nano_rl.config.training import TrainConfig
-from nano_rl.learn.rows.group import Group, GroupMember
+from nano_rl.config import TrainConfig
+from nano_rl.learn.rows import Group, GroupMember
 from nano_rl.logs.admission import RunCheck, RunVerifier, TargetPolicy, check_runs, may_imitate
 from nano_rl.logs.lineage import Lineage
 from nano_rl.logs.logged_group import LoggedGroup, LoggedRuns

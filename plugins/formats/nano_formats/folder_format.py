@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nano_rl.formats.row_format import ReadOptions, refusal, refuse_uncarried, whole, with_original
+from nano_rl.formats import ReadOptions, refusal, refuse_uncarried, whole, with_original
 from nano_shared.errors import UsageError
 from nano_shared.hashing import content_hash
 from nano_shared.refusal import Refusal, Refused

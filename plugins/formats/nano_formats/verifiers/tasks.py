@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nano_rl.formats.row_format import RowFormat
+from nano_rl.formats import RowFormat
 from nano_shared.hashing import content_hash
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.refusal import Refused
