@@ -75,7 +75,7 @@ def _ray_workers(runtime: Runtime, config: AgentConfig, address: str, count: int
             "--ray runs nano's own agent on a hosted model: give --model openai:NAME --base-url URL, which"
             " may be that of vLLM or nano-coder serve, and leave --agent out"
         )
-    from nano_rl.gather.engines.workers import ROLLOUT_CLUSTERS
+    from nano_rl.gather.rollouts import ROLLOUT_CLUSTERS
 
     tell = partial(print, file=sys.stderr)
     return ROLLOUT_CLUSTERS.find("ray").open_rollout_workers(runtime, config, address, count, tell)

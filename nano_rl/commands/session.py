@@ -36,7 +36,7 @@ from nano_coder.sandbox.proxy import allowed_hosts
 from nano_coder.tools.registry import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.attempts import ORACLE
-from nano_rl.tasks.make import read_tasks
+from nano_rl.tasks.task_file import read_tasks
 from nano_shared.checkpoint import LATEST, checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.policy import InterfaceProfile
@@ -46,7 +46,7 @@ from nano_shared.types import Sampling, Split, Task
 
 if TYPE_CHECKING:
     from nano_coder.models.weights import Dtype
-    from nano_rl.config.training import SftConfig
+    from nano_rl.config import SftConfig
     from nano_rl.learn.config import Quantise
 
 
@@ -241,7 +241,7 @@ def train_offline(
     and a callback for each step; `shown` maps metrics to their form in the bar."""
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
-    from nano_rl.learn.model.learner import prepare
+    from nano_rl.learn.learner import prepare
 
     target, folder = training_folder(name)
     opened = weights_to_train(parent, config.dtype, device, config.quantise)
@@ -285,7 +285,7 @@ def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Pa
 
 def _refuse_done(name: str, folder: Path, steps: int) -> None:
     """Raises UsageError if a finished training has done that many steps."""
-    from nano_rl.resume.states import STATES
+    from nano_rl.resume import STATES
 
     done = max((int(path.name) for path in (folder / STATES).glob("*") if path.name.isdecimal()), default=0)
     if steps <= done:
@@ -312,7 +312,7 @@ def checkpoint_target(name: str) -> Path:
             f"--name {name!r}: use letters, digits, '.', '_' and '-', at most {_LONGEST_NAME} characters"
         )
     from nano_coder.models.catalogue import catalogue
-    from nano_rl.checkpoints.promotion_history import HISTORY
+    from nano_rl.checkpoints.promotion import HISTORY
 
     if name.casefold() in {LATEST, HISTORY, *OWN_MODELS, *catalogue()}:
         raise UsageError(f"--name {name}: nano means something else by that name; choose another")

@@ -26,9 +26,8 @@ from nano_coder.run.execution import RunSettings, Runtime, grade_run, log_unexec
 from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.registry import TOOLS
-from nano_rl.gather.engines.adapter_probe import AdapterProbe, PublishedAdapter
-from nano_rl.gather.engines.engine_pool import EnginePool, EngineState
-from nano_rl.gather.engines.remote_policy import RemotePolicy
+from nano_rl.gather.adapter_publisher import RemotePolicy
+from nano_rl.gather.engine_pool import AdapterProbe, EnginePool, EngineState, PublishedAdapter
 from nano_rl.tasks.attempts import runtime_for
 from nano_shared.errors import LogError, NanoError, UsageError
 from nano_shared.hidden_checks import EnvironmentChecks
