@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
-from nano_coder.models.local.scheduler import cancel_pending, slots_for
+from nano_coder.models.local.policy import cancel_pending, slots_for
 from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
 from nano_coder.run.reflection import can_reflect
 from nano_rl.rewards import Reward
