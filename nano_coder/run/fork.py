@@ -16,7 +16,7 @@ from dataclasses import replace
 from nano_coder.agent.loop import SAID
 from nano_coder.agent.profiles import continuing_profile
 from nano_coder.agent.sub_agent import cut_turns, observed_last
-from nano_coder.models.local.scheduler import cancel_pending, slots_for
+from nano_coder.models.local.policy import cancel_pending, slots_for
 from nano_coder.run.execution import OnTurn, Runtime, branch_run, grade_run, refuse_served
 from nano_coder.run.reflection import as_much_again
 from nano_coder.verify.deep import PromptRenderer, prove_prompts

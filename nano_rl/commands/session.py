@@ -20,12 +20,12 @@ from nano_coder.models.opening import (
     OWN_MODELS,
     OpenedWeights,
     bound_template,
+    find_opener,
     name_to_train,
-    open_configured,
+    open_policy,
     open_weights,
     rank_of,
 )
-from nano_coder.models.registry import find_opener
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.run.foreign_agent import open_agent
@@ -102,7 +102,7 @@ def policy_runtime(
     sandbox = sandbox_opener(config)()
     store = LogStore.open(config.log)
     tools = [TOOLS.give(tool).spec.name for tool in config.tools]
-    opened = open_configured(config, model=model, dtype=dtype_of(config, sources))
+    opened = open_policy(model or config.model, config, dtype=dtype_of(config, sources))
     return Runtime(
         policy=opened.policy, sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None)), policy_name=opened.name,

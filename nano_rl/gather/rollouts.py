@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nano_coder.models.local.scheduler import cancel_pending, slots_for
+from nano_coder.models.local.policy import cancel_pending, slots_for
 from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
 from nano_coder.run.reflection import can_reflect, is_reflection
 from nano_rl.checkpoints.evaluate import row_of

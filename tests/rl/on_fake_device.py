@@ -18,9 +18,8 @@ from families import sample
 
 from nano_coder.models.local import attention
 from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.models.local.policy import LocalPolicy, Lockstep
 from nano_coder.models.local.sampler import GenerationRequest
-from nano_coder.models.local.scheduler import Lockstep
 from nano_preferences.config import DpoConfig
 from nano_preferences.dpo import PairObjective, pair_batches, reference_scores
 from nano_preferences.pairs import PairRows

@@ -12,8 +12,7 @@ from families import sample
 from torch import Tensor, nn
 
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
-from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.module_decoder import ModuleDecoder
+from nano_coder.models.local.engine import Engine, ModuleDecoder
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig

@@ -149,9 +149,7 @@ class RemoteModel:
 
 def open_named(config: AgentConfig, _on_change: Callable[[str], None]) -> Policy:
     """The hosted model that a configuration names."""
-    return open_policy(
-        config.model, base_url=config.base_url, api_key=config.api_key, profile=config.profile
-    ).policy
+    return open_policy(config.model, config).policy
 
 
 class RolloutExecutor:
