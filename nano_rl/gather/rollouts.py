@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from nano_coder.models.local.scheduler import cancel_pending, slots_for
-from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
-from nano_coder.run.reflection import can_reflect
+from nano_coder.run.execution import Runtime, can_reflect, grade_run, reflect_run, run_task
 from nano_rl.rewards import Reward
 from nano_rl.tasks.attempts import oracle_policy, run_in_project, runtime_for
 from nano_shared.errors import NanoError, PolicyError, SandboxError, UsageError

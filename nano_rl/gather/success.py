@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.run.execution import Runtime
-from nano_coder.run.reflection import is_reflection
+from nano_coder.run.execution import Runtime, is_reflection
 from nano_rl.checkpoints.evaluate import row_of
 from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources

@@ -11,10 +11,8 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nano_coder.agent.chat_template import ChatTemplate
-from nano_coder.agent.initial_messages import shown_files
 from nano_coder.agent.loop import text_in
-from nano_coder.agent.profiles import serving_profile
-from nano_coder.agent.prompt import first_started, open_conversation, rendered
+from nano_coder.agent.profiles import first_started, open_conversation, rendered, serving_profile, shown_files
 from nano_coder.verify.trainable import may_teach
 from nano_rl.learn.rows.group import Group
 from nano_rl.learn.rows.sample import TrainSample, to_samples

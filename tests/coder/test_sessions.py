@@ -17,7 +17,7 @@ from typing import Any
 import forked
 import pytest
 
-from nano_coder.commands.batch import InOrder
+from nano_coder.commands.exec import InOrder
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.namespaces import NsSandbox
