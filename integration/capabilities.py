@@ -52,8 +52,7 @@ from nano_rl.tasks.make import draw_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_rl.watch import Watch
-from nano_shared.policy import Conversation
-from nano_shared.profile import CompactionFormat, InterfaceProfile
+from nano_shared.policy import CompactionFormat, Conversation, InterfaceProfile
 from nano_shared.store import LogStore
 from nano_shared.types import (
     Completion,

@@ -40,8 +40,7 @@ from nano_rl.imitation.demonstrations import train_sft
 from nano_rl.imitation.rows import imitation_samples
 from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
 from nano_rl.learn.model.learner import prepare
-from nano_rl.logs.lineage import lineage
-from nano_rl.logs.reader import read_logs
+from nano_rl.logs.reader import lineage, read_logs
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.make import draw_tasks, make_tasks
 from nano_rl.tiny_model import build_tiny

@@ -171,7 +171,7 @@ def decoding(folder: Path, rounds: int = 3) -> dict[int, float]:
     prompt = tuple(torch.randint(5, model.config.vocab_size, (64,)).tolist())
     for _ in range(rounds):
         for length, taken in seconds.items():
-            engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=POSITIONS)
+            engine = Engine(model, eos_ids=frozenset(), context_limit=POSITIONS)
             started = time.perf_counter()
             engine.generate([GenerationRequest(prompt, Sampling(max_tokens=length), 0)])
             taken.append(time.perf_counter() - started)

@@ -29,9 +29,9 @@ from pydantic import (
 )
 
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
-from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import PLUGINS, Extensions, call_extension, missing_plugin
+from nano_shared.files import NotReadable, read_regular
 from nano_shared.policy import DecodeIds
 from nano_shared.printable import printable
 from nano_shared.redact.redactor import RedactConfig, Redactor

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from nano_coder.sandbox.protocol import ExecResult, Jail
 from nano_coder.tools.tool import TOOLS, RecordedAnswers, ToolContext, ToolFailure, ToolResult
-from nano_shared import snapshot
+from nano_shared import snapshot, snapshot_change
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
+from nano_shared.policy import InterfaceProfile, ObservationFormat
 from nano_shared.printable import terminal_text
-from nano_shared.profile import InterfaceProfile, ObservationFormat
-from nano_shared.snapshot import MAX_BYTES, Quota, Snapshot, SnapshotError
-from nano_shared.snapshot.tree import shown
+from nano_shared.snapshot import MAX_BYTES, Quota, Snapshot, SnapshotError, shown
 from nano_shared.types import Limits, Observation, ToolCall, Trajectory
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ class Workspace:
         """Unified diff of all changes of the agent."""
         if self.start == self.snapshot:
             return ""
-        return snapshot.diff(
+        return snapshot_change.diff(
             snapshot.load(self.start, self._blobs), snapshot.load(self.snapshot, self._blobs), self._blobs
         )
 

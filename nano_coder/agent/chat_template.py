@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nano_coder.agent.dialects.dialect import Dialect, Parsed, function_schema
 from nano_shared.errors import PolicyError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Conversation
 from nano_shared.types import Message, Role, ToolCall, ToolSpec
 

@@ -15,9 +15,8 @@ from nano_coder.agent.profiles import delegating, offered_tools, open_conversati
 from nano_coder.tools.run_control import DELEGATE, delegate, submit
 from nano_coder.tools.tool import ToolResult
 from nano_shared.errors import ContextFull
-from nano_shared.hashing import content_hash
-from nano_shared.policy import Conversation, Policy
-from nano_shared.profile import InterfaceProfile
+from nano_shared.files import content_hash
+from nano_shared.policy import Conversation, InterfaceProfile, Policy
 from nano_shared.types import (
     SUMMARY,
     Completion,

@@ -27,8 +27,7 @@ from nano_shared.blobs import BlobStore
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import Extensions, is_reference, refuse_missing
 from nano_shared.hidden_checks import EnvironmentChecks
-from nano_shared.policy import Conversation
-from nano_shared.profile import CompactionFormat, InterfaceProfile, ObservationFormat
+from nano_shared.policy import CompactionFormat, Conversation, InterfaceProfile, ObservationFormat
 from nano_shared.run_facts import RunFacts
 from nano_shared.types import Message, Role, Task, ToolSpec, Trajectory, Turn
 

@@ -12,7 +12,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from nano_coder.serve.given_reward import GRADER
-from nano_shared.console import Console
+from nano_shared.command_line import Console
 from nano_shared.printable import printable
 from nano_shared.types import (
     Completion,

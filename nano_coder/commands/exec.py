@@ -20,11 +20,10 @@ from typer import Argument, Option
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.captured_output import FLOOD_BYTES
-from nano_coder.sandbox.namespaces import NsJail, NsSandbox
-from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, connected
+from nano_coder.sandbox.namespaces import NsJail
+from nano_coder.sandbox.protocol import ExecResult, Jail, RunOptions, Sandbox, SupportsKeeping, connected
 from nano_coder.sandbox.proxy import allowed_hosts
 from nano_coder.sandbox.request import TERABYTE_MB, WEEK_S
-from nano_coder.sandbox.stateful_session import Session, SessionKind
 from nano_shared.errors import NanoError, SandboxError, UsageError
 from nano_shared.types import Limits
 
@@ -84,8 +83,6 @@ def command(
     limits = Limits(tool_seconds=timeout, memory_mb=memory, output_bytes=max_output)
     hosts = allowed_hosts(net)
     if batch:
-        from nano_coder.commands.exec import answer_all
-
         if hosts:
             raise UsageError("--batch has no network: leave out --net")
         return answer_all(
@@ -226,78 +223,46 @@ class InOrder:
             job()
 
 
-class SessionLost(SandboxError):
-    """The session of a request has ended; raised once, after which its name is free."""
-
-
 class Sessions:
-    """Safe to use from many threads, as long as each name is used by one at a time."""
+    """Jails by name, whose files and processes stay. Safe to use from many threads, as long as each name is
+    used by one at a time."""
 
     def __init__(self, sandbox: Sandbox, workspace: Path | None) -> None:
         self._sandbox = sandbox
         self._workspace = workspace
         self._lock = threading.Lock()
-        self._open: dict[str, Session] = {}
-        self._limits: dict[str, Limits] = {}
+        self._open: dict[str, tuple[Jail, Limits]] = {}
 
-    def run(
-        self,
-        name: str,
-        kind: SessionKind,
-        source: str,
-        limits: Limits,
-        *,
-        memory_mb: int | None,
-        stdin: bytes,
-        files: dict[str, str],
-    ) -> tuple[ExecResult, str | None]:
-        """The result of the request, and why the session ended, if it did.
-
-        The first request opens the session with `limits`, whose memory stays; `memory_mb` is what a request
-        asks for itself. Raises SessionLost where an earlier request, or something between the two, ended it.
-        """
-        session = self._opened(name, kind, limits)
-        if session.kind != kind:
-            raise UsageError(f"session {name!r} is a {session.kind} session: it takes {session.kind!r}")
-        if memory_mb not in (None, self._limits[name].memory_mb):
-            raise UsageError(f"the memory of session {name!r} is set by its first request; leave it out")
-        lost_before = session.lost is not None
-        try:
-            return session.run(source, stdin=stdin, files=files, timeout=limits.tool_seconds), session.lost
-        except SandboxError as error:
-            self._forget(name)
-            reason = str(error) if lost_before else f"{error}, before it answered this request"
-            raise SessionLost(f"session {name!r}: {reason}; the name is free for a new one") from error
-
-    def _opened(self, name: str, kind: SessionKind, limits: Limits) -> Session:
+    def jail(self, name: str, limits: Limits, memory_mb: int | None) -> Jail:
+        """Its jail. The first request opens it with `limits`, whose memory stays; `memory_mb` is what
+        a request asks for itself."""
         with self._lock:
-            session, count = self._open.get(name), len(self._open)
-        if session is not None:
-            return session
-        if not isinstance(self._sandbox, NsSandbox):
-            raise UsageError(f"the sandbox {self._sandbox.name!r} has no sessions; use --sandbox ns")
+            known, count = self._open.get(name), len(self._open)
+        if known is not None:
+            if memory_mb not in (None, known[1].memory_mb):
+                raise UsageError(f"the memory of session {name!r} is set by its first request; leave it out")
+            return known[0]
         if count >= MOST_OPEN:
             raise UsageError(f"{MOST_OPEN} sessions are open: close one first")
-        session = Session(self._sandbox.open(self._workspace, limits), kind, limits)
+        jail = self._sandbox.open(self._workspace, limits)
+        if not (isinstance(jail, SupportsKeeping) and jail.keep()):
+            jail.close()
+            raise UsageError(f"the sandbox {self._sandbox.name!r} has no sessions; use --sandbox ns")
         with self._lock:
-            self._open[name], self._limits[name] = session, limits
-        return session
+            self._open[name] = jail, limits
+        return jail
 
     def close(self, name: str) -> None:
-        """End a session, lost or not. Raises UsageError for a name that is not open."""
-        if name not in self._open:
-            raise UsageError(f"no session {name!r} is open")
-        self._forget(name)
-
-    def _forget(self, name: str) -> None:
+        """End a session. Raises UsageError for a name that is not open."""
         with self._lock:
-            session = self._open.pop(name)
-            del self._limits[name]
-        session.close()
+            known = self._open.pop(name, None)
+        if known is None:
+            raise UsageError(f"no session {name!r} is open")
+        known[0].close()
 
     def close_all(self) -> None:
         for name in list(self._open):
-            self._forget(name)
+            self.close(name)
 
 
 _LONGEST_LINE = 32 << 20
@@ -321,7 +286,7 @@ class Request(BaseModel):
     memory: int | None = Field(None, ge=16, le=TERABYTE_MB)
     """MB"""
     session: str | None = Field(None, min_length=1, max_length=200)
-    """whose state it works with; the first request of a name opens it"""
+    """whose files and processes it works with; the first request of a name opens it"""
     close: bool = False
 
     @model_validator(mode="after")
@@ -330,8 +295,6 @@ class Request(BaseModel):
             if self.session is None or self.model_fields_set - {"id", "session", "close"}:
                 raise ValueError("close takes a session and nothing else")
             return self
-        if self.session is not None and self.argv is not None:
-            raise ValueError("a session takes python or shell, not argv")
         if sum(program is not None for program in (self.python, self.shell, self.argv)) != 1:
             raise ValueError("give exactly one of python, shell and argv")
         return self
@@ -350,8 +313,7 @@ def answer_all(
             said = _answer(line, sandbox, workspace, limits, sessions)
         finally:
             slots.release()
-        # the request did not cause the end of its session
-        if "error" in said and "lost" not in said:
+        if "error" in said:
             bad.set()
         with writing:
             out.write(json.dumps(said) + "\n")
@@ -386,47 +348,30 @@ def _answer(
     changes = {"tool_seconds": request.timeout, "memory_mb": request.memory}
     wanted = limits.model_copy(update={k: v for k, v in changes.items() if v is not None})
     try:
-        if request.session is not None:
-            return {"id": request.id, "session": request.session, **_in_session(request, wanted, sessions)}
-        with closing(sandbox.open(workspace, wanted)) as jail:
-            for name, text in request.files.items():
-                jail.write(name, text.encode("utf-8", "surrogatepass"))
-            return {"id": request.id, **_run(request, jail).as_json()}
+        if request.session is None:
+            with closing(sandbox.open(workspace, wanted)) as jail:
+                return {"id": request.id, **_run(request, jail, wanted)}
+        known = {"id": request.id, "session": request.session}
+        if request.close:
+            sessions.close(request.session)
+            return {**known, "closed": True}
+        return {**known, **_run(request, sessions.jail(request.session, wanted, request.memory), wanted)}
     except OSError as problem:
         return {"id": request.id, "error": f"files: {problem.filename}: {problem.strerror}"}
-    except SessionLost as problem:
-        return {"id": request.id, "session": request.session, "error": str(problem), "lost": True}
     except NanoError as problem:
         return {"id": request.id, "error": str(problem)}
 
 
-def _in_session(request: Request, limits: Limits, sessions: Sessions) -> dict[str, Any]:
-    assert request.session is not None
-    if request.close:
-        sessions.close(request.session)
-        return {"closed": True}
-    source = request.python if request.python is not None else request.shell
-    assert source is not None
-    result, lost = sessions.run(
-        request.session,
-        "python" if request.python is not None else "shell",
-        source,
-        limits,
-        memory_mb=request.memory,
-        stdin=request.stdin.encode("utf-8", "surrogatepass"),
-        files=request.files,
-    )
-    return result.as_json() | ({"lost": lost} if lost is not None else {})
-
-
-def _run(request: Request, jail: Jail) -> ExecResult:
-    stdin = request.stdin.encode("utf-8", "surrogatepass")
+def _run(request: Request, jail: Jail, limits: Limits) -> dict[str, object]:
+    for name, text in request.files.items():
+        jail.write(name, text.encode("utf-8", "surrogatepass"))
+    options: RunOptions = {
+        "stdin": request.stdin.encode("utf-8", "surrogatepass"), "timeout": limits.tool_seconds,
+    }  # fmt: skip
     if request.python is not None:
-        return jail.run_python(request.python, stdin=stdin)
-    if request.shell is not None:
-        return jail.run(["/bin/sh", "-c", request.shell], stdin=stdin)
-    assert request.argv is not None
-    return jail.run(request.argv, stdin=stdin)
+        return jail.run_python(request.python, **options).as_json()
+    argv = request.argv if request.argv is not None else ["/bin/sh", "-c", str(request.shell)]
+    return jail.run(argv, **options).as_json()
 
 
 def _session(line: bytes) -> str | None:

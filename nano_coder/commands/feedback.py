@@ -17,9 +17,9 @@ from typer import Argument, Option
 from nano_coder.commands.options import Log, open_log
 from nano_coder.config import redacting_store
 from nano_shared.command_line import JsonOption, emit
-from nano_shared.durable import user_path
 from nano_shared.errors import UsageError
-from nano_shared.feedback import Feedback, FeedbackKind, Outcome, Said
+from nano_shared.files import user_path
+from nano_shared.logged_run import Feedback, FeedbackKind, Outcome, Said
 from nano_shared.policy import DecodeIds
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
@@ -263,7 +263,7 @@ def exported(said: Iterable[Said], store: LogStore) -> Iterator[dict[str, Any]]:
 def _table(said: Iterable[Said]) -> None:
     from rich.table import Table
 
-    from nano_shared.console import Console
+    from nano_shared.command_line import Console
 
     table = Table("when", "run", "step", "span", "kind", "value", "text", "author", box=None)
     for row in said:

@@ -19,10 +19,8 @@ from nano_coder.commands.display import Display
 from nano_coder.commands.options import Log, RunArgument, ToolOption, Verbose, open_log
 from nano_coder.config import load_config
 from nano_coder.tools.tool import TOOLS
-from nano_coder.verify.refusal_codes import RefusalCode
-from nano_coder.verify.trainable import RunFinding, findings
-from nano_shared.command_line import JsonOption, emit, lazy_app
-from nano_shared.console import Console
+from nano_coder.verify.trainable import RefusalCode, RunFinding, findings
+from nano_shared.command_line import Console, JsonOption, emit, lazy_app
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 from nano_shared.redact.redactor import Redactor
@@ -31,7 +29,7 @@ from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore, RunSummary
 
 if TYPE_CHECKING:
-    from nano_coder.verify.certificate import Certificate
+    from nano_coder.verify.deep import Certificate
 
 
 command = lazy_app(
@@ -262,7 +260,7 @@ class _Look:
 def _look(facts: RunFacts, store: LogStore, deep: bool, model: str | None, checked: set[str]) -> _Look:
     certificate = missing = None
     if deep:
-        from nano_coder.verify.certificate import NotAtHand, deep_verify
+        from nano_coder.verify.deep import NotAtHand, deep_verify
 
         try:
             certificate = deep_verify(facts, store, model=model)

@@ -20,16 +20,16 @@ from nano_coder.config import (
     parse_limits,
     user_config_path,
 )
-from nano_shared.durable import real_path
 from nano_shared.errors import UsageError
+from nano_shared.files import real_path
 from nano_shared.printable import without_password
-from nano_shared.settings_options import Settings, settings_options
+from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.run.execution import Runtime
     from nano_coder.run.git_history import GitHistory
     from nano_coder.sandbox.protocol import Sandbox
-    from nano_shared.profile import InterfaceProfile
+    from nano_shared.policy import InterfaceProfile
     from nano_shared.store import LogStore
     from nano_shared.types import InstructionFile, Trajectory
 

@@ -23,8 +23,7 @@ from nano_coder.commands.options import (
 from nano_coder.commands.run import make_task, open_work, take_snapshot
 from nano_coder.run.execution import Runtime, grade_run, refuse_ended, resume_run, run_task, with_limits
 from nano_coder.run.fork import fork_run, refuse_step, refuse_unsaid, say_to_run
-from nano_shared.command_line import JsonOption, emit
-from nano_shared.console import Console
+from nano_shared.command_line import Console, JsonOption, emit
 from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore

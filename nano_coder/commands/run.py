@@ -30,14 +30,13 @@ from nano_coder.commands.options import (
 from nano_coder.config import UNTRUSTED_CHECK, task_limits
 from nano_coder.run.execution import Runtime, attempt_task
 from nano_coder.sandbox.workspace_archive import say_unread
-from nano_shared import snapshot
+from nano_shared import snapshot, snapshot_change
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.feedback import Feedback, FeedbackKind, edited_workspace, workspace_edit
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
+from nano_shared.logged_run import Feedback, FeedbackKind, edited_workspace, workspace_edit
 from nano_shared.printable import printable
-from nano_shared.snapshot import EntryKind
-from nano_shared.snapshot.tree import make_snapshot, save
+from nano_shared.snapshot import EntryKind, make_snapshot, save
 from nano_shared.store import LogStore
 from nano_shared.types import Task, Trajectory
 
@@ -218,7 +217,7 @@ def edited(trajectory: Trajectory, store: LogStore) -> str:
     kept = [entry for entry in left.entries if entry.path not in paths]
     opened = [now.by_path[path] for path in paths if path in now.by_path]
     workspace = save(make_snapshot([*kept, *opened]), store.blobs)
-    diff = snapshot.diff(after, workspace, store.blobs)
+    diff = snapshot_change.diff(after, workspace, store.blobs)
     if not diff:
         raise UsageError("the editor changed nothing; accept the changes as they are, or reject them")
     return workspace_edit(workspace, diff)

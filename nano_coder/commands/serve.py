@@ -71,12 +71,10 @@ def command(
         from nano_coder.serve.app import serve_app
         from nano_coder.serve.generation import ServerLimits
         from nano_coder.serve.http_json import BoundedConnection
-        from nano_coder.serve.tracing import open_tracing
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("nano"):
             raise
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
-    tracing = open_tracing()
     from nano_coder.serve.conversations import Conversations, end_interrupted
     from nano_shared.store import LogStore
 
@@ -87,7 +85,7 @@ def command(
         conversations = Conversations(opener.open(config.model))
         pages = _pages(store, access)
         app = serve_app(
-            conversations, access=access, tracing=tracing,
+            conversations, access=access,
             adapters=opener.adapters(conversations.model),
             promoted=None if config.model else lambda: opener.promoted(conversations.model),
             pages=pages,

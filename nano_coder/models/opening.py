@@ -17,10 +17,9 @@ from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
 from nano_coder.models.catalogue import catalogue, fetch, fetched, offer
 from nano_coder.models.registry import MODELS, ModelOptions, find_opener
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, latest_checkpoint, read_checkpoint
-from nano_shared.durable import user_path
 from nano_shared.errors import CheckpointError, PolicyError, UsageError
-from nano_shared.policy import Policy
-from nano_shared.profile import InterfaceProfile
+from nano_shared.files import user_path
+from nano_shared.policy import InterfaceProfile, Policy
 
 if TYPE_CHECKING:
     from nano_coder.agent.chat_template import ChatTemplate
@@ -252,7 +251,6 @@ def local_policy(
     engine = Engine(
         loaded.model,
         eos_ids=loaded.eos_ids,
-        pad_id=loaded.pad_id,
         context_limit=loaded.context_limit,
         decode=template.encoder.decode,
         kv_bytes=kv_bound(next(loaded.model.parameters()).device, loaded.kv_gib),

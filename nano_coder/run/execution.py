@@ -42,11 +42,10 @@ from nano_shared.errors import (
     SandboxError,
     UsageError,
 )
+from nano_shared.files import in_memory, scratch_folder
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.notes import Notes
-from nano_shared.policy import Policy
-from nano_shared.profile import InterfaceProfile
-from nano_shared.scratch import in_memory, scratch_folder
+from nano_shared.policy import InterfaceProfile, Policy
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Observation, Sampling, StopReason, Task, Trajectory, Turn, Verdict
 

@@ -25,10 +25,9 @@ from nano_coder.sandbox.protocol import (
 )
 from nano_coder.sandbox.proxy import PORT
 from nano_shared import snapshot
-from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError, SandboxError, UsageError
+from nano_shared.files import in_memory, real_path, scratch_folder
 from nano_shared.printable import printable
-from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.types import StopReason, Task, Trajectory
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from nano_coder.agent.loop import SAID, cut_turns, observed_last
 from nano_coder.agent.profiles import continuing_profile
 from nano_coder.models.local.scheduler import cancel_pending, slots_for
 from nano_coder.run.execution import Runtime, as_much_again, branch_run, grade_run, refuse_served
-from nano_coder.verify.tokens import PromptRenderer, prove_prompts
+from nano_coder.verify.deep import PromptRenderer, prove_prompts
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.types import Observation, StopReason, Task, Trajectory
 

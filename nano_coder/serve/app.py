@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Mount, Route
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.models.local.constraint import MISSING
@@ -33,14 +33,20 @@ from nano_coder.serve.generation import (
 )
 from nano_coder.serve.given_reward import MOST_COMPONENTS, MOST_REWARD
 from nano_coder.serve.http_json import ERROR_HANDLERS, data_line, error_response, read_body
-from nano_coder.serve.openapi import check_fields, openapi
-from nano_coder.serve.request import SHAPED, BadRequest, ClientMessage, ModelRequest, check_shaping, number
+from nano_coder.serve.request import (
+    SHAPED,
+    BadRequest,
+    ClientMessage,
+    ModelRequest,
+    check_fields,
+    check_shaping,
+    number,
+)
 from nano_coder.serve.served_model import ServedModel, passed_on
 from nano_coder.serve.served_models import Adapters, Promoted, ServedModels
 from nano_coder.serve.server_metrics import ServerMetrics
-from nano_coder.serve.tracing import Tracing
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.malloc import return_freed_memory
+from nano_shared.process import return_freed_memory
 from nano_shared.types import Role
 
 if TYPE_CHECKING:
@@ -69,13 +75,12 @@ class Server:
         limits: ServerLimits | None = None,
         promoted: Promoted | None = None,
         adapters: Adapters | None = None,
-        tracing: Tracing | None = None,
     ) -> None:
         self._limits = limits or ServerLimits()
         self._conversations = conversations
         self._models = ServedModels(conversations, adapters, promoted)
         self._metrics = ServerMetrics(conversations.model.name)
-        self._generation = Generation(conversations, self._metrics, self._limits, tracing)
+        self._generation = Generation(conversations, self._metrics, self._limits)
         self._access = access or Access()
 
     # ------------------------------------------------------------------------------------- models
@@ -371,13 +376,12 @@ def serve_app(
     limits: ServerLimits | None = None,
     promoted: Promoted | None = None,
     adapters: Adapters | None = None,
-    tracing: Tracing | None = None,
     pages: Mapping[str, Starlette] | None = None,
 ) -> Starlette:
     """The application over these conversations, and further pages by path, which check their own keys.
     `promoted` is asked every two seconds."""
     server = Server(
-        conversations, access=access, limits=limits, promoted=promoted, adapters=adapters, tracing=tracing
+        conversations, access=access, limits=limits, promoted=promoted, adapters=adapters
     )  # fmt: skip
 
     @asynccontextmanager
@@ -402,23 +406,12 @@ def serve_app(
         Route("/sessions/{session}/reward", _endpoint(server, server.reward), methods=["POST"]),
     ]
     mounts = [Mount(f"/{name}", page) for name, page in (pages or {}).items()]
-    return _application(server, [*routes, *mounts], lifespan=lifespan)
+    return Starlette(routes=[*routes, *mounts], exception_handlers=ERROR_HANDLERS, lifespan=lifespan)
 
 
 def episode_app(conversations: Conversations) -> Starlette:
     """The application of one foreign agent: the APIs alone, so that it cannot reward itself."""
-    server = Server(conversations)
-    return _application(server, _apis(server, ""))
-
-
-def _application(server: Server, routes: Sequence[BaseRoute], **options: Any) -> Starlette:
-    """These routes, and the description of them."""
-
-    async def description(request: Request) -> Response:
-        return JSONResponse(openapi(routes))
-
-    described = Route("/openapi.json", _endpoint(server, description))
-    return Starlette(routes=[*routes, described], exception_handlers=ERROR_HANDLERS, **options)
+    return Starlette(routes=_apis(Server(conversations), ""), exception_handlers=ERROR_HANDLERS)
 
 
 def _apis(server: Server, prefix: str) -> list[Route]:

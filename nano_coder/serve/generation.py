@@ -1,4 +1,4 @@
-"""Generation: requests are sampled in threads, whole or as a stream, and bounded, measured and traced."""
+"""Generation: requests are sampled in threads, whole or as a stream, and bounded and measured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,7 +23,6 @@ from nano_coder.serve.http_json import data_line, error_shape
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest, OnText, TextDelta
 from nano_coder.serve.served_model import ServedModel
 from nano_coder.serve.server_metrics import ServerMetrics
-from nano_coder.serve.tracing import RequestTimes, Tracing
 from nano_shared.errors import NanoError
 
 _T = TypeVar("_T")
@@ -51,7 +50,6 @@ class Client:
     session: ClientSession
     agent: str
     """its user agent"""
-    headers: Mapping[str, str]
     received: float
     """unix seconds"""
     connected: threading.Event
@@ -66,7 +64,7 @@ class Client:
                 _session_name(request), request.state.owner, request.headers.get(RUN_HEADER, "")[:200]
             ),
             agent=request.headers.get("user-agent", "")[:200],
-            headers=request.headers, received=time.time(), connected=connected,
+            received=time.time(), connected=connected,
         )  # fmt: skip
 
 
@@ -120,15 +118,8 @@ class FairQueue:
 class Generation:
     """Samples the requests of clients in threads of its own, off the event loop."""
 
-    def __init__(
-        self,
-        conversations: Conversations,
-        metrics: ServerMetrics,
-        limits: ServerLimits,
-        tracing: Tracing | None = None,
-    ) -> None:
-        self._conversations, self._metrics = conversations, metrics
-        self._limits, self._tracing = limits, tracing
+    def __init__(self, conversations: Conversations, metrics: ServerMetrics, limits: ServerLimits) -> None:
+        self._conversations, self._metrics, self._limits = conversations, metrics, limits
         self._pool = ThreadPoolExecutor(limits.concurrent, thread_name_prefix="answer")
         self._in_flight = 0
         """choices of requests, waiting ones too"""
@@ -201,8 +192,6 @@ class Generation:
     def close(self) -> None:
         """Wait for what is being sampled; what waits is cancelled."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        if self._tracing is not None:
-            self._tracing.close()
 
     def _submit(self, calls: Sequence[Callable[[], _T]]) -> list[asyncio.Future[_T]]:
         """Futures of the calls of one request, which run in threads as the queue lets them."""
@@ -236,7 +225,6 @@ class Generation:
     ) -> ModelAnswer:
         if not client.connected.is_set():
             raise ClientGone
-        began = time.time()
         first = last = 0.0
 
         def emit(delta: TextDelta) -> bool:
@@ -253,19 +241,8 @@ class Generation:
                 on_text(delta)
             return client.connected.is_set()
 
-        def times() -> RequestTimes:
-            now = time.time()
-            return RequestTimes(received=client.received, began=began, first=first or now, ended=now)
-
-        try:
-            answer = self._conversations.answer(asked, client.session, emit, model, client.agent)
-        except NanoError as problem:
-            if self._tracing is not None:
-                self._tracing.failed(problem, times(), client.headers, client.session.name)
-            raise
+        answer = self._conversations.answer(asked, client.session, emit, model, client.agent)
         self._metrics.answered(model.name, answer, time.time() - client.received)
-        if self._tracing is not None:
-            self._tracing.answered(asked, answer, times(), client.headers, client.session.name)
         return answer
 
 

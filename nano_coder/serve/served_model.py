@@ -26,8 +26,7 @@ from nano_coder.serve.request import (
     TextDelta,
     split_at_stop,
 )
-from nano_shared.policy import Conversation, DecodeIds, Policy
-from nano_shared.profile import InterfaceProfile
+from nano_shared.policy import Conversation, DecodeIds, InterfaceProfile, Policy
 from nano_shared.store import LogStore
 from nano_shared.types import (
     ApiAnswer,

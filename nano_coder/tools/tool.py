@@ -27,7 +27,7 @@ from nano_shared.extensions import (
     is_reference,
     takes,
 )
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Observation, ToolCall, ToolSpec, Trajectory
 

@@ -15,7 +15,7 @@ import httpx
 
 from nano_coder.config import SearchSettings
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
-from nano_shared.durable import real_path
+from nano_shared.files import real_path
 from nano_shared.printable import one_line, printable, terminal_text
 
 # the jail's only way out is the proxy, which checks the host of every request and redirection

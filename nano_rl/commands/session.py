@@ -38,8 +38,8 @@ from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.make import read_tasks
 from nano_shared.checkpoint import LATEST, checkpoints_dir
 from nano_shared.errors import UsageError
-from nano_shared.profile import InterfaceProfile
-from nano_shared.settings_options import Settings
+from nano_shared.policy import InterfaceProfile
+from nano_shared.settings import Settings
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task
 

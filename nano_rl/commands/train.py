@@ -25,7 +25,7 @@ from nano_rl.commands.training_arguments import FRESH, Asked, fresh_tasks, furth
 from nano_rl.config.training import TrainConfig, saved_settings
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
-from nano_shared.settings_options import Settings, settings_options
+from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
@@ -321,7 +321,7 @@ def _tell(target: Path, folder: Path, watch: Watcher, steps: int, *, quiet: bool
     from nano_rl.gather.success import HELD_OUT_FILE
     from nano_rl.learn.metrics import METRICS, read_metrics, read_rows
     from nano_rl.logs.used_runs import learned_from, learned_table
-    from nano_shared.console import Console
+    from nano_shared.command_line import Console
 
     rows = read_metrics(folder / METRICS)
     held_out = read_rows(folder / HELD_OUT_FILE) if (folder / HELD_OUT_FILE).exists() else []

@@ -136,9 +136,7 @@ def open_sources(
     from nano_rl.gather.curriculum import Curriculum
     from nano_rl.gather.sources import Sources, pair_term
     from nano_rl.imitation.rows import succeeded
-    from nano_rl.logs.lineage import lineage
-    from nano_rl.logs.logged_group import LoggedGroup, LoggedRuns
-    from nano_rl.logs.reader import read_logs
+    from nano_rl.logs.reader import LoggedGroup, LoggedRuns, lineage, read_logs
 
     if not asked.from_logs:
         return Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if asked.curriculum else None)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from nano_rl.formats.row_format import ReadOptions, RowFormat, is_own
-from nano_shared.errors import UsageError
+from nano_shared.errors import Refusal, UsageError
 from nano_shared.extensions import PLUGINS, Extensions, is_reference, refuse_missing
-from nano_shared.refusal import Refusal
 from nano_shared.strict_json import Row, validated
 from nano_shared.types import Task
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nano_rl.tasks.jsonl import read_rows, write_lines
 from nano_shared.blobs import BlobStore
-from nano_shared.refusal import Refusal, Refused
+from nano_shared.errors import Refusal, Refused
 from nano_shared.strict_json import Row, parse_json, refusing_invalid, to_json, validated
 from nano_shared.types import Task
 

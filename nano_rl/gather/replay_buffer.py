@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from nano_rl.learn.rows.group import Group, GroupMember
-from nano_rl.logs.logged_group import LoggedGroup
+from nano_rl.logs.reader import LoggedGroup
 
 
 class ReplayBuffer:

@@ -14,7 +14,7 @@ from nano_coder.run.execution import Runtime, can_reflect, grade_run, reflect_ru
 from nano_rl.rewards import Reward
 from nano_rl.tasks.attempts import oracle_policy, run_in_project, runtime_for
 from nano_shared.errors import NanoError, PolicyError, SandboxError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Policy
 from nano_shared.types import StopReason, Task, Trajectory
 

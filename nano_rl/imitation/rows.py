@@ -20,8 +20,7 @@ from nano_rl.rewards import outcome
 from nano_rl.tasks.jsonl import read_models
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import PolicyError, UsageError
-from nano_shared.policy import Conversation
-from nano_shared.profile import InterfaceProfile
+from nano_shared.policy import Conversation, InterfaceProfile
 from nano_shared.redact.redactor import MARKER
 from nano_shared.types import Completion, Finish, Message, Role, Sampling, Trajectory, Turn, TurnTokens
 

@@ -17,7 +17,7 @@ from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.model.learner import Learner
 from nano_rl.learn.rows.sample import TrainSample
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 
 
 def step_indices(step: int, *, size: int, batch: int, seed: int) -> list[int]:

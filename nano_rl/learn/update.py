@@ -379,7 +379,7 @@ MIN_ESS, MAX_DRIFT = 0.5, 0.5
 def capped(sample: TrainSample, policy_version: Mapping[str, int]) -> TrainSample:
     """The sample with token versions of at most the policy version of its run, where that is given.
 
-    `policy_version` maps run ids to versions on this policy's lineage (`logs/lineage.py`); the turns of a
+    `policy_version` maps run ids to versions on this policy's lineage (`logs/reader.py`); the turns of a
     run from another training may name larger ones.
     """
     if (most := policy_version.get(sample.run_id)) is None:

@@ -24,9 +24,9 @@ from nano_rl.logs.used_runs import USED, read_used
 from nano_rl.resume.states import STATES, Identity, States, difference, edited
 from nano_shared.checkpoint import Manifest
 from nano_shared.errors import CheckpointError, NanoError, UsageError
+from nano_shared.extensions import leave_hanging_calls
 from nano_shared.settings import parse_config
 from nano_shared.store import LogStore
-from nano_shared.user_code import leave_hanging_calls
 
 GRACE_SECONDS = 2.0
 """seconds after the second signal to close jails and connections; then the process exits"""

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from nano_rl.config.training import TrainConfig, saved_settings
 from nano_rl.learn.offline import flat_settings
-from nano_shared.durable import durable_folder, file_hash, sweep, write_text
 from nano_shared.errors import CheckpointError, ConfigError
+from nano_shared.files import durable_folder, file_hash, sweep, write_text
 from nano_shared.types import Value
 
 FREE = ("steps", "max_tokens")

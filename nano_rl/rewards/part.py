@@ -12,8 +12,8 @@ from pydantic import Field
 from nano_coder.run.execution import Runtime
 from nano_rl.learn.config import Config
 from nano_shared.errors import UsageError
+from nano_shared.extensions import read_number
 from nano_shared.types import Task, Trajectory
-from nano_shared.user_code import read_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

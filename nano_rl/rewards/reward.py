@@ -15,7 +15,7 @@ from nano_rl.rewards.registry import code_of, open_part
 from nano_rl.rewards.tests import Tests, composed_grader, outcome
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import call_extension
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.types import Tampering, Task, Trajectory, Trust, Verdict
 
 TESTS = "tests"

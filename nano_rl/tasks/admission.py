@@ -25,9 +25,8 @@ from nano_rl.tasks.attempts import ORACLE, PluginsOff
 from nano_rl.tasks.check import TaskFinding, check_task
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
-from nano_shared.interpreter import SAFE_PATH, safe_workers
-from nano_shared.scratch import in_memory, scratch_folder
+from nano_shared.files import content_hash, in_memory, scratch_folder
+from nano_shared.process import SAFE_PATH, safe_workers
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
 

@@ -24,10 +24,10 @@ from pydantic import (
 )
 
 from nano_coder.grading.used_names import used_names
+from nano_shared.errors import Refused
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, Suite, SuiteChecks
-from nano_shared.refusal import Refused
+from nano_shared.process import parse
 from nano_shared.strict_json import json_object, refusing_invalid
-from nano_shared.syntax import parse
 from nano_shared.types import OracleAction, Provenance, Task, stays_inside
 
 _LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."

@@ -10,7 +10,7 @@ from nano_coder.sandbox.protocol import Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CommandChecks, SuiteChecks, WorkspaceChecks
 from nano_shared.snapshot import EntryKind, Snapshot
 from nano_shared.types import OracleAction, Provenance, Task, Trajectory, Trust

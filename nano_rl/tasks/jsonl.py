@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from nano_shared.errors import UsageError
-from nano_shared.refusal import Refusal, Refused
+from nano_shared.errors import Refusal, Refused, UsageError
 from nano_shared.strict_json import Row, parse_json, validated
 
 RowModel = TypeVar("RowModel", bound=BaseModel)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from nano_rl.tasks.benchmark_rows import read_row
 from nano_rl.tasks.suite import TaskSuite, View, find_suite
-from nano_shared.errors import UsageError
-from nano_shared.refusal import Refused
+from nano_shared.errors import Refused, UsageError
 from nano_shared.strict_json import at_place, text_lines
 from nano_shared.types import Split, Task
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from nano_shared.hashing import content_hash
-from nano_shared.syntax import parse
+from nano_shared.files import content_hash
+from nano_shared.process import parse
 
 
 class Anonymous(ast.NodeTransformer):

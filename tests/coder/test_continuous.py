@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def engine_of(model: Any, **options: Any) -> Engine:
-    return Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=1024, **options)
+    return Engine(model, eos_ids=frozenset(), context_limit=1024, **options)
 
 
 def tokens(seed: int, length: int) -> tuple[int, ...]:

@@ -14,8 +14,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunHooks, Runtime, resume_run, run_task
 from nano_coder.run.fork import fork_run
 from nano_coder.tools.tool import TOOLS
-from nano_coder.verify.refusal_codes import RefusalCode
-from nano_coder.verify.trainable import verify
+from nano_coder.verify.trainable import RefusalCode, verify
 from nano_shared.errors import UsageError
 from nano_shared.types import Trajectory, Turn
 

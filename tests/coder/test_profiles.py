@@ -17,8 +17,8 @@ from nano_coder.agent.profiles import (
     serving_profile,
 )
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
-from nano_shared.profile import InterfaceProfile
+from nano_shared.files import content_hash
+from nano_shared.policy import InterfaceProfile
 from nano_shared.types import Task
 
 FROZEN = {

@@ -35,7 +35,7 @@ class Watched(Engine):
     """The real engine, noting which rows each step finished and how long the batch was."""
 
     def __init__(self, loaded: LoadedModel, **options: Any) -> None:
-        super().__init__(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=1024, **options)
+        super().__init__(loaded.model, eos_ids=frozenset(), context_limit=1024, **options)
         self.steps: list[list[tuple[int, ...]]] = []
 
     def step(self) -> list[DecodingRow]:
@@ -249,7 +249,7 @@ def test_a_host_leads_alone_and_changes_no_token(loaded: LoadedModel, kind: type
                 computed.add(threading.get_ident())
                 return super().step()
 
-        scheduler = kind(Traced(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=1024), "tiny")
+        scheduler = kind(Traced(loaded.model, eos_ids=frozenset(), context_limit=1024), "tiny")
         slots = scheduler.slots(6, 3)
 
         def live(index: int) -> Any:
@@ -270,7 +270,7 @@ def test_a_host_leads_alone_and_changes_no_token(loaded: LoadedModel, kind: type
 
 
 def test_agents_go_on_by_themselves_when_their_host_has_left(loaded: LoadedModel) -> None:
-    scheduler = Lockstep(Engine(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=1024), "tiny")
+    scheduler = Lockstep(Engine(loaded.model, eos_ids=frozenset(), context_limit=1024), "tiny")
     slots = scheduler.slots(2, 2)
 
     def live(index: int) -> Any:

@@ -29,7 +29,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve import chat
 from nano_coder.serve.request import ModelRequest, TextDelta
 from nano_coder.serve.served_model import ServedModel, _besides_calls, _parsed
-from nano_coder.verify.tokens import TokenCheck
+from nano_coder.verify.deep import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_shared.store import LogStore
 from nano_shared.types import Completion, Finish, Sampling, Shaping

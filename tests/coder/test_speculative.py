@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def engine_of(model: Any, **options: Any) -> Engine:
-    return Engine(model, **{"eos_ids": frozenset(), "pad_id": 0, "context_limit": 512, **options})
+    return Engine(model, **{"eos_ids": frozenset(), "context_limit": 512, **options})
 
 
 def counts(engine: Engine) -> TokenCounts:

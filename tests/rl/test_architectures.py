@@ -112,7 +112,7 @@ def decoded(engine: Engine, early: list[GenerationRequest], late: list[Generatio
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sampler_and_trainer_are_plain_transformers(family: str, adapter: bool) -> None:
     model = lora(family) if adapter else build(family)
-    engine = Engine(model, eos_ids=frozenset(), pad_id=2, context_limit=200)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=200)
     late = GenerationRequest(tuple(range(5, 30)), Sampling(max_tokens=5, temperature=1.0), 9, 9)
     first = decoded(engine, prompts(), [late])
     assert max(deviation(model, row) for row in first) < EXACT

@@ -37,8 +37,8 @@ from nano_shared.checkpoint import (
     write_manifest,
 )
 from nano_shared.command_line import run_command
-from nano_shared.durable import file_hash
 from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.files import file_hash
 from nano_shared.types import Split, Task
 
 NANO = Callable[..., tuple[int, str, str]]

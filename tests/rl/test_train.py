@@ -22,8 +22,7 @@ from nano_rl.imitation.rows import imitation_samples
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.model.learner import prepare
-from nano_rl.logs.lineage import lineage
-from nano_rl.logs.reader import LogContents, read_logs
+from nano_rl.logs.reader import LogContents, lineage, read_logs
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.make import make_tasks
 from nano_rl.tiny_model import build_tiny

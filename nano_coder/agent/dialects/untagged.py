@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nano_coder.agent.dialects.dialect import find_tool
-from nano_shared.syntax import parse_expression
+from nano_shared.process import parse_expression
 from nano_shared.types import ToolCall, ToolSpec
 
 ARGUMENTS = ("arguments", "parameters")

@@ -41,7 +41,7 @@ from nano_coder.models.endpoint.request import accepted_by, add_parameters, requ
 from nano_coder.models.registry import ModelOptions
 from nano_coder.models.repetition import Repetition
 from nano_shared.errors import ConfigError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Conversation
 from nano_shared.printable import printable
 from nano_shared.types import ApiAnswer, Completion, Finish, Sampling, TurnTokens, Usage

@@ -27,7 +27,7 @@ from nano_coder.models.local.kv_cache import (
     common_prefix,
 )
 from nano_coder.models.local.llama import LlamaForward
-from nano_coder.models.local.sampler import DecodingRow, Likeliest, draw, likeliest_tokens, shaped_logits
+from nano_coder.models.local.sampler import DecodingRow, Likeliest, draw_rows
 from nano_coder.models.local.speculative import CONTEXT, NGramSpeculator
 
 _PREFILL_TOKENS = 2048
@@ -488,13 +488,7 @@ class ContinuousDecoder:
             for slot, draft_ids in zip(slots, draft_tokens, strict=True)
             for nth in range(len(draft_ids) + 1)
         ]
-        drawn = draw(
-            logits_NV,
-            [row.request.sampling for row, _ in places],
-            [row.uniforms[len(row.ids) + nth] for row, nth in places],
-            shaped_logits([row for row, _ in places], logits_NV),
-        )
-        tokens = iter(zip(*drawn, likeliest_tokens([row for row, _ in places], logits_NV), strict=True))
+        tokens = draw_rows(places, logits_NV)
         num_accepted_tokens = 0
         for slot, draft_ids in zip(slots, draft_tokens, strict=True):
             accepted = self._accept(slot.row, draft_ids, list(islice(tokens, len(draft_ids) + 1)))

@@ -128,7 +128,7 @@ class LocalPolicy:
                 f"{len(ids)} tokens are more than the {self.context_limit} that {self.id} reads"
             )
         with self._scoring:  # one at a time: the logits of a chunk take hundreds of MB
-            return self.engine.score_top(ids, top, first=first, temperature=temperature)
+            return self.engine.score_tokens(ids, temperature, first=first, top=top)
 
     @cached_property
     def _grammars(self) -> Grammars:

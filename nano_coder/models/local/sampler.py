@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -101,13 +101,6 @@ def _tempered(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     if any(0 < s.temperature < _COLDEST for s in samplings):  # the quotient would be infinite
         logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
     return logits_BV / temperature_B.clamp(min=_COLDEST)[:, None]
-
-
-def likeliest(logits_V: Tensor, temperature: float, count: int) -> Likeliest:
-    """The `count` likeliest tokens with their log-probs, likeliest first."""
-    logprobs_V = (logits_V.float() / (temperature or 1.0)).log_softmax(dim=-1)
-    best = logprobs_V.topk(min(count, len(logprobs_V)))
-    return tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
 
 def _invert(weights_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
@@ -239,11 +232,6 @@ class DecodingRow:
         self.uniforms = uniforms(self.request.seed, self.limit)
 
     @property
-    def uniform(self) -> float:
-        """The random number of the next token."""
-        return self.uniforms[len(self.ids)]
-
-    @property
     def position(self) -> int:
         """Position of the last token."""
         return len(self.request.ids) + len(self.ids) - 1
@@ -281,14 +269,28 @@ class DecodingRow:
         return any(end in text for end in stop)
 
 
-def likeliest_tokens(rows: Sequence[DecodingRow], logits_BV: Tensor) -> list[Likeliest]:
-    """[B] of each row, if it asks for them, at its temperature and before top-k, top-p and grammar."""
-    return [
-        likeliest(logits_V, row.request.sampling.temperature, row.request.top_logprobs)
-        if row.request.top_logprobs
-        else ()
-        for row, logits_V in zip(rows, logits_BV, strict=True)
-    ]
+def draw_rows(
+    places: Sequence[tuple[DecodingRow, int]], logits_BV: Tensor
+) -> Iterator[tuple[int, float, Likeliest]]:
+    """[B] token, log-prob and, if the row asks for them, the likeliest tokens of each place: a row, and the
+    number of draft tokens before it."""
+    rows = [row for row, _ in places]
+    tokens, logprobs = draw(
+        logits_BV,
+        [row.request.sampling for row in rows],
+        [row.uniforms[len(row.ids) + nth] for row, nth in places],
+        shaped_logits(rows, logits_BV),
+    )
+    return zip(tokens, logprobs, map(_likeliest, rows, logits_BV), strict=True)
+
+
+def _likeliest(row: DecodingRow, logits_V: Tensor) -> Likeliest:
+    """At the row's temperature, and before top-k, top-p and grammar."""
+    if not row.request.top_logprobs:
+        return ()
+    logprobs_V = (logits_V.float() / (row.request.sampling.temperature or 1.0)).log_softmax(dim=-1)
+    best = logprobs_V.topk(min(row.request.top_logprobs, len(logprobs_V)))
+    return tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
 
 def shaped_logits(rows: Sequence[DecodingRow], logits_BV: Tensor) -> dict[int, Tensor]:

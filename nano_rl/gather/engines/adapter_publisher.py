@@ -21,8 +21,8 @@ from nano_rl.gather.engines.engine_pool import AnnounceAdapter, EnginePool
 from nano_rl.gather.engines.remote_policy import RemotePolicy
 from nano_rl.gather.engines.workers import Workers
 from nano_shared.checkpoint import folder_content
-from nano_shared.durable import durable_folder
 from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.files import durable_folder
 
 SaveAdapter = Callable[..., None]
 """(model, folder=...) writes a model's adapter into a folder, in PEFT's format"""

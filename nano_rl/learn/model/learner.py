@@ -18,10 +18,10 @@ from nano_rl.learn.loss import mean_metrics
 from nano_rl.learn.model.logprob import token_logprobs
 from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.tree_forward import checkpoint_layers
-from nano_shared.durable import full_disk_explained, sync
 from nano_shared.errors import CheckpointError, ConfigError
+from nano_shared.files import full_disk_explained, sync
 from nano_shared.lora import round_once
-from nano_shared.malloc import keep_freed_memory
+from nano_shared.process import keep_freed_memory
 
 
 class MasterWeights:

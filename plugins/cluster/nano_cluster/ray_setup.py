@@ -18,7 +18,7 @@ from nano_coder.tools.tool import TOOLS
 from nano_rl.config.training import TrainConfig
 from nano_rl.gather.engines import engine_pool
 from nano_rl.gather.engines.adapter_publisher import engine_key, probe_of
-from nano_shared.hashing import new_run_id
+from nano_shared.files import new_run_id
 
 
 def open_training_workers(

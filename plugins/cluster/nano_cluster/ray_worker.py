@@ -31,8 +31,7 @@ from nano_rl.gather.engines.remote_policy import RemotePolicy
 from nano_rl.tasks.attempts import runtime_for
 from nano_shared.errors import LogError, NanoError, UsageError
 from nano_shared.hidden_checks import EnvironmentChecks
-from nano_shared.policy import Policy
-from nano_shared.profile import InterfaceProfile
+from nano_shared.policy import InterfaceProfile, Policy
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, StopReason, Task, Trajectory
 

@@ -14,7 +14,7 @@ from nano_coder.agent.profiles import find_profile, offered_tools, serving_profi
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import PolicyError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import (

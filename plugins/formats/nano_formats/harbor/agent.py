@@ -37,9 +37,8 @@ from nano_formats import atif
 from nano_formats.token_triple import rollout_details, triples
 from nano_shared import __version__, snapshot
 from nano_shared.errors import SandboxError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash, scratch_folder
 from nano_shared.logged_run import LoggedRun
-from nano_shared.scratch import scratch_folder
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Sampling, Task, Trajectory, Turn
 
