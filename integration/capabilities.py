@@ -33,8 +33,7 @@ import torch
 from log_arms import over_seeds
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import COMPACT_1, serving_profile
-from nano_coder.agent.prompt import first_messages, offered_tools
+from nano_coder.agent.profiles import COMPACT_1, first_messages, offered_tools, serving_profile
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime

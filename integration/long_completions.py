@@ -27,8 +27,7 @@ from typing import Any
 import torch
 from own_project import nano, told, write
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.sampler import GenerationRequest
 from nano_coder.models.weights import load_policy

@@ -280,8 +280,7 @@ def local_policy(
 
 def bound_template(profile: InterfaceProfile, tokenizer: Any, own: str) -> ChatTemplate:
     """The profile's chat template, else the model's `own`, with its tokenizer. Raises UsageError for none."""
-    from nano_coder.agent.chat_template import ChatTemplate
-    from nano_coder.agent.native_template import NativeTemplate
+    from nano_coder.agent.chat_template import ChatTemplate, NativeTemplate
     from nano_coder.models.weights import end_of_turn
 
     if profile.chat_template:
@@ -316,7 +315,7 @@ def own_profile(name: str) -> str:
     The base of the shipped policy, and a model whose template is the compact profile's, keep that profile.
     Raises UsageError for a model that has no chat template, one whose template fails, or no end of turn.
     """
-    from nano_coder.agent.native_template import dialect_of, shows_tools
+    from nano_coder.agent.chat_template import dialect_of, shows_tools
     from nano_coder.models.weights import BASE, dequantised, load_tokenizer
 
     if name == BASE:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.dialects.api import API
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, StreamParser
-from nano_coder.agent.profiles import PROFILES
-from nano_coder.agent.prompt import system_text
+from nano_coder.agent.profiles import PROFILES, system_text
 from nano_coder.models.endpoint.exchange import EndpointError
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.policy import LocalPolicy

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.loop import observation_messages
-from nano_coder.agent.profiles import logged_profile
-from nano_coder.agent.prompt import first_started, open_conversation, without_delegate
+from nano_coder.agent.profiles import first_started, logged_profile, open_conversation, without_delegate
 from nano_coder.grading.command_check import laid_over, restored
 from nano_coder.grading.command_run import tree_hash
 from nano_coder.grading.grade import graded_files, graded_hash

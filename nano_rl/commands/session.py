@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.commands.options import open_log
-from nano_coder.config import AgentConfig, load_config, overriding_limits
+from nano_coder.config import AgentConfig, load_config, overriding_limits, redacting_store
 from nano_coder.environment import Environments
 from nano_coder.models.opening import (
     OWN_MODELS,
@@ -29,11 +29,10 @@ from nano_coder.models.opening import (
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.run.foreign_agent import open_agent
-from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.sandbox.proxy import allowed_hosts
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.task_file import read_tasks

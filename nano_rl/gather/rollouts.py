@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nano_coder.models.local.policy import cancel_pending, slots_for
-from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
-from nano_coder.run.reflection import can_reflect, is_reflection
+from nano_coder.run.execution import Runtime, can_reflect, grade_run, is_reflection, reflect_run, run_task
 from nano_rl.checkpoints.evaluate import row_of
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, RowWriter
 from nano_rl.learn.rows import Group

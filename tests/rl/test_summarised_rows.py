@@ -11,8 +11,7 @@ import torch
 from looping import scored
 from test_tree_forward import assert_close, gradients
 
-from nano_coder.agent.profiles import find_profile
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import find_profile, first_messages
 from nano_coder.models.opening import local_policy
 from nano_coder.models.weights import load_policy
 from nano_coder.run.execution import Runtime, run_task

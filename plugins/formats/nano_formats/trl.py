@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nano_coder.agent.profiles import PROFILES
-from nano_coder.run.redacting_log import redacting_store
+from nano_coder.config import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_formats.episode import PROFILE, Episode, EpisodeOver

@@ -134,8 +134,7 @@ def read_row(row: Row) -> Task:
 
 def write_row(task: Task) -> Row:
     """Native fields for NeMo Gym's agents: the prompt and the tools. Verified by `nano-rl tasks serve`."""
-    from nano_coder.agent.profiles import COMPACT_1, serving_profile
-    from nano_coder.agent.prompt import first_messages, offered_tools
+    from nano_coder.agent.profiles import COMPACT_1, first_messages, offered_tools, serving_profile
 
     tools = offered_tools(
         serving_profile(COMPACT_1, task), task.model_copy(update={"tools": known_tools(task)})
