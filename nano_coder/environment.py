@@ -23,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from nano_coder.config import LIMITS, parse_limits
 from nano_coder.grading.grade import ungraded
 from nano_coder.tools.run_control import submit
-from nano_coder.tools.schema import object_schema
-from nano_coder.tools.tool import Tool, ToolFailure, ToolResult
+from nano_coder.tools.tool import Tool, ToolFailure, ToolResult, object_schema
 from nano_shared.errors import ConfigError, EnvironmentFailed, UsageError
 from nano_shared.extensions import (
     Extensions,

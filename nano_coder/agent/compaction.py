@@ -13,7 +13,7 @@ from functools import cached_property
 
 from nano_coder.agent.actions import cut_to
 from nano_coder.agent.dialects.dialect import function_schema
-from nano_coder.agent.prompt import rendered
+from nano_coder.agent.profiles import rendered
 from nano_shared.errors import ContextFull
 from nano_shared.policy import CompactionFormat, Conversation, Policy
 from nano_shared.types import Completion, Message, Role, Turn, Usage

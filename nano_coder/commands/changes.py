@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Option
 
-from nano_coder.agent.workspace import workspace_after, workspaces_since
+from nano_coder.agent.actions import workspace_after, workspaces_since
 from nano_coder.commands.options import Log, RunArgument, open_log
 from nano_shared import snapshot, snapshot_change
 from nano_shared.errors import UsageError

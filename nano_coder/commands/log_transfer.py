@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 
 from typer import Argument, Option
 
-from nano_coder.agent.initial_messages import opening, tools
+from nano_coder.agent.profiles import opening, tools
 from nano_coder.commands.options import Log, PolicyChoice, SinceChoice, SuccessChoice, TaskChoice, open_log
 from nano_coder.formats import RUN_FORMATS, Calls, RunFormat, message_rows
 from nano_shared.blobs import BlobStore

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock
 
-from nano_coder.agent.native_template import PROBE_TOOL, TEMPLATE_FAILURES
+from nano_coder.agent.chat_template import PROBE_TOOL, TEMPLATE_FAILURES
 from nano_shared.errors import UsageError
 from nano_shared.files import durable_folder, nano_home, user_path
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.loop import observation_messages
-from nano_coder.agent.profiles import logged_profile
-from nano_coder.agent.prompt import first_started, open_conversation, without_delegate
+from nano_coder.agent.profiles import first_started, logged_profile, open_conversation, without_delegate
 from nano_coder.grading.command_check import laid_over, restored
 from nano_coder.grading.command_run import tree_hash
 from nano_coder.grading.grade import graded_files, graded_hash
@@ -381,13 +380,13 @@ def rescored(run: Trajectory, engine: Engine, *, entropy: bool = False) -> list[
             row += tokens.sampled_ids
         temperatures = {turn.completion.sampling.temperature for turn, _ in begins}
         first = begins[0][1]
-        scores = {t: engine.measure([tuple(row)], t, first=first, entropy=entropy)[0] for t in temperatures}
+        scores = {t: engine.score_tokens(row, t, first=first, entropy=entropy) for t in temperatures}
         for turn, start in begins:
-            of_turn, spread = scores[turn.completion.sampling.temperature]
+            of_turn = scores[turn.completion.sampling.temperature]
             scored += [
                 Scored(
-                    turn=turn.index, recorded=recorded, recomputed=of_turn[at - first],
-                    entropy=spread[at - first] if entropy else None,
+                    turn=turn.index, recorded=recorded, recomputed=of_turn[at - first].logprob,
+                    entropy=of_turn[at - first].entropy,
                 )
                 for at, recorded in enumerate(tokens_of(turn).logprobs, start)
             ]  # fmt: skip

@@ -10,8 +10,7 @@ from typing import Any
 
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import logged_profile, missing_tools
-from nano_coder.agent.prompt import without_delegate
+from nano_coder.agent.profiles import logged_profile, missing_tools, without_delegate
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.policy import InterfaceProfile

@@ -12,7 +12,7 @@ from nano_coder.commands.options import Setup, agent_options
 from nano_coder.environment import Environments
 from nano_coder.models.opening import default_model
 from nano_coder.run.execution import with_limits
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import TOOLS
 from nano_rl.checkpoints.evaluate import (
     Conditions,
     Evaluation,

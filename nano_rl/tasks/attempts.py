@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import serving_profile
-from nano_coder.agent.prompt import offered_tools
+from nano_coder.agent.profiles import offered_tools, serving_profile
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Project, Runtime, grade_run, run_task
 from nano_coder.sandbox.protocol import Sandbox, SupportsListening, SupportsMounts, connected, in_image

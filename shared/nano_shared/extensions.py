@@ -275,7 +275,7 @@ PLUGINS = {
         "nano.terms": {"preferences": "preferences"},
         "nano.tools": {
             "suites": "list_mail read_mail send_mail delete_mail list_events create_event move_event"
-            " cancel_event find_contact save_contact call_service"
+            " cancel_event find_contact save_contact call_service lookup"
         },
         "nano.workers": {"cluster": "ray"},
     }.items()

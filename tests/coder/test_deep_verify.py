@@ -14,8 +14,7 @@ import torch
 from executions import SUBMIT, a_runtime, a_task, act
 from typer.testing import CliRunner
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.commands.log import command
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.run.execution import Runtime, grade_run, run_task

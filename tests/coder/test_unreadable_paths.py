@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from executions import a_runtime, a_task, act
 
+from nano_coder.agent.actions import Workspace
 from nano_coder.agent.profiles import find_profile
-from nano_coder.agent.workspace import Workspace
 from nano_coder.run.execution import run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.launcher import archive

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from log_values import a_run, verdicts
 
-from nano_coder.commands.log_verify import _look
+from nano_coder.commands.log import _look
 from nano_coder.verify.trainable import findings
 from nano_shared import schema, snapshot
 from nano_shared.blobs import pack

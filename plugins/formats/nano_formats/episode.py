@@ -10,8 +10,7 @@ from pydantic import JsonValue
 
 from nano_coder.agent.chat_template import CHATML
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import find_profile, serving_profile
-from nano_coder.agent.prompt import offered_tools
+from nano_coder.agent.profiles import find_profile, offered_tools, serving_profile
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import PolicyError, UsageError

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.initial_messages import ORIGINAL_OPENING, ORIGINAL_TOOLS
+from nano_coder.agent.profiles import ORIGINAL_OPENING, ORIGINAL_TOOLS
 from nano_coder.formats import SAID_BY_USER
 from nano_formats.token_triple import TokenRows, Triple
 from nano_shared.errors import Refused

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from nano_coder.agent.workspace import workspace_after
+from nano_coder.agent.actions import workspace_after
 from nano_coder.verify.trainable import RefusalCode, blocking, verify
 from nano_shared import snapshot_change
 from nano_shared.errors import LogError, UsageError

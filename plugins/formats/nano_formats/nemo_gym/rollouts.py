@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nano_coder.agent.initial_messages import plain_opening
+from nano_coder.agent.profiles import plain_opening
 from nano_coder.formats import SAID_BY_USER, RunFormat, call_id, row_reader
 from nano_formats.nemo_gym.verdict import verified
 from nano_formats.responses_items import TRIPLE, take_item
