@@ -32,7 +32,7 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.hashing import content_hash
-from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks, WorkspaceChecks
+from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks
 from nano_shared.interpreter import SAFE_PATH, safe_workers
 from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.store import LogStore
@@ -82,21 +82,6 @@ def _line_in(sources: list[str], texts: tuple[str, ...]) -> str | None:
     return None
 
 
-_OURS = "nano"
-"""what the names of our own generators begin with: they run the oracle when they make a task"""
-
-
-def unproven(tasks: Iterable[Task]) -> list[Task]:
-    """The tasks whose tests are programs and whose oracle was never run: a right answer may earn nothing."""
-    return [
-        task
-        for task in tasks
-        if isinstance(task.hidden, SuiteChecks | WorkspaceChecks | MutantChecks)
-        and task.provenance.checked is None
-        and not (task.provenance.generator or "").startswith(_OURS)
-    ]
-
-
 REPEATS = 3
 FIRST = 4
 """number of hidden cases that the starting files are graded on first"""
@@ -139,8 +124,6 @@ class TaskFinding:
 
 @dataclass(slots=True)
 class _Notes:
-    """Collects the results of checks."""
-
     checks: dict[str, str] = field(default_factory=dict)
 
     def note(self, name: str, problem: str | None) -> bool:
@@ -240,7 +223,6 @@ def _oracle(task: Task, runtime: Runtime, notes: _Notes) -> Trajectory | None:
 
 
 def _oracle_runs(task: Task, runtime: Runtime) -> list[Trajectory]:
-    """The oracle's run, behind those of earlier tasks of its project."""
     if not task.earlier:
         return [run_task(task, replace(runtime, policy=oracle_policy(task, runtime.profile)))]
     return run_in_project(task, runtime, policy_of=lambda one: oracle_policy(one, runtime.profile))
@@ -308,7 +290,6 @@ def _solution(task: Task, run: Trajectory, runtime: Runtime) -> Mapping[str, str
 
 
 def log_folder() -> AbstractContextManager[Path]:
-    """A temporary folder for logs, in memory if there is room."""
     return scratch_folder("check", in_memory())
 
 
@@ -331,8 +312,6 @@ def scratch_runtime(
 
 
 class _SharedBlobs(BlobStore):
-    """A blob store that also reads the blobs of another log."""
-
     def __init__(self, root: Path, log: BlobStore) -> None:
         super().__init__(root)
         self._log = log
@@ -461,5 +440,4 @@ def admitted_tasks(
 
 
 def programs_of(tasks: Sequence[Task], source: str) -> dict[str, str]:
-    """Program hash -> origin, for the tasks that have one."""
     return {t.program_hash: f"{t.key} of {source}" for t in tasks if t.program_hash is not None}
