@@ -90,7 +90,7 @@ def _likelihood(model: Any, batch: Batch) -> tuple[Tensor, dict[str, float]]:
 
 
 def _engine(model: Any) -> Engine:
-    return Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=1024)
+    return Engine(model, eos_ids=frozenset(), context_limit=1024)
 
 
 def shares(name: str, rate: float, updates: list[int], rows: int) -> list[dict[str, float]]:

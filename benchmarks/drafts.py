@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from nano_coder.models.local import continuous_batching as continuous
-from nano_coder.models.local import speculative
+from nano_coder.models.local import continuous_batching as speculative
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.run.execution import Runtime

@@ -30,8 +30,8 @@ from nano_rl.learn.learner import Learner, prepare
 from nano_rl.learn.plan import FlopCounter
 from nano_rl.learn.rows import form_groups, group_metrics
 from nano_rl.learn.update import Updater
-from nano_shared.malloc import return_freed_memory
 from nano_shared.policy import Conversation
+from nano_shared.process import return_freed_memory
 from nano_shared.types import (
     Limits,
     Message,
@@ -64,7 +64,7 @@ class Steps:
         self.learner = Learner(self.model, self.config.optimizer, steps=self.config.steps)
         # no token ends a turn: lengths are the case's
         self.engine = Engine(
-            self.model, eos_ids=frozenset(), pad_id=0, context_limit=model.config.max_position_embeddings
+            self.model, eos_ids=frozenset(), context_limit=model.config.max_position_embeddings
         )
         self.sandbox = open_sandbox() if case.turns > 1 else None
         self.tasks = [Task(key=f"problem-{i}", prompt=self._prompt(i)) for i in range(case.prompts)]

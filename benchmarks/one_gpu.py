@@ -168,7 +168,7 @@ def one_row(model: Any, shape: str, case: Case) -> dict[str, Any]:
     from nano_coder.models.local.sampler import GenerationRequest
     from nano_shared.types import Sampling
 
-    engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=4096)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=4096)
     vocabulary, tokens = SHAPES[shape]["vocab_size"], case.new_tokens
     seconds = []
     for seed in range(1 + STEPS):

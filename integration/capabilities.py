@@ -33,8 +33,7 @@ import torch
 from log_arms import over_seeds
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import COMPACT_1, serving_profile
-from nano_coder.agent.prompt import first_messages, offered_tools
+from nano_coder.agent.profiles import COMPACT_1, first_messages, offered_tools, serving_profile
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
@@ -52,8 +51,7 @@ from nano_rl.tasks.task_file import draw_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_rl.watch import Watch
-from nano_shared.policy import Conversation
-from nano_shared.profile import CompactionFormat, InterfaceProfile
+from nano_shared.policy import CompactionFormat, Conversation, InterfaceProfile
 from nano_shared.store import LogStore
 from nano_shared.types import (
     Completion,

@@ -28,8 +28,7 @@ from typing import Any
 
 import torch
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime

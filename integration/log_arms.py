@@ -31,8 +31,7 @@ from nano_rl.imitation import logged_successes, reader_of, train_sft
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.logs.lineage import lineage
-from nano_rl.logs.reader import read_logs
+from nano_rl.logs.reader import lineage, read_logs
 from nano_rl.logs.used_runs import learned_from
 from nano_rl.train import train
 from nano_rl.watch import Watch

@@ -26,8 +26,7 @@ from typing import Any
 
 from engine_process import KEY, EngineProcess
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.gather.adapter_publisher import ADAPTERS
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.logs.used_runs import USED, read_used

@@ -32,8 +32,7 @@ from random import Random
 from statistics import mean
 from typing import Any
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
@@ -58,8 +57,8 @@ from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_rl.watch import Watch
 from nano_shared.checkpoint import read_checkpoint
-from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.hidden_checks import AnswerChecks
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Message, Role, Sampling, Split, Task, Trajectory
 from nano_view.report.training import GOLD, over_optimised, proxy_of

@@ -14,9 +14,8 @@ from typing import Protocol, runtime_checkable
 
 from nano_rl.tasks.task_file import read_rows, write_lines
 from nano_shared.blobs import BlobStore
-from nano_shared.errors import UsageError
+from nano_shared.errors import Refusal, Refused, UsageError
 from nano_shared.extensions import PLUGINS, Extensions, is_reference, refuse_missing
-from nano_shared.refusal import Refusal, Refused
 from nano_shared.strict_json import Row, parse_json, refusing_invalid, to_json, validated
 from nano_shared.types import Task
 

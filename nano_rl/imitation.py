@@ -13,10 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from nano_coder.agent.chat_template import ChatTemplate
-from nano_coder.agent.initial_messages import shown_files
 from nano_coder.agent.loop import text_in
-from nano_coder.agent.profiles import serving_profile
-from nano_coder.agent.prompt import first_started, open_conversation, rendered
+from nano_coder.agent.profiles import first_started, open_conversation, rendered, serving_profile, shown_files
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime, as_served
 from nano_coder.verify.trainable import blocking, may_teach
@@ -33,8 +31,7 @@ from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.task_file import read_models
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import PolicyError, UsageError
-from nano_shared.policy import Conversation
-from nano_shared.profile import InterfaceProfile
+from nano_shared.policy import Conversation, InterfaceProfile
 from nano_shared.redact.redactor import MARKER
 from nano_shared.store import LogStore
 from nano_shared.types import (

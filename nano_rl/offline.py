@@ -18,7 +18,7 @@ from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows import TrainSample
 from nano_rl.resume import STATES, States, changed_settings, flat_settings
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 
 
 def step_indices(step: int, *, size: int, batch: int, seed: int) -> list[int]:

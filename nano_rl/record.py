@@ -17,8 +17,8 @@ from nano_coder import __version__ as runtime_version
 from nano_rl.learn.metrics import SHORTEST, RowWriter, read_rows
 from nano_rl.learn.rows import Group
 from nano_rl.rewards import outcome
-from nano_shared.durable import write_text
 from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.files import write_text
 from nano_shared.types import Trajectory
 
 if TYPE_CHECKING:

@@ -37,12 +37,12 @@ from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.learn.learner import Learner, prepare, restore_weights
 from nano_rl.logs.used_runs import USED, read_used
 from nano_shared.checkpoint import Manifest
-from nano_shared.durable import durable_folder, file_hash, sweep, write_text
 from nano_shared.errors import CheckpointError, NanoError, UsageError
+from nano_shared.extensions import leave_hanging_calls
+from nano_shared.files import durable_folder, file_hash, sweep, write_text
 from nano_shared.settings import parse_config
 from nano_shared.store import LogStore
 from nano_shared.types import Value
-from nano_shared.user_code import leave_hanging_calls
 
 FREE = ("steps", "max_tokens")
 """settings that do not affect the steps done so far, so that `resume` may change them"""

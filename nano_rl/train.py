@@ -42,11 +42,11 @@ from nano_rl.resume import (
 )
 from nano_rl.watch import Watch
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
-from nano_shared.malloc import return_freed_memory
+from nano_shared.extensions import source_hashes
+from nano_shared.files import content_hash
 from nano_shared.printable import printable
+from nano_shared.process import return_freed_memory
 from nano_shared.types import Sampling, Trajectory
-from nano_shared.user_code import source_hashes
 
 
 def train(

@@ -16,7 +16,7 @@ from nano_rl.learn.metrics import SUCCESS, MetricsRow
 from nano_rl.learn.rows import Group
 from nano_rl.record import ROLLOUTS, EventKind, RolloutsWriter, note
 from nano_rl.sinks import Sink
-from nano_shared.console import Console
+from nano_shared.command_line import Console
 from nano_shared.errors import GuardTripped
 from nano_shared.extensions import call_extension
 from nano_shared.types import Trajectory

@@ -30,8 +30,8 @@ from nano_shared.checkpoint import (
     point_latest,
     read_checkpoint,
 )
-from nano_shared.durable import file_hash, write_text
 from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.files import file_hash, write_text
 from nano_shared.types import Split, Value
 
 ALPHA = 0.025

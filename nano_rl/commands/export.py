@@ -14,8 +14,8 @@ from typer import Option
 from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, open_log
 from nano_rl.commands.options import Log
 from nano_shared.errors import UsageError
-from nano_shared.logged_run import ChosenRuns, moment
 from nano_shared.printable import printable
+from nano_shared.run_facts import ChosenRuns, moment
 
 
 def command(
@@ -36,7 +36,7 @@ def command(
     are written by nano-rl preferences build.
     """
     from nano_rl.logs.token_rows import token_rows
-    from nano_shared.durable import new_file
+    from nano_shared.files import new_file
 
     choice = ChosenRuns(task=task, since=moment(since), policy=policy)
     refused, written = Counter[str](), 0

@@ -12,9 +12,8 @@ from typer import Option
 
 from nano_coder.commands.options import Setup, agent_options
 from nano_coder.config import AgentConfig
-from nano_coder.models.registry import find_opener
-from nano_coder.run.execution import Runtime
-from nano_coder.run.reflection import is_reflection
+from nano_coder.models.opening import find_opener
+from nano_coder.run.execution import Runtime, is_reflection
 from nano_rl.checkpoints.evaluate import component_means, row_of, table
 from nano_rl.commands.eval import vars_of
 from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks

@@ -14,33 +14,32 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.commands.options import open_log
-from nano_coder.config import AgentConfig, load_config, overriding_limits
+from nano_coder.config import AgentConfig, load_config, overriding_limits, redacting_store
 from nano_coder.environment import Environments
 from nano_coder.models.opening import (
     OWN_MODELS,
     OpenedWeights,
+    find_opener,
     local_policy,
     name_to_train,
-    open_configured,
+    open_policy,
     open_weights,
     rank_of,
 )
-from nano_coder.models.registry import find_opener
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.run.foreign_agent import open_agent
-from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.sandbox.proxy import allowed_hosts
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.checkpoint import LATEST, checkpoints_dir
 from nano_shared.errors import UsageError
-from nano_shared.profile import InterfaceProfile
-from nano_shared.settings_options import Settings
+from nano_shared.policy import InterfaceProfile
+from nano_shared.settings import Settings
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task
 
@@ -102,7 +101,7 @@ def policy_runtime(
     sandbox = sandbox_opener(config)()
     store = LogStore.open(config.log)
     tools = [TOOLS.give(tool).spec.name for tool in config.tools]
-    opened = open_configured(config, model=model, dtype=dtype_of(config, sources))
+    opened = open_policy(model or config.model, config, dtype=dtype_of(config, sources))
     return Runtime(
         policy=opened.policy, sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None)), policy_name=opened.name,

@@ -15,7 +15,7 @@ from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
 from nano_rl.config import SftConfig
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
-from nano_shared.settings_options import Settings, settings_options
+from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights

@@ -18,12 +18,10 @@ from nano_coder.commands.options import open_log
 from nano_rl.commands.options import KeepGoing, Log, Seed, TaskFile
 from nano_rl.tasks.suite import TaskSuite, find_suite, suite_names
 from nano_rl.tasks.task_file import draw_tasks, read_tasks, refuse_unwritable, write_tasks
-from nano_shared.command_line import JsonOption, emit
-from nano_shared.console import Console
-from nano_shared.errors import ConfigError, UsageError
+from nano_shared.command_line import Console, JsonOption, emit
+from nano_shared.errors import ConfigError, Refusal, UsageError, first_problem
 from nano_shared.extensions import call_extension, extension_names, is_reference, missing_plugin
 from nano_shared.printable import printable
-from nano_shared.refusal import Refusal, first_problem
 from nano_shared.types import Split, Task
 
 if TYPE_CHECKING:

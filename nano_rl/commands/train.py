@@ -19,7 +19,7 @@ from nano_rl.commands.options import DeviceOption, EnvOption, ModelOption, NameO
 from nano_rl.config import TrainConfig
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
-from nano_shared.settings_options import Settings, settings_options
+from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.environment import Environments
@@ -333,9 +333,7 @@ def open_sources(
     from nano_rl.gather.curriculum import Curriculum
     from nano_rl.gather.sources import Sources, pair_term
     from nano_rl.imitation import solved_oracles, succeeded
-    from nano_rl.logs.lineage import lineage
-    from nano_rl.logs.logged_group import LoggedGroup, LoggedRuns
-    from nano_rl.logs.reader import read_logs
+    from nano_rl.logs.reader import LoggedGroup, LoggedRuns, lineage, read_logs
 
     if not given.from_logs:
         return Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if given.curriculum else None)
@@ -432,7 +430,7 @@ def _report(
     from nano_rl.gather.rollouts import HELD_OUT_FILE
     from nano_rl.learn.metrics import read_rows
     from nano_rl.logs.used_runs import learned_from, learned_table
-    from nano_shared.console import Console
+    from nano_shared.command_line import Console
 
     held_out = read_rows(folder / HELD_OUT_FILE) if (folder / HELD_OUT_FILE).exists() else []
     finite = {name: value if math.isfinite(value) else None for name, value in last.items()}

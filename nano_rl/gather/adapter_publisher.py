@@ -22,8 +22,8 @@ from nano_rl.gather import engine_pool
 from nano_rl.gather.engine_pool import AdapterProbe, AnnounceAdapter, EnginePool, PublishedAdapter
 from nano_rl.gather.rollouts import Workers
 from nano_shared.checkpoint import folder_content
-from nano_shared.durable import durable_folder
 from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.files import durable_folder
 from nano_shared.policy import Conversation
 from nano_shared.types import Completion, Sampling
 

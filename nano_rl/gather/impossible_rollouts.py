@@ -18,7 +18,7 @@ from nano_rl.gather.sources import Sources
 from nano_rl.rewards import open_reward
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import HiddenChecks, StateCheck, Suite
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 from nano_shared.types import CONTROL_GENERATOR, Task, Trajectory
 
 _DIGITS = 10**15

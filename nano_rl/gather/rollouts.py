@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nano_coder.models.local.scheduler import cancel_pending, slots_for
-from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
-from nano_coder.run.reflection import can_reflect, is_reflection
+from nano_coder.models.local.policy import cancel_pending, slots_for
+from nano_coder.run.execution import Runtime, can_reflect, grade_run, is_reflection, reflect_run, run_task
 from nano_rl.checkpoints.evaluate import row_of
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, RowWriter
 from nano_rl.learn.rows import Group
@@ -23,7 +22,7 @@ from nano_rl.rewards.reward import IMPOSSIBLE, is_composed
 from nano_rl.tasks.attempts import oracle_policy, run_in_project, runtime_for
 from nano_shared.errors import NanoError, PolicyError, SandboxError, UsageError
 from nano_shared.extensions import Extensions
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Policy
 from nano_shared.types import StopReason, Task, Trajectory
 

@@ -17,12 +17,12 @@ from nano_rl.gather.replay_buffer import ReplayBuffer, TaskBackoff
 from nano_rl.gather.rollouts import OnRun, RollOut, collect, failed, none_graded
 from nano_rl.learn.advantage import CreditedGroup, RolloutBatch, credit_group
 from nano_rl.learn.rows import Group, form_groups
-from nano_rl.logs.logged_group import LoggedGroup, LoggedTasks, members_of
+from nano_rl.logs.reader import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import CheckpointError, GuardTripped, UsageError
 from nano_shared.extensions import Extensions
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.types import Task, Trajectory
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from nano_rl.learn.tree_forward import checkpoint_layers
 from nano_shared.errors import CheckpointError, ConfigError
 from nano_shared.extensions import Extensions
 from nano_shared.lora import round_once
-from nano_shared.malloc import keep_freed_memory
+from nano_shared.process import keep_freed_memory
 
 if TYPE_CHECKING:
     from nano_rl.config import TrainConfig

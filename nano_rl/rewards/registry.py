@@ -31,11 +31,13 @@ from nano_shared.extensions import (
     find_extension,
     find_in_module,
     is_reference,
+    read_number,
     refuse_missing,
+    source_hash,
     takes,
     user_module,
 )
-from nano_shared.hashing import content_hash, new_run_id
+from nano_shared.files import content_hash, new_run_id
 from nano_shared.hidden_checks import AnswerChecks, EnvironmentChecks
 from nano_shared.settings import parse_config
 from nano_shared.types import (
@@ -50,7 +52,6 @@ from nano_shared.types import (
     TurnTokens,
     Verdict,
 )
-from nano_shared.user_code import read_number, source_hash
 
 
 class UserFunction(Part):

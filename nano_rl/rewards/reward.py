@@ -14,10 +14,9 @@ from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.execution import Runtime
 from nano_rl.learn.config import Config
 from nano_shared.errors import UsageError
-from nano_shared.extensions import call_extension
-from nano_shared.hashing import content_hash
+from nano_shared.extensions import call_extension, read_number
+from nano_shared.files import content_hash
 from nano_shared.types import Tampering, Task, Trajectory, Trust, Verdict
-from nano_shared.user_code import read_number
 
 TESTS = "tests"
 MIDDLE = 0.5

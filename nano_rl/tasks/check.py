@@ -31,10 +31,9 @@ from nano_rl.tasks.mutation_testing import KILLED, MutantReport, NoMutants, run_
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash, in_memory, scratch_folder
 from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks
-from nano_shared.interpreter import SAFE_PATH, safe_workers
-from nano_shared.scratch import in_memory, scratch_folder
+from nano_shared.process import SAFE_PATH, safe_workers
 from nano_shared.store import LogStore
 from nano_shared.types import Split, StopReason, Task, Trajectory, Verdict
 

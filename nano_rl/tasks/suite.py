@@ -23,9 +23,9 @@ from nano_shared.extensions import (
     refuse_missing,
     takes,
 )
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import HiddenChecks
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
 
 GROUP = "nano.suites"

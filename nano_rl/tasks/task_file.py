@@ -26,7 +26,7 @@ from pydantic import (
 
 from nano_coder.grading.used_names import used_names
 from nano_rl.tasks.suite import TaskSuite, View, find_suite
-from nano_shared.errors import UsageError
+from nano_shared.errors import Refusal, Refused, UsageError
 from nano_shared.hidden_checks import (
     AnswerChecks,
     Case,
@@ -36,7 +36,7 @@ from nano_shared.hidden_checks import (
     SuiteChecks,
     WorkspaceChecks,
 )
-from nano_shared.refusal import Refusal, Refused
+from nano_shared.process import parse
 from nano_shared.strict_json import (
     Row,
     at_place,
@@ -46,7 +46,6 @@ from nano_shared.strict_json import (
     text_lines,
     validated,
 )
-from nano_shared.syntax import parse
 from nano_shared.types import OracleAction, Provenance, Split, Task, stays_inside
 
 RowModel = TypeVar("RowModel", bound=BaseModel)

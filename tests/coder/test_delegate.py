@@ -14,7 +14,7 @@ from nano_coder.agent.profiles import find_profile
 from nano_coder.commands.display import Display
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime, resume_run, run_task
+from nano_coder.run.execution import RunHooks, Runtime, resume_run, run_task
 from nano_coder.run.fork import fork_run, say_to_run
 from nano_coder.verify.trainable import findings, verify
 from nano_formats.token_triple import TokenRows, triples
@@ -128,7 +128,7 @@ def test_a_run_killed_around_a_sub_agent_goes_on_exactly(
             raise Killed
 
     with pytest.raises(Killed):
-        run_task(a_task(), runtime, seed=1, on_turn=kill)
+        run_task(a_task(), replace(runtime, hooks=RunHooks(turn=kill)), seed=1)
     policy = ScriptedPolicy(TEXTS[cut + 1 :], tokens=True)
     again = resume_run("last", replace(runtime, policy=policy))
     assert without_times(again) == without_times(whole[0])

@@ -19,7 +19,7 @@ from nano_coder.commands.log import command
 from nano_coder.run.execution import grade_run, run_task
 from nano_rl.imitation import Chat
 from nano_shared.errors import UsageError
-from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 

@@ -12,8 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import find_profile
-from nano_coder.agent.prompt import system_text
+from nano_coder.agent.profiles import find_profile, system_text
 from nano_coder.cli import cli as coder
 from nano_coder.models.opening import default_model, open_weights, own_profile
 from nano_coder.models.weights import quiet_transformers

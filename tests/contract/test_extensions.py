@@ -17,7 +17,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, PROFILES, find_profile, serving_profile, with_tools
 from nano_coder.models.opening import open_policy
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import TOOLS
 from nano_rl.cli import cli as rl_cli
 from nano_rl.formats import find_format
 from nano_rl.learn.config import find_objective

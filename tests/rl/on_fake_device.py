@@ -18,9 +18,8 @@ from families import sample
 
 from nano_coder.models.local import attention
 from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.models.local.policy import LocalPolicy, Lockstep
 from nano_coder.models.local.sampler import GenerationRequest
-from nano_coder.models.local.scheduler import Lockstep
 from nano_preferences.config import DpoConfig
 from nano_preferences.dpo import PairObjective, pair_batches, reference_scores
 from nano_preferences.pairs import PairRows
@@ -43,7 +42,7 @@ def samples() -> list[Any]:
 
 def sampler(model: Any) -> list[float]:
     """Log-probs of two turns of four rows, of two prompts, and of a teacher-forced row."""
-    engine = Engine(model, eos_ids=frozenset(), pad_id=2, context_limit=200)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=200)
     rows = [
         GenerationRequest(tuple(range(3 + n // 2, 24)), Sampling(max_tokens=4, temperature=n % 2), n, n)
         for n in range(4)
@@ -64,7 +63,7 @@ def sampler(model: Any) -> list[float]:
 
 def defaults(model: Any) -> None:
     """On a device the scheduler is free, and the rows are as many as memory holds, the agents with them."""
-    engine = Engine(model, eos_ids=frozenset(), pad_id=2, context_limit=200)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=200)
     template: Any = None
     policy = LocalPolicy(engine, template, id="tiny")
     assert (type(policy._scheduler) is Lockstep) == (engine.device.type == "cpu")

@@ -24,7 +24,7 @@ from nano_rl.learn.critic import scalar_model
 from nano_rl.tiny_model import build_tiny
 from nano_shared import snapshot
 from nano_shared.errors import LogError
-from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.policy import Conversation
 from nano_shared.types import Completion, Message, Role, Sampling, Task, Trajectory
 

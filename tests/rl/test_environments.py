@@ -26,8 +26,7 @@ from executions import SUBMIT, a_runtime, act, prompt_proof
 from nano_coder.environment import Environments, OpenSession, open_environment
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, resume_run
-from nano_coder.verify.refusal_codes import RefusalCode
-from nano_coder.verify.trainable import verify
+from nano_coder.verify.trainable import RefusalCode, verify
 from nano_rl.cli import cli
 from nano_rl.commands.train import ENVIRONMENT_TASKS
 from nano_rl.gather.rollouts import collect

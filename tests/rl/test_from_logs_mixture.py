@@ -19,8 +19,7 @@ from nano_rl.learn import update
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.rows import Group
-from nano_rl.logs.lineage import lineage
-from nano_rl.logs.reader import LogContents, read_logs
+from nano_rl.logs.reader import LogContents, lineage, read_logs
 from nano_rl.logs.used_runs import learned_from, learned_table
 from nano_shared.errors import GuardTripped
 from nano_shared.store import LogStore

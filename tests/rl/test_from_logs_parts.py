@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nano_rl.gather.replay_buffer import ReplayBuffer
 from nano_rl.learn.rows import Group, form_groups, to_samples
 from nano_rl.learn.update import capped, select_by_drift
-from nano_rl.logs.lineage import AncestorWeights, Lineage
+from nano_rl.logs.reader import AncestorWeights, Lineage
 
 
 def groups(*sizes: int, versions: int = 1) -> list[Group]:

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rewarded import ADD, SOLVE, new_runtime, opened, rolled
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights
 from nano_rl.config import RewardConfig, TrainConfig
 from nano_rl.gather.impossible_rollouts import controls_due, impossible, roll_controls

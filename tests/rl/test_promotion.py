@@ -15,8 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.checkpoints.evaluate import (
     Conditions,
     Evaluation,
@@ -37,8 +36,8 @@ from nano_shared.checkpoint import (
     write_manifest,
 )
 from nano_shared.command_line import run_command
-from nano_shared.durable import file_hash
 from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.files import file_hash
 from nano_shared.types import Split, Task
 
 NANO = Callable[..., tuple[int, str, str]]

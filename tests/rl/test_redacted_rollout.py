@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import grade_run, reflect_run, run_task
 from nano_rl.cli import cli

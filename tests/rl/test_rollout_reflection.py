@@ -14,9 +14,8 @@ from pydantic import ValidationError
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import PROFILES
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import RunSettings, Runtime
+from nano_coder.run.execution import RunSettings, Runtime, is_reflection
 from nano_coder.run.foreign_agent import ForeignAgent
-from nano_coder.run.reflection import is_reflection
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.cli import cli
 from nano_rl.config import TrainConfig

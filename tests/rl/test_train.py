@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from nano_coder.agent.chat_template import ChatTemplate
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
@@ -22,8 +21,7 @@ from nano_rl.imitation import imitation_samples, train_sft
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.logs.lineage import lineage
-from nano_rl.logs.reader import LogContents, read_logs
+from nano_rl.logs.reader import LogContents, lineage, read_logs
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.task_file import make_tasks
 from nano_rl.tiny_model import build_tiny

@@ -10,8 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.cli import cli
 from nano_rl.commands.session import training_folder
 from nano_rl.config import TrainConfig

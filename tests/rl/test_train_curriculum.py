@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime

@@ -10,8 +10,7 @@ import torch
 from builders import verdict
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime

@@ -82,7 +82,10 @@ def test_nested_plain_values_are_read() -> None:
         ({"reward": {"parts": {}}}, "name at least one part, for instance tests = 1"),
         ({"reward": {"tie_break": 1.0}}, "reward.tie_break = 1.0: Input should be less than 1"),
         ({"controls": 0.6}, "controls = 0.6: Input should be less than or equal to 0.5"),
-        ({"refill": 2, "group_size": 0}, "`refill` is about fresh rollouts, and group_size = 0 rolls out none"),
+        (
+            {"refill": 2, "group_size": 0},
+            "`refill` is about fresh rollouts, and group_size = 0",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_a_sentence(values: dict[str, Any], sentence: str) -> None:

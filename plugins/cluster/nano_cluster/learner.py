@@ -38,7 +38,7 @@ from nano_rl.learn.rows import TrainSample
 from nano_rl.learn.tree_forward import layers_of
 from nano_rl.learn.update import PolicyLoss
 from nano_shared.errors import CheckpointError, ConfigError, GuardTripped
-from nano_shared.malloc import unmap_freed_memory
+from nano_shared.process import unmap_freed_memory
 from nano_shared.settings import parse_config
 
 _PREFIX = "model."

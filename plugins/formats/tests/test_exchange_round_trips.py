@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nano_rl.formats import FORMATS, ReadOptions, whole
-from nano_shared.refusal import Refusal
+from nano_shared.errors import Refusal
 from nano_shared.types import Task
 
 CARRIES_EVERYTHING = ("nemo-gym", "verifiers", "trl")

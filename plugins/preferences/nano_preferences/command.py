@@ -17,11 +17,10 @@ from nano_coder.commands.options import open_log
 from nano_coder.views import VIEWS
 from nano_preferences.config import DpoConfig, RewardModelConfig
 from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
-from nano_shared.command_line import JsonOption
-from nano_shared.console import Console
+from nano_shared.command_line import Console, JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.extensions import call_extension
-from nano_shared.settings_options import Settings, settings_options
+from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights

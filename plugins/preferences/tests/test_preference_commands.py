@@ -13,8 +13,7 @@ import torch
 from builders import verdict
 from domains import runtime
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights, rank_of
 from nano_preferences.reward_checkpoint import open_reward_model
 from nano_preferences.rewards.preference import Preference

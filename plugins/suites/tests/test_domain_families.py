@@ -11,7 +11,7 @@ import pytest
 from domains import sample
 
 from nano_rl.tasks.suite import find_suite, suite_names
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.types import Split
 from nano_suites.family import Family, split_families
 

@@ -14,8 +14,7 @@ import pytest
 from oracles import follow
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import PROFILES
-from nano_coder.agent.prompt import offered_tools
+from nano_coder.agent.profiles import PROFILES, offered_tools
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox

@@ -43,7 +43,7 @@ def command(
         from nano_formats.nemo_gym.server import gym_app
     except ModuleNotFoundError as problem:
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
-    from nano_coder.run.redacting_log import redacting_store
+    from nano_coder.config import redacting_store
     from nano_formats.episode import Episode
     from nano_rl.commands.session import sandbox_opener
 

@@ -1,12 +1,40 @@
-"""Settings of the C library's memory allocator."""
+"""This process and its children: the C allocator, child interpreters on the host, a parser for threads."""
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import mmap
-from contextlib import suppress
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+
+SAFE_PATH = "PYTHONSAFEPATH"
+"""the environment's form of -P"""
+
+
+def own_python(*arguments: str) -> list[str]:
+    """The command of a child interpreter, with -P."""
+    return [sys.executable, "-P", *arguments]
+
+
+@contextmanager
+def safe_workers() -> Iterator[None]:
+    """Meanwhile processes that `multiprocessing` spawns start as with -P, which it does not pass on."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
+
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """parameters of glibc's `mallopt`, from its malloc.h"""
@@ -64,3 +92,19 @@ def return_freed_memory(keep: int = 4 << 30) -> None:
         usage = library.mallinfo2()
         if resident - usage.uordblks - usage.hblkhd > keep:
             library.malloc_trim(0)
+
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def parse(source: str | bytes) -> ast.Module:
+    """`ast.parse`, for threads: CPython counts the depth of all trees that are made at once together, and two
+    of them at the wrong moment are a SystemError (python/cpython#106905)."""
+    with _ONE_AT_A_TIME:
+        return ast.parse(source)
+
+
+def parse_expression(source: str) -> ast.Expression:
+    """`ast.parse` of an expression, for threads."""
+    with _ONE_AT_A_TIME:
+        return ast.parse(source, mode="eval")

@@ -1,35 +1,38 @@
-"""Checks the logged tokens of a run: ids, mask and verdict against texts, template and workspace.
-
-These checks need the policy's tokenizer, unlike those of `trainable.py`. The template renders the
-conversation again, turn by turn, and every id must be equal.
-"""
+"""Deep verification: whether tokens are what template and texts say, and log-probs those of the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.loop import observation_messages
-from nano_coder.agent.profiles import logged_profile
-from nano_coder.agent.prompt import first_started, open_conversation, without_delegate
+from nano_coder.agent.profiles import first_started, logged_profile, open_conversation, without_delegate
 from nano_coder.grading.command_check import laid_over, restored
 from nano_coder.grading.command_run import tree_hash
 from nano_coder.grading.grade import graded_files, graded_hash
 from nano_coder.grading.submission import Delivery
-from nano_coder.verify.refusal_codes import RefusalCode
-from nano_coder.verify.trainable import RunFinding, by_us
+from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
+from nano_coder.verify.trainable import RefusalCode, RunFinding, by_us
+from nano_coder.verify.trainable import findings as judge
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
-from nano_shared.errors import LogError, PolicyError
-from nano_shared.hashing import content_hash
+from nano_shared.errors import LogError, NanoError, PolicyError, UsageError
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks, CommandChecks, EnvironmentChecks, RewardFileChecks
-from nano_shared.policy import Conversation
-from nano_shared.profile import InterfaceProfile
+from nano_shared.policy import Conversation, InterfaceProfile
 from nano_shared.redact.redactor import MARKER
+from nano_shared.run_facts import RunFacts
+from nano_shared.store import LogStore
 from nano_shared.types import Finish, Task, Trajectory, Turn, TurnTokens
+
+if TYPE_CHECKING:
+    from nano_coder.models.local.engine import Engine
 
 
 def expected_hash(run: Trajectory, blobs: BlobStore) -> str | None:
@@ -284,3 +287,222 @@ def tokens_of(turn: Turn) -> TurnTokens:
 
 def _no(code: RefusalCode, text: str) -> RunFinding:
     return RunFinding(True, code.value, text)
+
+
+MAX_GAP = 1e-4
+"""nats; bound for any token, if the policy sampled in float32"""
+MEAN_GAP = 0.05
+"""bound for the mean relative gap of a run, if the policy sampled in bfloat16: over 384 runs of the shipped
+policy the mean is 0.002 and the largest 0.036, over 20 chats that it finds unlikely 0.02 and 0.033"""
+TURN_GAP = 0.1
+"""bound for the mean relative gap of one turn, for any dtype: a turn that another policy wrote is nats away,
+which a long run must not hide"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """|recomputed - recorded| over the sampled tokens of a run, nats."""
+
+    tokens: int
+    mean: float
+    max: float
+    relative_mean: float
+    """where a recorded log-prob is below -1, its gap divided by it: rounding grows with what is rounded"""
+    worst_turn: int
+    """the turn with the largest relative mean"""
+    worst_turn_mean: float
+    """relative"""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the gap is within the bound for float32."""
+        return self.max <= MAX_GAP
+
+    @property
+    def close(self) -> bool:
+        """Whether the gap is within the bounds for bfloat16; False for NaN."""
+        return self.relative_mean <= MEAN_GAP and self.worst_turn_mean <= TURN_GAP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A sampled token: its turn, and its log-prob as recorded and as recomputed, nats."""
+
+    turn: int
+    recorded: float
+    recomputed: float
+    entropy: float | None = None
+    """of the distribution that it was drawn from, nats; None if it was not asked for"""
+
+    @property
+    def gap(self) -> float:
+        return abs(self.recomputed - self.recorded)
+
+    @property
+    def relative_gap(self) -> float:
+        return self.gap / max(1.0, -self.recorded)
+
+
+def logprob_gap(run: Trajectory, engine: Engine) -> Gap:
+    """The gap between the recorded log-probs and those of the engine's weights.
+
+    Raises ValueError for a run without tokens.
+    """
+    return gap_of(rescored(run, engine))
+
+
+def gap_of(tokens: Sequence[Scored]) -> Gap:
+    """The gap of tokens that have been scored. Raises ValueError if there are none."""
+    if not tokens:
+        raise ValueError("no token was sampled, so no log-prob can differ")
+    turns = groupby(tokens, key=lambda token: token.turn)
+    means = {turn: _mean([token.relative_gap for token in group]) for turn, group in turns}
+    every = [token.gap for token in tokens]
+    worst = max(means, key=lambda turn: math.inf if math.isnan(means[turn]) else means[turn])
+    return Gap(
+        tokens=len(every), mean=_mean(every), max=math.nan if any(map(math.isnan, every)) else max(every),
+        relative_mean=_mean([token.relative_gap for token in tokens]),
+        worst_turn=worst, worst_turn_mean=means[worst],
+    )  # fmt: skip
+
+
+def rescored(run: Trajectory, engine: Engine, *, entropy: bool = False) -> list[Scored]:
+    """Every sampled token of a run, row by row, scored by the engine's weights at its turn's temperature."""
+    scored: list[Scored] = []
+    by_row = sorted(run.turns, key=lambda turn: tokens_of(turn).row)
+    for _, turns in groupby(by_row, key=lambda turn: tokens_of(turn).row):
+        row: list[int] = []
+        begins: list[tuple[Turn, int]] = []
+        for turn in turns:
+            tokens = tokens_of(turn)
+            row += tokens.context_ids
+            begins.append((turn, len(row)))
+            row += tokens.sampled_ids
+        temperatures = {turn.completion.sampling.temperature for turn, _ in begins}
+        first = begins[0][1]
+        scores = {t: engine.score_tokens(row, t, first=first, entropy=entropy) for t in temperatures}
+        for turn, start in begins:
+            of_turn = scores[turn.completion.sampling.temperature]
+            scored += [
+                Scored(
+                    turn=turn.index, recorded=recorded, recomputed=of_turn[at - first].logprob,
+                    entropy=of_turn[at - first].entropy,
+                )
+                for at, recorded in enumerate(tokens_of(turn).logprobs, start)
+            ]  # fmt: skip
+    return scored
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+class NotAtHand(UsageError):
+    """The weights that sampled a run are not available here, or differ from those under its policy's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """The result of deep verification of one run."""
+
+    run: str
+    policy: str
+    policy_id: str
+    dtype: str | None
+    """of the weights that `gap` was computed with; None if it was not computed"""
+    gap: Gap | None
+    findings: tuple[RunFinding, ...]
+    """what is wrong; empty for a certified run"""
+
+    @property
+    def certified(self) -> bool:
+        return not self.findings
+
+    def as_dict(self) -> dict[str, Any]:
+        bounds = {"relative_mean": MEAN_GAP, "worst_turn_mean": TURN_GAP}
+        if self.dtype == "float32":
+            bounds = {"max": MAX_GAP}
+        return {
+            "certified": self.certified,
+            "policy": self.policy,
+            "policy_id": self.policy_id,
+            "dtype": self.dtype,
+            "difference": asdict(self.gap) if self.gap else None,
+            "bounds": bounds,
+            "damage": [finding.as_dict() for finding in self.findings],
+        }
+
+
+def deep_verify(facts: RunFacts, store: LogStore, *, model: str | None = None) -> Certificate:
+    """Certify a run, or say why not. `model` names its policy's weights, if not by the recorded name.
+
+    Raises NotAtHand if the weights are not available, or other weights have that name.
+    """
+    name = model or facts.policy
+    damage = tuple(f for f in judge(facts) if f.blocks and RefusalCode(f.kind) in _UNCERTIFIABLE)
+    if damage:
+        named = facts.turns[0].policy_id if facts.turns else ""
+        return Certificate(run=facts.id, policy=name, policy_id=named, dtype=None, gap=None, findings=damage)
+    run = store.get(facts.id)
+    opened = _opened(name, run, "float32")
+    policy = local_policy(opened.loaded, opened.profile, version=opened.version)
+    check = TokenCheck(template=policy.template, eos_ids=opened.loaded.eos_ids, blobs=store.blobs)
+    findings = check.findings(run)
+    if policy.template_hash != run.template_hash:
+        findings = [
+            RunFinding(True, RefusalCode.ANOTHER_TEMPLATE.value, "it was made under another chat template"),
+            *findings,
+        ]
+    dtype = "float32"
+    gap = logprob_gap(run, policy.engine)
+    if not gap.exact:  # the log does not record the dtype of sampling, which is bfloat16 for larger models
+        rounded = _opened(name, run, "bfloat16")
+        dtype, gap = "bfloat16", logprob_gap(run, local_policy(rounded.loaded, rounded.profile).engine)
+        if not gap.close:
+            findings.append(_far(gap))
+    return Certificate(
+        run=run.id, policy=name, policy_id=opened.loaded.id, dtype=dtype, gap=gap, findings=tuple(findings)
+    )
+
+
+_UNCERTIFIABLE = frozenset(
+    {code for code in RefusalCode if code.damage}
+    - {RefusalCode.OURS_SCORED, RefusalCode.FOREIGN_VERDICT, RefusalCode.OTHER_TOOLS}
+) | {RefusalCode.TEXT_ONLY, RefusalCode.NO_TURNS, RefusalCode.REDACTED}
+"""findings after which nothing can be recomputed"""
+
+
+def _far(gap: Gap) -> RunFinding:
+    return RunFinding(
+        True,
+        RefusalCode.OTHER_LOGPROBS.value,
+        f"its log-probs are {gap.mean:.2g} nats from the policy's in the mean and {gap.max:.2g} at most;"
+        f" turn {gap.worst_turn} is the farthest",
+    )
+
+
+@lru_cache(maxsize=2)
+def _weights(name: str, dtype: Literal["float32", "bfloat16"]) -> OpenedWeights:
+    """Cached, since many runs name the same policy."""
+    return open_weights(name, dtype=dtype)
+
+
+def _opened(name: str, run: Trajectory, dtype: Literal["float32", "bfloat16"]) -> OpenedWeights:
+    """The weights that sampled the run. Raises NotAtHand."""
+    way_out = "name where they lie with --model"
+    try:
+        opened = _weights(name, dtype)
+    except NanoError as problem:
+        raise NotAtHand(f"the policy of run {run.id} is not at hand ({problem}); {way_out}") from problem
+    last = run.turns[-1].completion
+    if opened.loaded.id != last.policy_id:
+        raise NotAtHand(
+            f"the policy of run {run.id} is not at hand: {name} holds the weights {opened.loaded.id[:19]},"
+            f" and {last.policy_id[:19]} sampled it; {way_out}"
+        )
+    if opened.version != last.policy_version:
+        raise NotAtHand(
+            f"the policy of run {run.id} is not at hand: it was sampled {last.policy_version} optimizer"
+            f" steps in, and {name} has {opened.version}; the weights of a training's middle are not kept"
+        )
+    return opened
