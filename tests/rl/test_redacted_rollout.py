@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.scripted import ScriptedPolicy
@@ -18,7 +19,6 @@ from nano_rl.config import TrainConfig
 from nano_rl.logs.admission import TargetPolicy, check_runs
 from nano_rl.record import TrainArguments
 from nano_rl.tasks.task_file import write_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_shared.command_line import run_command
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.redact.store import RedactingStore

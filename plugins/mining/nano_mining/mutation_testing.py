@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.sandbox.protocol import Sandbox
+from nano_rl.tasks.check import TestedCases
 from nano_rl.tasks.mutate import mutants
 from nano_shared.errors import SandboxError
 from nano_shared.files import canonical_json
@@ -127,6 +128,20 @@ class SolutionVariant:
     source: str
     description: str
     hollow: bool = False
+
+
+def test_cases(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int) -> TestedCases:
+    """`nano_rl.tasks.check.TestCases`. Raises SandboxError where the jail fails."""
+    try:
+        found = run_mutants(task, solution, sandbox, times=times)
+    except NoMutants as problem:
+        return TestedCases(skip=str(problem))
+    weakness = None
+    if found.hollow:
+        weakness = f"a hollow solution passes: {found.hollow[0]}"
+    elif found.rate is not None and found.rate < KILLED:
+        weakness = f"{found.rate:.0%} of the mutants die, {KILLED:.0%} must; alive: {found.survived[0]}"
+    return TestedCases(weakness=weakness, rate=found.rate, stable=found.stable)
 
 
 def run_mutants(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int = 1) -> MutantReport:
