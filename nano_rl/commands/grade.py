@@ -56,7 +56,6 @@ def command(
 
 
 def grade_runs(names: Sequence[str], grader: str, log: str | None, *, as_json: bool) -> int:
-    """Grade logged runs and print every verdict that they have, the new one last."""
     with open_log(log) as store:
         ids = list(dict.fromkeys(store.resolve(name) for name in names))
         sandbox = sandbox_opener()()

@@ -37,8 +37,6 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTask:
-    """A task from a run, with the reward of that run."""
-
     task: Task
     run: str
     reward: float | None
@@ -48,7 +46,6 @@ class LoggedTask:
 
     @property
     def trust(self) -> Trust:
-        """The trust level of a verdict on the task."""
         hidden = self.task.hidden
         if hidden is None or isinstance(hidden, WorkspaceChecks):
             own = hidden is None and not self.task.check_trusted
@@ -164,7 +161,6 @@ _TIMES, _MORE = 3.0, 5.0
 _FAILING = re.compile(r"^FAILED \S*::(\w+)", re.MULTILINE)
 """the name of a failing test in pytest's summary"""
 _LARGEST = 200_000
-"""bytes of a file that is mutated"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +178,6 @@ class _Project:
 
     @property
     def changed(self) -> set[str]:
-        """Files that the run changed."""
         return set(snapshot.changed_paths(self.start, self.tree))
 
     def verdict(self, before: Snapshot, after: Snapshot) -> Verdict | None:
@@ -212,8 +207,6 @@ class _Project:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """A mutant of a file of a project."""
-
     project: _Project
     path: str
     mutant: Mutant
@@ -239,12 +232,9 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
-    """What the check showed of a mutant."""
-
     refusal: str | None = None
     """why no task is made of it; None if the check fails on it and passes on the line put back"""
     output: str = ""
-    """the end of the failing check's output"""
 
 
 def check_command(task: Task) -> str | None:
