@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 from nano_coder.grading.answer_equality import same_answer
-from nano_coder.grading.assertion_table import read_table, run_table
 from nano_coder.grading.cases import GradingOutcome, names, run_cases
 from nano_coder.grading.end_state import run_state, state_files
 from nano_coder.grading.graders import GRADER, Decider, trust_of
@@ -278,17 +277,20 @@ def _components(hidden: StateChecks | ArtifactChecks, outcome: GradingOutcome) -
 
 def _run_suite(task: Task, suite: Suite, files: Mapping[str, bytes], sandbox: Sandbox) -> GradingOutcome:
     job = Job(suite, task.artifacts[0], files, task.files, _reference(task))
-    table = read_table(job.suite, job.target)
-    if table is not None and (outcome := run_table(job, table, task.limits, sandbox)) is not None:
-        return outcome
     if suite.strict or (live_use(suite, job.target) and not _carried(job, task.limits, sandbox)):
         return run_strict(job, task.limits, sandbox)
     try:
-        return run_suite(job, task.limits, sandbox)
+        outcome = run_suite(job, task.limits, sandbox)
     except NeedsStrict:
-        if _carried(job, task.limits, sandbox):
-            return GradingOutcome({"tests": "error"}, (), "needs_strict")
+        outcome = GradingOutcome({"tests": "error"}, (), "needs_strict")
+        beside = job.reference is None
+    else:
+        beside = False
+    # where the reference does not pass apart either, values cannot be sent that the tests need
+    unsent = outcome.failure_kind in ("needs_strict", "not_plain") and job.reference is not None
+    if beside or (unsent and not _carried(job, task.limits, sandbox)):
         return run_strict(job, task.limits, sandbox)
+    return outcome
 
 
 def _carried(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
