@@ -16,13 +16,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nano_coder.grading.answer_equality import same
-from nano_coder.grading.graders import Decider, trust_of
+from nano_coder.grading.answers import same
 from nano_coder.grading.inside.report import LONGEST_NAME, Malformed, read
 from nano_coder.grading.source_measure import MODULES
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.hidden_checks import Case, CaseChecks
+from nano_shared.hidden_checks import Case, CaseChecks, Metric
 from nano_shared.printable import printable
 from nano_shared.types import Limits, Tampering, Trust
 
@@ -81,16 +80,12 @@ class GradingOutcome:
     """check name -> pass | fail | error | timeout"""
     tampering: tuple[Tampering, ...] = ()
     failure_kind: str | None = None
-    decider: Decider = Decider.APART
+    trust: Trust = Trust.HIDDEN
 
     @property
     def passed(self) -> float:
         """Fraction of the checks that passed."""
         return sum(state == "pass" for state in self.checks.values()) / len(self.checks)
-
-    @property
-    def trust(self) -> Trust:
-        return trust_of(self.decider)
 
     @property
     def right(self) -> bool:
@@ -136,7 +131,8 @@ def run_cases(
     if not reports or reports[0] != {"ready": True}:
         raise SandboxError(f"the grading child did not start: {result.last_words}")
     expected = {name: case.expected for name, case in zip(names(hidden.cases), hidden.cases, strict=True)}
-    return judged(expected, reports[1:], result)
+    outcome = judged(expected, reports[1:], result)
+    return _keep_bounds(outcome, hidden.metrics, artifacts, limits, sandbox) if hidden.metrics else outcome
 
 
 def names(cases: tuple[Case, ...]) -> list[str]:
@@ -210,3 +206,49 @@ def _judge(tally: _Tally, name: str, expected: Any, report: dict[str, Any]) -> N
 def _report_text(value: Any) -> str:
     """A part of a report, which may be anything, as printable text."""
     return printable(str(value)[:LONGEST_NAME])
+
+
+_MEASURE = Path(__file__).with_name("source_measure.py").read_text(encoding="utf-8")
+_SECONDS = 20.0
+
+
+def measure(files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> dict[str, int] | None:
+    """The metrics of all Python files together, and the number of ways to run code that the syntax tree hides
+    (`hidden`).
+
+    None if a file is not valid Python. The source is parsed in a jail, since it may crash the parser. Raises
+    SandboxError if the jail fails.
+    """
+    texts = {
+        name: data.decode("utf-8", "surrogateescape") for name, data in files.items() if name.endswith(".py")
+    }
+    with closing(sandbox.open(None, limits)) as jail:
+        result = jail.run_python(_MEASURE, isolated=True, stdin=json.dumps(texts).encode(), timeout=_SECONDS)
+    try:
+        found = json.loads(result.stdout)
+    except ValueError:
+        if result.signal is None and not result.timed_out:
+            raise SandboxError(f"the source was not measured: {result.stderr[-300:]!r}") from None
+        return None  # it crashed the parser
+    return {str(name): int(value) for name, value in found.items()} if found is not None else None
+
+
+def _keep_bounds(
+    outcome: GradingOutcome,
+    bounds: tuple[Metric, ...],
+    files: Mapping[str, bytes],
+    limits: Limits,
+    sandbox: Sandbox,
+) -> GradingOutcome:
+    """The outcome with a check for each bound on a metric. Hiding code in strings is reported as
+    tampering."""
+    found = measure(files, limits, sandbox)
+    checks = dict(outcome.checks)
+    for bound in bounds:
+        kept = found is not None and found[bound.name] <= bound.at_most
+        checks[f"metric_{bound.name}"] = "pass" if kept else "error" if found is None else "fail"
+    tampering = outcome.tampering
+    if found is not None and found["hidden"] and "hidden_code" not in {finding.kind for finding in tampering}:
+        detail = "the source runs code that no syntax tree shows, or reaches for what does"
+        tampering = (*tampering, Tampering(kind="hidden_code", detail=detail))
+    return GradingOutcome(checks, tampering, outcome.failure_kind)

@@ -23,10 +23,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Self, Unpack
 
-from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output, captured
 from nano_coder.sandbox.launcher import files, kernel
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
-from nano_coder.sandbox.request import check_run, opened, python_program
+from nano_coder.sandbox.request import FLOOD_BYTES, Drain, Output, captured, check_run, opened, python_program
 from nano_coder.sandbox.workspace_archive import MOST_ENTRIES, WORK_MB, pack_workspace, snapshot_error
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.scratch import ScratchFolder

@@ -1,4 +1,4 @@
-"""The agent's side of `launcher/kept.py`: the server that occupies a jail whose processes stay.
+"""The agent's side of `launcher/runner.py`: the server that occupies a jail whose processes stay.
 
 A request is a message, its answer an outcome record. The server shares the jail with untrusted programs, so
 it can lie about itself; bytes that are no answer, or that nobody asked for, end it.
@@ -16,15 +16,15 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
-from nano_coder.sandbox.captured_output import AnswerDrain, Drain, Output
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.launcher.root import LAUNCHER_INSIDE
-from nano_coder.sandbox.launcher_process import decoded, readable
+from nano_coder.sandbox.request import AnswerDrain, Drain, Output
+from nano_coder.sandbox.warm_pool import decoded, readable
 from nano_shared.errors import SandboxError
 
 _SOURCE = (
-    f"import sys; sys.path.insert(0, {LAUNCHER_INSIDE!r}); from launcher.kept import serve; "
+    f"import sys; sys.path.insert(0, {LAUNCHER_INSIDE!r}); from launcher.runner import serve; "
     f"sys.path.remove({LAUNCHER_INSIDE!r}); serve()"
 )
 _PATIENCE_S = 10.0

@@ -19,35 +19,37 @@ from pathlib import Path
 from socket import socket
 from typing import Any, Unpack
 
-from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output, captured
-from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.jail_server import JailServer
-from nano_coder.sandbox.launcher import files, message
+from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.launcher.message import RequestOutcome
-from nano_coder.sandbox.launcher.root import BASES
-from nano_coder.sandbox.launcher_process import JailProcess
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.proxy import PORT, VARIABLES, Proxy, ProxyCall, Resolve, resolve
-from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, opened, python_program
+from nano_coder.sandbox.request import (
+    FLOOD_BYTES,
+    Drain,
+    Output,
+    captured,
+    check_limits,
+    check_run,
+    minimal_environment,
+    opened,
+    python_program,
+)
 from nano_coder.sandbox.root_plan import (
     FILE_MB,
     PROCESSES,
     always,
+    find_interpreter,
     layers,
     own_uids,
     plan_cgroup,
     plan_root,
     unused_uid,
 )
-from nano_coder.sandbox.warm_pool import Pool, shared_pool
+from nano_coder.sandbox.warm_pool import JailProcess, Pool, shared_pool
 from nano_coder.sandbox.workspace_archive import (
-    OVERLAID_ENTRIES,
+    MOST_ENTRIES,
     WORK_MB,
-    PackedWorkspace,
-    PendingFiles,
-    base_of,
-    bases_folder,
-    overlays_supported,
     pack_workspace,
     snapshot_error,
 )
@@ -55,10 +57,9 @@ from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Denials, Limits
 
 TMP_MB = 256
-WORK_INODES = 20_000
-"""files, directories and links that may be added to a workspace; each takes kernel memory"""
 USUAL_MB = 64
 """size of a warm jail's workspace; a larger workspace gets a jail of its own"""
+_USUAL_ENTRIES = 400
 
 _NONE_DENIED = Denials()
 _MB = 1 << 20
@@ -107,7 +108,6 @@ class NsSandbox:
         self.layers: Mapping[str, bool] = layers(
             cgroup=spec["group"] is not None,
             host_uid_of_its_own=spec["own_uids"],
-            overlay_workspaces=overlays_supported(),
         )
         self._spec = spec
 
@@ -176,18 +176,14 @@ class NsSandbox:
         fits = limits.processes in (None, PROCESSES) and limits.workspace_mb in (None, WORK_MB)
         if workspace is None:
             process = usual() if fits else self.pool.make(_room(0, listen=listen, limits=limits))
-            jail = self._jail(process, limits, USUAL_MB * _MB if fits else 0)
-            jail.begin_empty()
-            return jail
+            return self._jail(process, limits, USUAL_MB * _MB if fits else 0)
         packed = pack_workspace(Path(workspace))
         with packed.stream:
-            if (overlaid := self._overlaid(packed, limits, listen)) is not None:
-                return overlaid
             if packed.small and fits:
                 jail = self._jail(usual(), limits, USUAL_MB * _MB)
                 jail.fill_first(packed.stream.read())
                 return jail
-            if packed.size > USUAL_MB * _MB or packed.entries > OVERLAID_ENTRIES or not fits:
+            if packed.size > USUAL_MB * _MB or packed.entries > _USUAL_ENTRIES or not fits:
                 room = _room(packed.size, packed.entries, listen=listen, limits=limits)
                 jail = self._jail(self.pool.make(room), limits, packed.size)
             else:
@@ -198,29 +194,6 @@ class NsSandbox:
                 jail.close()
                 raise
         return jail
-
-    def _overlaid(self, packed: PackedWorkspace, limits: Limits, listen: int) -> NsJail | None:
-        """A jail that mounts a large workspace as an overlay; None for a small one, or if overlays fail."""
-        if packed.entries < OVERLAID_ENTRIES or not self.layers["overlay_workspaces"]:
-            return None
-        owner = self._spec["unused_uid"] if os.geteuid() == 0 else None
-        root = self._spec["root"]
-        shown = (str(bases_folder()), BASES)
-        # a launcher of its own, so that no other jail has the bases in its mounts; all its jails run as one
-        # user, who owns the files of the bases
-        spec = {**self._spec, "own_uids": False, "root": {**root, "binds": [*root["binds"], shown]}}
-        try:
-            room = {
-                **_room(packed.size, packed.entries, listen=listen, limits=limits),
-                "base": base_of(packed.stream, owner),
-            }
-            process = shared_pool(spec, _room(USUAL_MB * _MB)).make(room)
-        except (OSError, SandboxError):
-            # streaming the workspace instead loses no isolation; `layers` and `doctor` report it
-            self.layers = {**self.layers, "overlay_workspaces": False}
-            packed.stream.seek(0)
-            return None
-        return self._jail(process, limits, packed.size)
 
     def _jail(self, process: JailProcess, limits: Limits, size: int) -> NsJail:
         if not process.grouped:
@@ -236,9 +209,8 @@ def _room(size: int, entries: int = 0, *, listen: int = 0, limits: Limits | None
     limits = limits or Limits()
     return {
         "listen": listen,
-        "base": "",
         "work_bytes": (limits.workspace_mb or WORK_MB) * _MB + 2 * size,
-        "work_inodes": WORK_INODES + entries,
+        "work_inodes": MOST_ENTRIES + entries,
         "tmp_mb": TMP_MB,
         "rlimits": always(limits),
     }
@@ -262,13 +234,12 @@ class NsJail:
         self._proxy: Proxy | None = None
         self._first: bytes | None = None
         """a packed workspace to be unpacked by the next request"""
-        self._ahead: PendingFiles | None = None
         self._keeps = False
         self._kept: JailServer | None = None
 
     def keep(self) -> bool:
         if not self._keeps:
-            if self._first is not None or self._ahead:
+            if self._first is not None:
                 self.run_python("")  # the workspace arrives with it
             self._keeps = True
         return True
@@ -351,8 +322,7 @@ class NsJail:
         return out.value()
 
     def write(self, path: str, data: bytes) -> None:
-        if self._ahead is None or files.placed(path)[0] or not self._ahead.keep(path, data):
-            self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
+        self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
 
     def snapshot(self) -> bytes:
         """Files, directories and symlinks with their permissions, without caches of Python and pytest.
@@ -362,7 +332,6 @@ class NsJail:
         if (
             self._first is None
             and not self._keeps
-            and not self._ahead
             and (packed := self._process.pack(_OPERATION_S)) is not None
         ):
             return packed
@@ -383,15 +352,11 @@ class NsJail:
 
     def fill(self, stream: int) -> None:
         """Replace the workspace by the contents of a tar stream, read from an open file."""
-        self._first = self._ahead = None
+        self._first = None
         try:
             self._operate({"op": "unpack"}, Output(_SMALL), packed=stream)
         except OSError as error:
             raise _does_not_fit(error) from error
-
-    def begin_empty(self) -> None:
-        """Start with an empty workspace; files written now are sent with the first request."""
-        self._ahead = PendingFiles()
 
     def fill_first(self, packed: bytes) -> None:
         """Let the next request start with this workspace, instead of what is there."""
@@ -431,9 +396,6 @@ class NsJail:
         process: JailProcess | None = None,
         more: int = 0,
     ) -> tuple[RequestOutcome, Drain]:
-        if self._ahead:
-            self._first = self._ahead.packed()
-        self._ahead = None
         with contextlib.ExitStack() as stack:
             given = [] if packed is None else [packed]
             if self._first is not None:

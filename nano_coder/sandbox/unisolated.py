@@ -15,9 +15,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain
 from nano_coder.sandbox.folder_jail import FolderJail, ProgramResult, ProgramSpec
-from nano_coder.sandbox.request import check_limits, minimal_environment
+from nano_coder.sandbox.request import FLOOD_BYTES, Drain, check_limits, minimal_environment
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
 

@@ -15,10 +15,8 @@ from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.loop import observation_messages
 from nano_coder.agent.profiles import logged_profile
 from nano_coder.agent.prompt import first_started, open_conversation, without_delegate
-from nano_coder.grading.command_check import laid_over, restored
-from nano_coder.grading.command_run import tree_hash
-from nano_coder.grading.grade import graded_files, graded_hash
-from nano_coder.grading.submission import Delivery
+from nano_coder.grading.command_check import laid_over, restored, tree_hash
+from nano_coder.grading.grade import Delivery, graded_files, graded_hash
 from nano_coder.verify.refusal_codes import RefusalCode
 from nano_coder.verify.trainable import RunFinding, by_us
 from nano_shared import snapshot

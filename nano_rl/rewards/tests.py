@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nano_coder.grading.submission import grade_trajectory
+from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards.part import SILENT, Part, Score
 from nano_shared.types import Trajectory, Verdict

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from nano_coder.grading.used_names import used_names
+from nano_coder.grading.live_use import used_names
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, Suite, SuiteChecks
 from nano_shared.refusal import Refused
 from nano_shared.strict_json import json_object, refusing_invalid

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nano_coder.grading.grade import grade_trajectory
 from nano_coder.grading.live_use import live_use
-from nano_coder.grading.submission import grade_trajectory
 from nano_coder.run.execution import Runtime, run_task, run_without_turns
 from nano_rl.tasks.attempts import oracle_policy, run_in_project
 from nano_rl.tasks.mutation_testing import KILLED, MutantReport, NoMutants, run_mutants

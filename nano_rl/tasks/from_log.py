@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nano_coder.grading.graders import Decider, trust_of
-from nano_coder.grading.submission import grade_trajectory
+from nano_coder.grading.grade import grade_trajectory
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
@@ -37,9 +36,9 @@ class LoggedTask:
         hidden = self.task.hidden
         if hidden is None or isinstance(hidden, WorkspaceChecks):
             own = hidden is None and not self.task.check_trusted
-            return trust_of(Decider.STRANGER if own else Decider.COMMAND)
+            return Trust.NONE if own else Trust.USER_CHECK
         strict = isinstance(hidden, SuiteChecks) and hidden.suite.strict
-        return trust_of(Decider.SUPERVISED if strict else Decider.APART)
+        return Trust.STRICT if strict else Trust.HIDDEN
 
     @property
     def portable(self) -> bool:

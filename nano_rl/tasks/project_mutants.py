@@ -20,10 +20,9 @@ from itertools import islice, zip_longest
 from pathlib import PurePosixPath
 from random import Random
 
-from nano_coder.grading.command_check import restored
-from nano_coder.grading.command_run import tree_hash
+from nano_coder.grading.command_check import restored, tree_hash
+from nano_coder.grading.grade import Delivery, grade_delivery
 from nano_coder.grading.protected_files import ShellLine
-from nano_coder.grading.submission import Delivery, grade_delivery
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.from_log import texts_of
 from nano_rl.tasks.mutate import Mutant, mutant_of, splices_by_function

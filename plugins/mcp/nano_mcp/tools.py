@@ -23,8 +23,8 @@ from pydantic import BaseModel
 from nano_coder.config import AgentConfig, task_limits
 from nano_coder.plugin_settings import settings_of
 from nano_coder.run.further_tools import Place
-from nano_coder.sandbox.captured_output import Output
 from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.request import Output
 from nano_coder.tools.schema import object_schema
 from nano_coder.tools.tool import Tool, ToolContext, ToolFailure, ToolResult
 from nano_mcp.connection import McpConnection, McpFailure
