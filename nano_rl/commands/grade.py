@@ -11,8 +11,7 @@ from rich.table import Column, Table
 from typer import Argument, Option
 
 from nano_coder.commands.options import open_log
-from nano_coder.grading.graders import GRADERS, by_grader, find_grader
-from nano_coder.grading.submission import grade_folder
+from nano_coder.grading.grade import GRADERS, by_grader, find_grader, grade_folder
 from nano_coder.run.execution import regrade_run
 from nano_rl.commands.options import Log
 from nano_rl.commands.session import sandbox_opener

@@ -30,8 +30,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.run.foreign_agent import open_agent
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
-from nano_coder.sandbox.proxy import allowed_hosts
+from nano_coder.sandbox.protocol import Sandbox, allowed_hosts
 from nano_coder.tools.tool import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.attempts import ORACLE

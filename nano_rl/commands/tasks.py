@@ -115,7 +115,7 @@ def check(
 ) -> int:
     """Run every task's oracle, starter and mutants. Exit code 1 where a task is refused and no --out takes
     the others, or where none is admitted."""
-    from nano_coder.grading.graders import GRADER
+    from nano_coder.grading import GRADER
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import sandbox_opener
     from nano_rl.tasks.check import check_tasks, programs_of, without_repeats

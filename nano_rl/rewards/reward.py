@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from nano_coder.grading.submission import grade_trajectory
+from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import Runtime
 from nano_rl.learn.config import Config
 from nano_shared.errors import UsageError

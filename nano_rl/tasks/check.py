@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.grading.grade import grade_trajectory
 from nano_coder.grading.live_use import live_use
-from nano_coder.grading.submission import grade_trajectory
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task, run_without_turns
 from nano_coder.sandbox.backend import open_sandbox

@@ -14,11 +14,9 @@ from itertools import islice, zip_longest
 from pathlib import PurePosixPath
 from random import Random
 
-from nano_coder.grading.command_check import restored
-from nano_coder.grading.command_run import tree_hash
-from nano_coder.grading.graders import Decider, trust_of
+from nano_coder.grading.command_check import restored, tree_hash
+from nano_coder.grading.grade import Delivery, grade_delivery, grade_trajectory
 from nano_coder.grading.protected_files import ShellLine
-from nano_coder.grading.submission import Delivery, grade_delivery, grade_trajectory
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.mutate import Mutant, mutant_of, splices_by_function
 from nano_shared import snapshot
@@ -49,9 +47,9 @@ class LoggedTask:
         hidden = self.task.hidden
         if hidden is None or isinstance(hidden, WorkspaceChecks):
             own = hidden is None and not self.task.check_trusted
-            return trust_of(Decider.STRANGER if own else Decider.COMMAND)
+            return Trust.NONE if own else Trust.USER_CHECK
         strict = isinstance(hidden, SuiteChecks) and hidden.suite.strict
-        return trust_of(Decider.SUPERVISED if strict else Decider.APART)
+        return Trust.STRICT if strict else Trust.HIDDEN
 
     @property
     def portable(self) -> bool:

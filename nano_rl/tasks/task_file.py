@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from nano_coder.grading.used_names import used_names
+from nano_coder.grading.live_use import used_names
 from nano_rl.tasks.suite import TaskSuite, View, find_suite
 from nano_shared.errors import Refusal, Refused, UsageError
 from nano_shared.hidden_checks import (
