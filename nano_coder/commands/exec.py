@@ -6,12 +6,10 @@ import json
 import os
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
@@ -195,34 +193,6 @@ MOST_OPEN = 64
 """each holds a jail"""
 
 
-class InOrder:
-    """Jobs of one name run one after another, as they came, in one worker at a time."""
-
-    def __init__(self, start: Callable[[Callable[[], None]], object]) -> None:
-        """`start` runs what it is given, some time, in some thread."""
-        self._start = start
-        self._lock = threading.Lock()
-        self._waiting: dict[str, deque[Callable[[], None]]] = {}
-
-    def add(self, name: str, job: Callable[[], None]) -> None:
-        with self._lock:
-            waiting = self._waiting.get(name)
-            if waiting is not None:
-                waiting.append(job)
-                return
-            self._waiting[name] = deque([job])
-        self._start(lambda: self._work(name))
-
-    def _work(self, name: str) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting[name]:
-                    del self._waiting[name]
-                    return
-                job = self._waiting[name].popleft()
-            job()
-
-
 class Sessions:
     """Jails by name, whose files and processes stay. Safe to use from many threads, as long as each name is
     used by one at a time."""
@@ -308,8 +278,10 @@ def answer_all(
     bad = threading.Event()
     sessions = Sessions(sandbox, workspace)
 
-    def serve(line: bytes) -> None:
+    def serve(line: bytes, before: Future[None] | None) -> None:
         try:
+            if before is not None:  # of the same session, and begun earlier: it needs no worker that waits
+                wait([before])
             said = _answer(line, sandbox, workspace, limits, sessions)
         finally:
             slots.release()
@@ -322,15 +294,14 @@ def answer_all(
     with ExitStack() as stack, ThreadPoolExecutor(concurrency) as workers:
         stack.callback(sessions.close_all)
         futures: list[Future[None]] = []
-        in_order = InOrder(lambda job: futures.append(workers.submit(job)))
+        last: dict[str, Future[None]] = {}
         while line := lines.readline(_LONGEST_LINE):
             if line.strip():
                 slots.acquire()
                 name = _session(line)
-                if name is None:
-                    futures.append(workers.submit(serve, line))
-                else:
-                    in_order.add(name, partial(serve, line))
+                futures.append(workers.submit(serve, line, None if name is None else last.get(name)))
+                if name is not None:
+                    last[name] = futures[-1]
         for future in futures:
             future.result()
     return _BAD_INPUT if bad.is_set() else 0

@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from nano_coder.agent.dialects.dialect import Parsed, settled
-from nano_coder.agent.dialects.hermes import HERMES
-from nano_coder.agent.dialects.native import DEEPSEEK, KIMI, MISTRAL_ARGS, QWEN_CODER
+from nano_coder.agent.dialects.native import DEEPSEEK, HERMES, KIMI, MISTRAL_ARGS, QWEN_CODER
 from nano_coder.agent.dialects.untagged import fenced, missed_call, settled_before_call
 from nano_shared.types import ApiAnswer, ToolCall, ToolSpec
 

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from nano_coder.agent.dialects.dialect import Parsed, find_tool, settled
-from nano_coder.agent.dialects.hermes import HERMES
+from nano_coder.agent.dialects.dialect import Parsed, find_tool, function_schema, settled
 from nano_coder.agent.dialects.untagged import (
     ARGUMENTS,
     arguments_of,
@@ -99,7 +98,7 @@ class Native:
         return f"{thought}{self.gaps[0]}{text}" if thought else text
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
-        return HERMES.describe(tools)
+        return "\n".join(json.dumps(function_schema(tool), ensure_ascii=False) for tool in tools)
 
     def call_id(self, name: str, number: int) -> str:
         """The id of the `number`-th call of a conversation, in a form that the family's template takes."""
@@ -452,7 +451,7 @@ class _WithExamples(Native):
     """Ends the description of the tools with calls of some."""
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
-        described = HERMES.describe(tools)
+        described = super().describe(tools)
         if not tools:
             return described
         names = dict.fromkeys((example_call(tools).name, tools[0].name, tools[-1].name))
@@ -467,6 +466,8 @@ HERMES_JSON = Native(
     read=_json_frame("arguments"),
     write=_one_each(_object("arguments")),
 )  # fmt: skip
+HERMES = replace(HERMES_JSON, name="hermes")
+"""of the profile hermes-1"""
 KEEPS_TOOLS_JSON = re.compile(r"qwen[-_]?2\.5[-_]?coder", re.IGNORECASE)
 """names of the family that writes `<tools>` whatever its chat template asks for, and keeps to it where the
 prompt shows examples"""
