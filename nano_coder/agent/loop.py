@@ -147,7 +147,7 @@ class Agent:
         compaction.refuse_more(own)
         messages = compaction.asking(conversation, own)
         conversation.replace_new(messages)
-        completion = self._complete(compaction.summary_tokens())
+        completion = self._complete(compaction.summary_tokens)
         turn = Turn(
             index=len(self.turns), messages=tuple(messages), completion=completion,
             thought=self._parse_calls(completion).thought, parser=SUMMARY, started=started,
