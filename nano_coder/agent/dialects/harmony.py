@@ -75,8 +75,5 @@ class Harmony:
     def describe(self, tools: Sequence[ToolSpec]) -> str:
         return HERMES.describe(tools)
 
-    def call_id(self, name: str, number: int) -> str:
-        return f"call{number:05d}"
-
 
 HARMONY = Harmony()
