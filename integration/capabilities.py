@@ -40,15 +40,14 @@ from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.checkpoints.checkpoint import save_checkpoint
 from nano_rl.commands.eval import without_tools
-from nano_rl.config.training import SftConfig, TrainConfig
+from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.gather.sources import Sources
-from nano_rl.imitation.demonstrations import oracle_runs, reader_of, train_sft
-from nano_rl.imitation.rows import RunEncoder
+from nano_rl.imitation import RunEncoder, oracle_runs, reader_of, train_sft
 from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
-from nano_rl.learn.model.learner import prepare
+from nano_rl.learn.learner import prepare
 from nano_rl.tasks.attempts import ORACLE
-from nano_rl.tasks.make import draw_tasks
+from nano_rl.tasks.task_file import draw_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_rl.watch import Watch

@@ -44,14 +44,14 @@ from nano_preferences.pairs import PairRows, pair_rows, read_pairs, write_pairs
 from nano_preferences.reward_checkpoint import open_reward_model, save_reward_model
 from nano_preferences.reward_model import held_out, measure, train_reward_model
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.config.training import SftConfig, TrainConfig
+from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources
-from nano_rl.imitation.demonstrations import reader_of, train_sft
+from nano_rl.imitation import reader_of, train_sft
 from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.critic import scalar_model
+from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.model.scalar_model import scalar_model
 from nano_rl.rewards import open_reward, parse_reward
 from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train

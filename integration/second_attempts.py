@@ -40,7 +40,7 @@ from nano_coder.run.execution import Runtime, can_reflect, grade_run, is_reflect
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.attempts import runtime_for
-from nano_rl.tasks.make import make_tasks, write_tasks
+from nano_rl.tasks.task_file import make_tasks, write_tasks
 from nano_shared import snapshot
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, ToolCall, Trajectory

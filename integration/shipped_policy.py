@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_rl.tasks.make import make_tasks, write_tasks
+from nano_rl.tasks.task_file import make_tasks, write_tasks
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.files import nano_home
 from nano_shared.types import Split, Task

@@ -175,7 +175,7 @@ def open_runtime(
     """
     from nano_coder.agent.profiles import days_profile, with_tools
     from nano_coder.config import redacting_store
-    from nano_coder.models.opening import open_configured
+    from nano_coder.models.opening import open_policy
     from nano_coder.run.execution import Project, RunSettings, Runtime
     from nano_coder.sandbox.proxy import allowed_hosts
     from nano_coder.tools.tool import further_tools
@@ -184,7 +184,7 @@ def open_runtime(
 
     sandbox = _open_sandbox(config, directory)
     more = further_tools(config, lambda: (sandbox, store))
-    opened = open_configured(config, model=model, own_temperature=config.temperature is None)
+    opened = open_policy(model or config.model, config, own_temperature=config.temperature is None)
     profile = opened.profile if config.profile else days_profile(opened.profile)
     return Runtime(
         policy=opened.policy,
@@ -242,7 +242,7 @@ def reopen_runtime(run: Trajectory, setup: Setup, store: LogStore) -> Runtime:
 
     Its git history is shown only by `git = true`, as the log keeps no --exclude of the run.
     """
-    from nano_coder.models.registry import find_opener
+    from nano_coder.models.opening import find_opener
 
     config, directory = setup.config, Path(run.directory or "")
     if config.profile is None and find_opener(config.model or run.policy) is not None:  # a hosted model

@@ -143,10 +143,10 @@ class _ModelOpener:
         self._loading = threading.Lock()
 
     def open(self, name: str | None) -> ServedModel:
-        from nano_coder.models.opening import open_configured
+        from nano_coder.models.opening import open_policy
 
         with self._loading:
-            found = open_configured(self._config, model=name, scheduler="free")
+            found = open_policy(name or self._config.model, self._config, scheduler="free")
         return self._served(found)
 
     def promoted(self, current: ServedModel) -> ServedModel | None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from nano_coder.agent.loop import SAID, cut_turns, observed_last
 from nano_coder.agent.profiles import continuing_profile
-from nano_coder.models.local.scheduler import cancel_pending, slots_for
+from nano_coder.models.local.policy import cancel_pending, slots_for
 from nano_coder.run.execution import Runtime, as_much_again, branch_run, grade_run, refuse_served
 from nano_coder.verify.deep import PromptRenderer, prove_prompts
 from nano_shared.errors import UsageError

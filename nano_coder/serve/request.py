@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nano_shared.errors import BudgetExhausted
@@ -115,8 +115,11 @@ class ModelRequest:
     """of a raw prompt, which no template renders and `messages` show as text"""
     choice: int = 0
     """its number among those of its client's request"""
-    prefill: str = ""
-    """beginning of the answer, which the client wrote; the end of `prompt_ids` once they are there"""
+
+    def seeded(self, index: int) -> ModelRequest:
+        """The request of a choice: each samples with a seed of its own."""
+        seed = self.sampling.seed if self.sampling.seed is None else self.sampling.seed + index
+        return replace(self, choice=index, sampling=self.sampling.model_copy(update={"seed": seed}))
 
     def keys(self) -> list[str]:
         """[len(messages)] hashes of the tools and of the messages up to each one."""
@@ -161,15 +164,6 @@ class ModelAnswer:
     @property
     def message(self) -> ClientMessage:
         return ClientMessage(role=Role.ASSISTANT, text=self.text, calls=self.calls)
-
-
-def prefilled(messages: Sequence[ClientMessage], param: str) -> tuple[tuple[ClientMessage, ...], str]:
-    """The messages before the last one, and the text of that, an assistant's turn that is left open. Raises
-    BadRequest where there is none."""
-    *before, last = messages
-    if last.role is not Role.ASSISTANT or last.calls or not (before and last.text):
-        raise BadRequest(f"{param}: only an assistant's text after other messages is continued", param=param)
-    return tuple(before), last.text
 
 
 def split_at_stop(completion: Completion) -> tuple[str, str | None]:
@@ -396,7 +390,7 @@ def check_shaping(sampling: Sampling, policy: Policy, *, formed: bool = False) -
 _SAMPLED = {
     "model", "stream", "return_token_ids", "stop", "temperature", "top_p", "top_k", "seed", *SHAPED,
 }  # fmt: skip
-_CHAT = {"messages", "tools", "tool_choice", "add_generation_prompt", "continue_final_message"}
+_CHAT = {"messages", "tools", "tool_choice"}
 _ANTHROPIC = {"model", "messages", "system", "tools", "tool_choice", "output_config"}
 _READ: dict[str, set[str]] = {
     "chat/completions": {
@@ -438,6 +432,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """values that change nothing, of fields that are not served; null and what is empty never does"""
 _INSTEAD = {
     "previous_response_id": "no response is stored here; send the whole input",
+    "continue_final_message": "an answer begins anew", "add_generation_prompt": "an answer begins anew",
     "suffix": "this model does not fill in the middle",
     "best_of": "this server samples no more than it answers; send n",
     "chat_template_kwargs": "the template of the policy takes none",

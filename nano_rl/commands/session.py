@@ -20,12 +20,12 @@ from nano_coder.models.opening import (
     OWN_MODELS,
     OpenedWeights,
     bound_template,
+    find_opener,
     name_to_train,
-    open_configured,
+    open_policy,
     open_weights,
     rank_of,
 )
-from nano_coder.models.registry import find_opener
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.run.foreign_agent import open_agent
@@ -35,7 +35,7 @@ from nano_coder.sandbox.proxy import allowed_hosts
 from nano_coder.tools.tool import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.attempts import ORACLE
-from nano_rl.tasks.make import read_tasks
+from nano_rl.tasks.task_file import read_tasks
 from nano_shared.checkpoint import LATEST, checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.policy import InterfaceProfile
@@ -45,7 +45,7 @@ from nano_shared.types import Sampling, Split, Task
 
 if TYPE_CHECKING:
     from nano_coder.models.weights import Dtype
-    from nano_rl.config.training import SftConfig
+    from nano_rl.config import SftConfig
     from nano_rl.learn.config import Quantise
 
 
@@ -101,7 +101,7 @@ def policy_runtime(
     sandbox = sandbox_opener(config)()
     store = LogStore.open(config.log)
     tools = [TOOLS.give(tool).spec.name for tool in config.tools]
-    opened = open_configured(config, model=model, dtype=dtype_of(config, sources))
+    opened = open_policy(model or config.model, config, dtype=dtype_of(config, sources))
     return Runtime(
         policy=opened.policy, sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None)), policy_name=opened.name,
@@ -240,7 +240,7 @@ def train_offline(
     and a callback for each step; `shown` maps metrics to their form in the bar."""
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
-    from nano_rl.learn.model.learner import prepare
+    from nano_rl.learn.learner import prepare
 
     target, folder = training_folder(name)
     opened = weights_to_train(parent, config.dtype, device, config.quantise)
@@ -284,7 +284,7 @@ def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Pa
 
 def _refuse_done(name: str, folder: Path, steps: int) -> None:
     """Raises UsageError if a finished training has done that many steps."""
-    from nano_rl.resume.states import STATES
+    from nano_rl.resume import STATES
 
     done = max((int(path.name) for path in (folder / STATES).glob("*") if path.name.isdecimal()), default=0)
     if steps <= done:
@@ -311,7 +311,7 @@ def checkpoint_target(name: str) -> Path:
             f"--name {name!r}: use letters, digits, '.', '_' and '-', at most {_LONGEST_NAME} characters"
         )
     from nano_coder.models.catalogue import catalogue
-    from nano_rl.checkpoints.promotion_history import HISTORY
+    from nano_rl.checkpoints.promotion import HISTORY
 
     if name.casefold() in {LATEST, HISTORY, *OWN_MODELS, *catalogue()}:
         raise UsageError(f"--name {name}: nano means something else by that name; choose another")

@@ -13,7 +13,7 @@ from random import Random
 from pydantic import JsonValue
 
 from nano_coder.run.execution import Runtime
-from nano_rl.config.training import RewardConfig
+from nano_rl.config import RewardConfig
 from nano_rl.gather.rollouts import OnRun, collect
 from nano_rl.gather.sources import Sources
 from nano_rl.rewards import open_reward

@@ -23,7 +23,7 @@ from nano_coder.verify.deep import Scored, TokenCheck, gap_of, rescored
 from nano_coder.verify.trainable import RefusalCode, blocking, may_teach
 from nano_coder.verify.trainable import hashes as profile_hashes
 from nano_rl.learn.loss import MAX_LOG_RATIO
-from nano_rl.learn.rows.group import is_dead
+from nano_rl.learn.rows import is_dead
 from nano_rl.rewards import outcome
 from nano_shared.policy import InterfaceProfile
 from nano_shared.run_facts import RunFacts, RunFilter

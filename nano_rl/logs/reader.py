@@ -29,8 +29,8 @@ from typing import Any
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.models.opening import OpenedWeights, weights_id
 from nano_coder.verify.trainable import RefusalCode
-from nano_rl.config.training import TrainConfig
-from nano_rl.learn.rows.group import Group, GroupMember, is_dead
+from nano_rl.config import TrainConfig
+from nano_rl.learn.rows import Group, GroupMember, is_dead
 from nano_rl.logs.admission import RunCheck, RunVerifier, TargetPolicy, check_runs, may_imitate
 from nano_rl.logs.used_runs import USED, read_used
 from nano_shared import snapshot

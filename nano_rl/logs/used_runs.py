@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
-from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows import Group
 from nano_shared.errors import CheckpointError
 from nano_shared.files import full_disk_explained, write_text
 

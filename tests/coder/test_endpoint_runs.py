@@ -25,7 +25,7 @@ from nano_coder.formats import message_rows
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.run.execution import RunSettings, grade_run, resume_run, run_task
 from nano_coder.verify.trainable import verify
-from nano_rl.imitation.rows import RunEncoder, run_messages
+from nano_rl.imitation import RunEncoder, run_messages
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.types import Limits, Role, Sampling, StopReason
 

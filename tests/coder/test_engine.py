@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.module_decoder import ModuleDecoder
+from nano_coder.models.local.engine import Engine, ModuleDecoder
 from nano_coder.models.local.sampler import GenerationRequest, Likeliest
 from nano_coder.models.weights import load_policy
 from nano_shared.errors import ContextFull, UsageError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -13,10 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nano_coder.models.local.continuous_batching import ContinuousDecoder
-from nano_coder.models.local.engine import Engine, kv_token_bytes
-from nano_coder.models.local.kv_cache import ROUND
-from nano_coder.models.local.module_decoder import ModuleDecoder
+from nano_coder.models.local.attention import ROUND
+from nano_coder.models.local.engine import Engine, ModuleDecoder, kv_token_bytes
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.weights import load_policy
 from nano_shared.types import Sampling
@@ -114,15 +111,6 @@ def test_live_bytes_stay_within_the_bound(model: Any, held: int) -> None:
     assert little < 0.1
     assert max(all_at_once) == 16
     assert max(most) < 16 or held > 2
-
-
-def test_of_the_choices_of_a_request_the_first_alone_is_kept(model: Any) -> None:
-    engine = Engine(model, eos_ids=frozenset(), context_limit=LONGEST, max_batch=16)
-    ids, length = tokens(1, 20), 8
-    engine.generate([replace(ask(ids, owner, length), choice=owner) for owner in range(8)])
-    assert isinstance(engine.decoder, ContinuousDecoder)
-    kept = len(ids) + length  # the prompt, and one row after it
-    assert engine.decoder.kv_bytes <= kept * kv_token_bytes(model), "no block of rows stays without rows"
 
 
 def held_by(decoder: ModuleDecoder) -> int:

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
-from nano_coder.models.local.engine import Engine
+from nano_coder.models.local.engine import Engine, ModuleDecoder
 from nano_coder.models.local.llama import GatedMLP
-from nano_coder.models.local.module_decoder import ModuleDecoder
 from nano_coder.models.local.sampler import GenerationRequest
 from nano_shared.types import Sampling
 

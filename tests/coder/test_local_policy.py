@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from nano_coder.agent.chat_template import CHATML, ChatTemplate
+from nano_coder.config import AgentConfig
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine, kv_token_bytes
-from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.models.local.policy import LocalPolicy, SchedulerKind
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
-from nano_coder.models.local.scheduler import SchedulerKind
 from nano_coder.models.opening import open_policy
 from nano_coder.models.weights import LoadedModel, load_policy
 from nano_shared.errors import ConfigError, ContextFull, PolicyError, UsageError
@@ -293,7 +293,7 @@ def test_a_setting_bounds_the_kv_cache(tiny_folder: Path, capsys: pytest.Capture
 
     def opened(tokens: int) -> LocalPolicy:
         size = tokens * kv_token_bytes(load_policy(str(tiny_folder)).model) / 2**30
-        policy = open_policy(str(tiny_folder), profile="compact-1", kv_gib=size).policy
+        policy = open_policy(str(tiny_folder), AgentConfig(profile="compact-1", kv_gib=size)).policy
         assert isinstance(policy, LocalPolicy)
         return policy
 

@@ -14,9 +14,8 @@ import pytest
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.models.local.engine import Engine, kv_token_bytes
-from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.models.local.policy import LocalPolicy, Lockstep, Scheduler
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
-from nano_coder.models.local.scheduler import Lockstep, Scheduler
 from nano_coder.models.weights import LoadedModel, load_policy
 from nano_shared.errors import PolicyError
 from nano_shared.policy import Conversation
@@ -137,7 +136,7 @@ def test_a_step_is_on_the_clocks_of_its_rows_in_equal_shares(
 ) -> None:
     """So that what a run waits while others are decoded is no time of its own."""
     clock = Clock()
-    monkeypatch.setattr("nano_coder.models.local.scheduler.time", clock)
+    monkeypatch.setattr("nano_coder.models.local.policy.time", clock)
     monkeypatch.setattr("nano_coder.models.local.policy.time", clock)
     engine = Timed(loaded, clock)
     template = ChatTemplate(loaded.chat_template, loaded.tokenizer.backend_tokenizer)

@@ -351,8 +351,7 @@ def test_sessions_are_kept_apart_and_rewarded(tiny: Served) -> None:
 
 
 def test_what_was_served_trains(tiny: Served) -> None:
-    from nano_rl.learn.rows.group import form_groups
-    from nano_rl.learn.rows.sample import to_samples
+    from nano_rl.learn.rows import form_groups, to_samples
 
     for number in range(4):
         tiny.openai(f"/sessions/{number}/v1").chat.completions.create(

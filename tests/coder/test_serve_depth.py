@@ -924,10 +924,9 @@ def test_checkpoints_of_the_same_base_are_listed_and_named(
     point_latest("v2")
     cards = {card["id"]: card for card in httpx.get(f"{many.root}/v1/models").json()["data"]}
     assert sorted(cards) == ["tiny", "v1", "v2"]
-    assert cards["v2"]["lineage"] == ["v1", str(tiny_folder)]
-    assert [(cards[n]["weight_version"], cards[n]["promoted"]) for n in ("v1", "v2")] == [
-        (3, False),
-        (4, True),
+    assert [(cards[n]["weight_version"], cards[n]["parent"]) for n in ("v1", "v2")] == [
+        (3, str(tiny_folder)),
+        (4, "v1"),
     ]
     assert httpx.get(f"{many.root}/v1/models/v2").json()["id"] == "v2"
     assert right(many, "v2", adapter_folders[1])

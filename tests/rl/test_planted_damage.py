@@ -16,9 +16,9 @@ from recorded import ADD, FAIL, SECOND, SOLVE, build_model, recorded, relogged
 
 from nano_coder.models.opening import OpenedWeights, open_weights
 from nano_coder.verify.trainable import RefusalCode
-from nano_rl.config.training import TrainConfig
+from nano_rl.config import TrainConfig
 from nano_rl.gather.impossible_rollouts import impossible
-from nano_rl.imitation.demonstrations import logged_successes, reader_of
+from nano_rl.imitation import logged_successes, reader_of
 from nano_rl.logs.admission import LogAdmission, RunVerifier, TargetPolicy, Use
 from nano_rl.logs.reader import lineage, read_logs
 from nano_shared.errors import LogError

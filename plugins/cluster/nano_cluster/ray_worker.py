@@ -25,9 +25,8 @@ from nano_coder.models.opening import bound_template, open_policy
 from nano_coder.run.execution import RunSettings, Runtime, grade_run, log_unexecuted, resume_run, run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.tool import TOOLS
-from nano_rl.gather.engines.adapter_probe import AdapterProbe, PublishedAdapter
-from nano_rl.gather.engines.engine_pool import EnginePool, EngineState
-from nano_rl.gather.engines.remote_policy import RemotePolicy
+from nano_rl.gather.adapter_publisher import RemotePolicy
+from nano_rl.gather.engine_pool import AdapterProbe, EnginePool, EngineState, PublishedAdapter
 from nano_rl.tasks.attempts import runtime_for
 from nano_shared.errors import LogError, NanoError, UsageError
 from nano_shared.hidden_checks import EnvironmentChecks
@@ -149,9 +148,7 @@ class RemoteModel:
 
 def open_named(config: AgentConfig, _on_change: Callable[[str], None]) -> Policy:
     """The hosted model that a configuration names."""
-    return open_policy(
-        config.model, base_url=config.base_url, api_key=config.api_key, profile=config.profile
-    ).policy
+    return open_policy(config.model, config).policy
 
 
 class RolloutExecutor:

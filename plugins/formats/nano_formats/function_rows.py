@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from nano_rl.formats.row_format import RowFormat
-from nano_rl.tasks.benchmark_rows import OpenRow, read_row
+from nano_rl.formats import RowFormat
+from nano_rl.tasks.task_file import OpenRow, read_row
 from nano_shared.errors import Refused
 from nano_shared.hidden_checks import AnswerChecks, CaseChecks, SuiteChecks
 from nano_shared.process import parse

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nano_rl.formats.row_format import ReadOptions, RowFormat, original_rows
+from nano_rl.formats import ReadOptions, RowFormat, original_rows
 from nano_shared.errors import Refusal, Refused
 from nano_shared.files import scratch_folder
 from nano_shared.hidden_checks import CommandChecks

@@ -18,7 +18,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_formats.episode import PROFILE, Episode, EpisodeOver
 from nano_formats.verifiers.tasks import messages_text
-from nano_rl.formats.row_format import WHOLE, RowFormat, embedded, is_own
+from nano_rl.formats import WHOLE, RowFormat, embedded, is_own
 from nano_shared.errors import Refused, UsageError
 from nano_shared.files import content_hash
 from nano_shared.store import LogStore

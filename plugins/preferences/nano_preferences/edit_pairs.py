@@ -14,7 +14,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.loop import observation_messages
 from nano_coder.agent.profiles import logged_profile, offered_tools, serving_profile
 from nano_preferences.pairs import PreferencePair
-from nano_rl.imitation.rows import run_messages
+from nano_rl.imitation import run_messages
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError

@@ -13,9 +13,9 @@ from nano_coder.verify.trainable import RefusalCode
 from nano_preferences.edit_pairs import edit_pairs
 from nano_preferences.pairs import Exact, PreferencePair, TokenRow
 from nano_preferences.rewards.human import opinion
-from nano_rl.config.training import TrainConfig
-from nano_rl.imitation.rows import NO_DIRECTORY, opens, run_messages
-from nano_rl.learn.rows.sample import to_samples
+from nano_rl.config import TrainConfig
+from nano_rl.imitation import NO_DIRECTORY, opens, run_messages
+from nano_rl.learn.rows import to_samples
 from nano_rl.logs.admission import TargetPolicy, check_runs
 from nano_rl.rewards import outcome
 from nano_shared.blobs import BlobStore

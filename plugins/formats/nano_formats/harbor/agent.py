@@ -27,7 +27,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
 from nano_coder.config import load_config, redacting_store, task_limits
-from nano_coder.models.opening import open_configured
+from nano_coder.models.opening import open_policy
 from nano_coder.run.execution import RunHooks, Runtime, run_task
 from nano_coder.sandbox.captured_output import Output
 from nano_coder.sandbox.launcher import files
@@ -83,7 +83,7 @@ class NanoAgent(BaseAgent):  # type: ignore[misc]
     def _work(self, instruction: str, place: HarborPlace, context: AgentContext) -> None:
         given = {"model": self.model_name, "log": os.environ.get("NANO_LOG") or str(self.logs_dir / "log.db")}
         config, _ = load_config({**given, **self._settings}, self.logs_dir)
-        opened = open_configured(config, own_temperature=config.temperature is None)
+        opened = open_policy(config.model, config, own_temperature=config.temperature is None)
         with LogStore.open(config.log) as store:
             with place.downloaded() as folder:
                 start = snapshot.snapshot_directory(folder, store.blobs, max_bytes=config.workspace_mb << 20)

@@ -12,7 +12,7 @@ from typing import Any
 from nano_coder.environment import EnvironmentSession
 from nano_coder.tools.tool import ToolFailure, ToolResult
 from nano_formats.remote import HttpConnection, checked_url, object_of
-from nano_rl.tasks.jsonl import read_rows
+from nano_rl.tasks.task_file import read_rows
 from nano_shared.errors import EnvironmentFailed, Refusal, UsageError
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import one_line

@@ -11,7 +11,7 @@ from nano_coder.commands.options import open_log
 from nano_coder.commands.serve import listening_socket
 from nano_coder.serve.access import opened_access
 from nano_rl.commands.options import Log, TaskFile
-from nano_rl.tasks.make import read_tasks
+from nano_rl.tasks.task_file import read_tasks
 from nano_shared.errors import ConfigError, UsageError
 
 

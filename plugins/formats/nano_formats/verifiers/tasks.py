@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nano_rl.formats.row_format import RowFormat
+from nano_rl.formats import RowFormat
 from nano_shared.errors import Refused
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks

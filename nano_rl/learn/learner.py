@@ -8,20 +8,24 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from nano_rl.learn.batch import Batch
 from nano_rl.learn.config import LearningRateSchedule, OptimizerConfig
+from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.loss import mean_metrics
-from nano_rl.learn.model.logprob import token_logprobs
-from nano_rl.learn.rows.batch import Batch
 from nano_rl.learn.tree_forward import checkpoint_layers
 from nano_shared.errors import CheckpointError, ConfigError
+from nano_shared.extensions import Extensions
 from nano_shared.files import full_disk_explained, sync
 from nano_shared.lora import round_once
 from nano_shared.process import keep_freed_memory
+
+if TYPE_CHECKING:
+    from nano_rl.config import TrainConfig
 
 
 class MasterWeights:
@@ -430,3 +434,40 @@ def _last(name: str) -> str:
 def _is_conv1d(module: nn.Module) -> bool:
     """True for the linear layer of GPT-2, whose weight is transposed."""
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
+
+
+class RankedTraining(Protocol):
+    """Trains in the processes that torchrun starts: an extension of `nano.learners`, a module."""
+
+    def run_ranks(self, command: Callable[[], None]) -> None:
+        """Run the command line on rank 0, and follow it on the others."""
+        ...
+
+    def leader(self) -> Any:
+        """This process among the ranks: `size`, and `beside`, how many others this machine has; None if it
+        does not lead them."""
+        ...
+
+    def open_sharded(
+        self, ranks: Any, model_name: str, settings: TrainConfig, folder: Path, model: nn.Module,
+        config: OptimizerConfig, *, steps: int,
+    ) -> Learner:  # fmt: skip
+        """The learner of rank 0, with the model spread over all ranks."""
+        ...
+
+
+RANKED_TRAININGS: Extensions[RankedTraining] = Extensions("nano.learners")
+
+
+_started: list[RankedTraining] = []
+
+
+def run_on_ranks(command: Callable[[], None]) -> None:
+    """As `RankedTraining.run_ranks` of the installed one. Raises ConfigError where there is none."""
+    _started.append(RANKED_TRAININGS.find("ranks"))
+    _started[0].run_ranks(command)
+
+
+def started_ranks() -> RankedTraining | None:
+    """What torchrun's processes train with; None in a process that torchrun did not start."""
+    return _started[0] if _started else None

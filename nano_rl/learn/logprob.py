@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nano_rl.learn.rows.batch import Batch
+from nano_rl.learn.batch import Batch
 from nano_rl.learn.tree_forward import (
     backbone,
     dropout_off,

@@ -1,10 +1,12 @@
-"""The trained adapter, written under its content name after each update and served by a pool."""
+"""The policy of rollouts on servers: rendered here, sampled there, tokens in and out as ids."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +14,61 @@ from typing import Any
 from torch import nn
 
 from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.models.local.sampler import OnToken, Sampled
 from nano_coder.models.opening import OpenedWeights
 from nano_coder.run.execution import Runtime
-from nano_rl.config.training import TrainConfig
-from nano_rl.gather.engines import engine_pool
-from nano_rl.gather.engines.adapter_probe import AdapterProbe, PublishedAdapter
-from nano_rl.gather.engines.engine_pool import AnnounceAdapter, EnginePool
-from nano_rl.gather.engines.remote_policy import RemotePolicy
-from nano_rl.gather.engines.workers import Workers
+from nano_rl.config import TrainConfig
+from nano_rl.gather import engine_pool
+from nano_rl.gather.engine_pool import AdapterProbe, AnnounceAdapter, EnginePool, PublishedAdapter
+from nano_rl.gather.rollouts import Workers
 from nano_shared.checkpoint import folder_content
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.files import durable_folder
+from nano_shared.policy import Conversation
+from nano_shared.types import Completion, Sampling
+
+
+class RemotePolicy(LocalPolicy):
+    """A LocalPolicy whose tokens a pool samples; its own engine does nothing.
+
+    Each turn carries the version of the adapter that sampled it, so a rollout may cross an update.
+    """
+
+    def __init__(self, local: LocalPolicy, pool: EnginePool) -> None:
+        super().__init__(local.engine, local.template, id=local.id, version=local.version, scheduler="free")
+        self.pool = pool
+
+    @property
+    def context_limit(self) -> int:
+        return min(super().context_limit, self.pool.context_limit or super().context_limit)
+
+    def complete(
+        self,
+        conversation: Conversation,
+        sampling: Sampling,
+        *,
+        owner: int | None = None,
+        on_token: OnToken | None = None,
+        top_logprobs: int = 0,
+    ) -> Completion:
+        """Sample the next turn on a server. `owner`, `on_token` and `top_logprobs` are for local weights.
+
+        Raises PolicyError if no server answers, ContextFull, and BudgetExhausted at the deadline.
+        """
+        number, delta = self.template.next_row(conversation)
+        row = (*conversation.tokens, *delta) if number == conversation.row else delta
+        served, adapter = self.pool.sample(row, self.fitting(row, sampling), conversation)
+        sampled = Sampled(served.ids, served.logprobs, served.finish)
+        completion = self._completion(sampled, number, delta, sampling)
+        return completion.model_copy(update={"policy_version": adapter.version})
+
+    def hosted(self) -> AbstractContextManager[Callable[[Future[Any]], None]]:  # type: ignore[override]
+        """There is no engine to step while a thread waits."""
+        return nullcontext(lambda future: None)
+
+    def agents(self, count: int, at_once: int) -> list[Any]:
+        return [nullcontext() for _ in range(count)]
+
 
 SaveAdapter = Callable[..., None]
 """(model, folder=...) writes a model's adapter into a folder, in PEFT's format"""

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from nano_rl.learn.config import UpdateConfig
+from nano_rl.learn.learner import prepare
+from nano_rl.learn.logprob import CHUNK_LOGITS, block_logits
 from nano_rl.learn.metrics import SHORTEST
-from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.model.logprob import CHUNK_LOGITS, block_logits
 from nano_rl.learn.prefix_tree import TokenTree
 from nano_rl.learn.tree_forward import backbone, config_objection, layers_of, tree_hidden
 

@@ -1,18 +1,19 @@
-"""Rows of published task sets as tasks: the sets under `data/open`, and plain rows of a function with cases.
-
-A row of a published set names its test files and how they are run. They become hidden checks of kind `suite`,
-or `answer` if an output is to be predicted; only files that the row declares visible are in the workspace.
-"""
+"""Strict JSON lines: no duplicate keys, no NaN or infinity; every line is a row or a refusal."""
 
 from __future__ import annotations
 
 import ast
+import gzip
+import itertools
 import keyword
 import math
 import posixpath
+import random
 import unicodedata
 import warnings
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -24,11 +25,75 @@ from pydantic import (
 )
 
 from nano_coder.grading.used_names import used_names
-from nano_shared.errors import Refused
+from nano_rl.tasks.suite import TaskSuite, View, find_suite
+from nano_shared.errors import Refusal, Refused, UsageError
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, Suite, SuiteChecks
 from nano_shared.process import parse
-from nano_shared.strict_json import json_object, refusing_invalid
-from nano_shared.types import OracleAction, Provenance, Task, stays_inside
+from nano_shared.strict_json import (
+    Row,
+    at_place,
+    json_object,
+    parse_json,
+    refusing_invalid,
+    text_lines,
+    validated,
+)
+from nano_shared.types import OracleAction, Provenance, Split, Task, stays_inside
+
+RowModel = TypeVar("RowModel", bound=BaseModel)
+
+
+def read_text(path: Path) -> str:
+    """Read a text file, decompressed if its name ends in .gz. Raises UsageError if it cannot be read."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return data.decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError) as problem:
+        raise UsageError(f"{path}: cannot be read: {problem}") from None
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Row | Refusal]]:
+    """(place, row) of each row: one JSON object per line, or one JSON array of objects."""
+    text = read_text(path)
+    if text.lstrip().startswith("["):
+        try:
+            items = parse_json(text)
+        except Refused as problem:
+            yield str(path), Refusal.of(str(path), problem)
+            return
+        for number, item in enumerate(items):
+            yield _object(f"{path}[{number}]", item)
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{path}:{number}"
+            try:
+                yield _object(where, parse_json(line))
+            except Refused as problem:
+                yield where, Refusal.of(where, problem)
+
+
+def read_models(path: Path, kind: type[RowModel]) -> Iterator[tuple[str, RowModel]]:
+    """(place, row) of each row as a model. Raises UsageError with place and field of the first bad row."""
+    for where, row in read_rows(path):
+        try:
+            if isinstance(row, Refusal):
+                raise Refused(row.field, row.why)
+            yield where, validated(kind, row)
+        except Refused as problem:
+            raise UsageError(f"{where}: {problem}") from None
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
+
+
+def _object(where: str, item: Any) -> tuple[str, Row | Refusal]:
+    if isinstance(item, dict):
+        return where, item
+    return where, Refusal(where, "row", f"must be a JSON object, not {type(item).__name__}")
+
 
 _LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."
 
@@ -257,3 +322,114 @@ def _patches(text: str) -> bool:
         or (isinstance(node, ast.arg) and node.arg in ("monkeypatch", "capsys", "capfd"))
         for node in ast.walk(_tree(text))
     )  # fmt: skip
+
+
+def make_tasks(
+    *,
+    suite: str = "functions",
+    levels: Sequence[int],
+    n: int,
+    seed: int,
+    split: Split,
+    views: Sequence[str] | None = None,
+) -> list[Task]:
+    """`n` distinct tasks, distributed evenly over the levels and over the views of each level.
+
+    The same arguments give the same tasks; a smaller `n` gives a prefix.
+    Raises UsageError for an unknown suite, level or view, or a negative `n`.
+    """
+    if n < 0:
+        raise UsageError(f"n = {n}: the number of tasks cannot be negative")
+    drawn = draw_tasks(suite=suite, levels=levels, seed=seed, split=split, views=views)
+    return list(itertools.islice(drawn, n))
+
+
+def draw_tasks(
+    *,
+    suite: str = "functions",
+    levels: Sequence[int],
+    seed: int,
+    split: Split,
+    views: Sequence[str] | None = None,
+) -> Iterator[Task]:
+    """The infinite sequence of which `make_tasks` takes the first `n`. Raises as it does, at once."""
+    supply = find_suite(suite)
+    return _endless(
+        supply,
+        choose_views(supply.views, levels, views),
+        random.Random(f"make:{suite}:{seed}:{split}"),
+        split,
+    )
+
+
+def _endless(supply: TaskSuite, chosen: list[list[View]], rng: random.Random, split: Split) -> Iterator[Task]:
+    keys: set[str] = set()
+    while True:
+        of_level = chosen[len(keys) % len(chosen)]
+        view = of_level[len(keys) // len(chosen) % len(of_level)]
+        task = supply.make(view, split, rng.randrange(2**48))
+        if task.key not in keys:
+            keys.add(task.key)
+            yield task
+
+
+def choose_views(
+    every: Sequence[View], levels: Sequence[int], names: Sequence[str] | None
+) -> list[list[View]]:
+    """[levels][views] the chosen views of each level; levels without any are left out."""
+    known = sorted({v.level for v in every})
+    if wrong := [x for x in levels if x not in known] or ([] if levels else ["none"]):
+        raise UsageError(f"unknown level {wrong[0]}; levels: {', '.join(map(str, known))}")
+    spelt = {v.name for v in every}
+    if names and (unknown := [x for x in names if x not in spelt]):
+        raise UsageError(f"unknown view {unknown[0]!r}; views: {', '.join(sorted(spelt))}")
+    chosen = [
+        [v for v in every if v.level == x and (v.name in names if names else not v.extra)]
+        for x in dict.fromkeys(levels)
+    ]
+    chosen = [of_level for of_level in chosen if of_level]
+    if not chosen:
+        raise UsageError(
+            f"no view among {', '.join(names or ())} belongs to levels {', '.join(map(str, levels))}"
+        )
+    return chosen
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Create the folder of an output file. Raises UsageError if the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = path.exists()
+        path.open("a").close()
+        if not known:
+            path.unlink()
+    except OSError as problem:
+        raise UsageError(f"{path} cannot be written: {problem.strerror}; name another file") from problem
+
+
+def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
+    """Write one task per line, replacing the file; creates its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for task in tasks:
+            file.write(task.model_dump_json(exclude_defaults=True) + "\n")
+
+
+def read_tasks(path: Path) -> list[Task]:
+    """All tasks of a file: rows of `write_tasks`, and published rows (`published_rows.py`).
+
+    Raises UsageError with file, line and field for a malformed row, a duplicate key, and a file that is
+    missing, unreadable or empty.
+    """
+    if not path.exists():
+        raise UsageError(f"no such task file: {path}; nano-rl tasks make writes one")
+    tasks: dict[str, Task] = {}
+    for where, line in text_lines(path):
+        with at_place(where):
+            task = read_row(line)
+            if task.key in tasks:
+                raise Refused("key", f"{task.key!r} is already used by an earlier line")
+        tasks[task.key] = task
+    if not tasks:
+        raise UsageError(f"{path}: holds no task; one JSON object a line is expected")
+    return list(tasks.values())
