@@ -278,11 +278,14 @@ def answer_all(
     bad = threading.Event()
     sessions = Sessions(sandbox, workspace)
 
-    def serve(line: bytes, before: Future[None] | None) -> None:
+    def serve(request: Request | dict[str, Any], before: Future[None] | None) -> None:
         try:
             if before is not None:  # of the same session, and begun earlier: it needs no worker that waits
                 wait([before])
-            said = _answer(line, sandbox, workspace, limits, sessions)
+            said = (
+                request if isinstance(request, dict)
+                else _answer(request, sandbox, workspace, limits, sessions)
+            )  # fmt: skip
         finally:
             slots.release()
         if "error" in said:
@@ -296,26 +299,37 @@ def answer_all(
         futures: list[Future[None]] = []
         last: dict[str, Future[None]] = {}
         while line := lines.readline(_LONGEST_LINE):
-            if line.strip():
-                slots.acquire()
-                name = _session(line)
-                futures.append(workers.submit(serve, line, None if name is None else last.get(name)))
-                if name is not None:
-                    last[name] = futures[-1]
+            if not line.strip():
+                continue
+            slots.acquire()
+            request = _read_request(line)
+            name = request.session if isinstance(request, Request) else None
+            futures.append(workers.submit(serve, request, last.get(name or "")))
+            if name is not None:
+                last[name] = futures[-1]
         for future in futures:
             future.result()
     return _BAD_INPUT if bad.is_set() else 0
 
 
-def _answer(
-    line: bytes, sandbox: Sandbox, workspace: Path | None, limits: Limits, sessions: Sessions
-) -> dict[str, Any]:
+def _read_request(line: bytes) -> Request | dict[str, Any]:
+    """The request, or the answer to a line that is none."""
     try:
-        request = Request.model_validate_json(line)
+        return Request.model_validate_json(line)
     except ValidationError as problem:
         first = problem.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "request"
-        return {"id": _id(line), "error": f"{where}: {first['msg'].removeprefix('Value error, ')}"}
+    try:
+        given = json.loads(line)
+    except (ValueError, RecursionError):
+        given = None
+    where = ".".join(str(part) for part in first["loc"]) or "request"
+    said = f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    return {"id": given.get("id") if isinstance(given, dict) else None, "error": said}
+
+
+def _answer(
+    request: Request, sandbox: Sandbox, workspace: Path | None, limits: Limits, sessions: Sessions
+) -> dict[str, Any]:
     changes = {"tool_seconds": request.timeout, "memory_mb": request.memory}
     wanted = limits.model_copy(update={k: v for k, v in changes.items() if v is not None})
     try:
@@ -343,23 +357,3 @@ def _run(request: Request, jail: Jail, limits: Limits) -> dict[str, object]:
         return jail.run_python(request.python, **options).as_json()
     argv = request.argv if request.argv is not None else ["/bin/sh", "-c", str(request.shell)]
     return jail.run(argv, **options).as_json()
-
-
-def _session(line: bytes) -> str | None:
-    """The name whose turn the line waits for."""
-    # most lines have none, and are parsed by a worker
-    name = _field(line, "session") if b"session" in line else None
-    return name if isinstance(name, str) else None
-
-
-def _id(line: bytes) -> JsonValue:
-    """The id of a line that is no request, where it can be read."""
-    return _field(line, "id")
-
-
-def _field(line: bytes, name: str) -> JsonValue:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found.get(name) if isinstance(found, dict) else None
