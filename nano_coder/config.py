@@ -180,7 +180,6 @@ class Price(BaseModel):
     """of input from the server's cache; none: as the rest"""
 
     def cost(self, usage: Usage) -> float:
-        """Dollars."""
         cached = self.input if self.cached is None else self.cached
         fresh = usage.prompt - usage.cached
         return (fresh * self.input + usage.cached * cached + usage.completion * self.output) / 1e6

@@ -356,8 +356,6 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """The environments of a command."""
-
     opened: tuple[OpenedEnvironment, ...] = ()
 
     @classmethod

@@ -213,7 +213,6 @@ class ChatTemplate:
         return (*self.encoder.text(text), eos_id)
 
     def count(self, text: str) -> int:
-        """Number of tokens in a plain text."""
         return len(self.encoder.text(text))
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:

@@ -42,7 +42,6 @@ class Compaction:
 
     @property
     def summary_tokens(self) -> int:
-        """Largest number of tokens of a summary."""
         return min(self.most, self.policy.context_limit // 8)
 
     @property
@@ -91,7 +90,6 @@ class Compaction:
         return True
 
     def refuse_more(self, turns: Sequence[Turn]) -> None:
-        """Raises ContextFull for a run with `MOST_SUMMARIES` summaries."""
         if sum(turn.is_summary for turn in turns) >= MOST_SUMMARIES:
             raise ContextFull(f"its history was summarised {MOST_SUMMARIES} times, as often as it may be")
 
@@ -164,7 +162,6 @@ def read_tokens(completion: Completion) -> int:
 def compaction_of(
     form: CompactionFormat, policy: Policy, conversation: Conversation, most: int
 ) -> Compaction:
-    """The compaction of a run that begins with this conversation."""
     shown = json.dumps([function_schema(tool) for tool in conversation.tools]) if conversation.tools else ""
     return Compaction(
         form=form, policy=policy, opening=conversation.messages, tools=policy.count(shown), most=most

@@ -51,8 +51,6 @@ def turn_seed(seed: int | None, index: int) -> int | None:
 
 @dataclass(slots=True, kw_only=True)
 class Dialogue:
-    """The conversation of one agent with its policy."""
-
     policy: Policy
     conversation: Conversation
     sampling: Sampling
@@ -436,7 +434,6 @@ def child_result(child: Agent) -> ToolResult:
 
 
 def answered(turn: Turn, observation: Observation) -> Turn:
-    """The turn with one more observation."""
     return turn.model_copy(update={"observations": (*turn.observations, observation)})
 
 

@@ -176,7 +176,6 @@ def _program(argv: Sequence[str], script: bytes | None, jail: Jail) -> list[str]
 
 
 def record(result: ExecResult, sandbox: Sandbox) -> dict[str, object]:
-    """Everything that is known of a run."""
     layers: Mapping[str, bool] = sandbox.layers
     return {
         **result.as_json(),
@@ -242,8 +241,6 @@ _WAITING = 4
 
 
 class Request(BaseModel):
-    """One line of the input."""
-
     model_config = ConfigDict(extra="forbid")
 
     id: JsonValue = None

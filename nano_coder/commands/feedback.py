@@ -335,7 +335,6 @@ def token_range(
 
 
 def _common(one: str, other: str) -> int:
-    """Number of leading characters in common."""
     bound = min(len(one), len(other))
     return next((i for i in range(bound) if one[i] != other[i]), bound)
 

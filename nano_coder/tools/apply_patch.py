@@ -237,7 +237,6 @@ class _Finder:
         self._from = 0
 
     def place(self, hunk: Hunk) -> _Place:
-        """Where a hunk applies. Raises PatchError."""
         for header in hunk.headers:
             self._from = self._header(hunk, header) + 1
         old = hunk.old

@@ -50,8 +50,6 @@ agents start alike: forty test suites at once on two cores take 20 s each, and s
 
 
 class Closable(Protocol):
-    """What is held open until it is closed."""
-
     def close(self) -> None: ...
 
 
@@ -69,7 +67,6 @@ class HeldOpen:
         return found
 
     def drop(self, name: str) -> None:
-        """Close what is held under the name."""
         self._held.pop(name).close()
 
     def close(self) -> None:

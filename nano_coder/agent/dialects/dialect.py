@@ -23,8 +23,6 @@ from nano_shared.types import ToolCall, ToolSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """A parsed completion: its calls, or what was wrong with it."""
-
     thought: str = ""
     """text besides the calls and the reasoning"""
     reasoning: str = ""

@@ -399,7 +399,6 @@ def _further(spec: ToolSpec | None, given: set[str]) -> Callable[[str], bool]:
 def _xml_value(
     text: str, start: int, pair: _Pair, repairs: list[str], further: Callable[[str], bool]
 ) -> tuple[str, int]:
-    """A value, and where it and its tag end."""
     end, behind = pair.end(text, start, further)
     value = text[start:end]
     unclosed = None if pair is _GLM_PAIR or pair.close in value else _XML_NEXT.search(value)

@@ -269,8 +269,6 @@ class Untagged:
 
 @dataclass(slots=True)
 class _BlockReader:
-    """Reads the values of one block."""
-
     text: str
     form: str
     values: list[Any] = field(default_factory=list)
