@@ -352,7 +352,7 @@ ORIGINAL_OPENING = "opening"
 ORIGINAL_TOOLS = "tools"
 
 
-def opening(run: Trajectory, blobs: BlobStore) -> tuple[Message, ...] | None:
+def logged_opening(run: Trajectory, blobs: BlobStore) -> tuple[Message, ...] | None:
     """The messages before the first completion; None if they cannot be reconstructed."""
     if run.turns and run.turns[0].messages:
         return run.turns[0].messages
@@ -368,7 +368,7 @@ def opening(run: Trajectory, blobs: BlobStore) -> tuple[Message, ...] | None:
         return None
 
 
-def tools(run: Trajectory) -> list[dict[str, Any]] | None:
+def logged_tools(run: Trajectory) -> list[dict[str, Any]] | None:
     """The tools as OpenAI's function schema; None where they are not known."""
     original = run.task.provenance.original or {}
     if isinstance(kept := original.get(ORIGINAL_TOOLS), list):
