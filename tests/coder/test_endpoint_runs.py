@@ -79,9 +79,9 @@ def test_calls_that_cannot_be_read_are_all_answered(tmp_path: Path) -> None:
     with strict_api(*steps) as (server, script):
         run = run_task(a_task(), runtime_on(tmp_path, server))
     first, second, third, fourth = run.turns
-    assert "call 2, shell: its arguments are not JSON" in first.observations[1].text
+    assert "call 2, shell: the tool call is not JSON" in first.observations[1].text
     assert len(first.observations) == len(second.observations) == 2
-    assert third.repairs == ("arguments_in_string", "raw_newlines")
+    assert third.repairs == ("arguments_as_string", "raw_control_characters")
     assert [o.text for o in third.observations] == ["a", "a\nb"]
     assert "command is missing" in fourth.observations[0].text
     assert run.stop is StopReason.FINISHED
