@@ -174,7 +174,7 @@ class _ModelOpener:
         return Adapters(base.name, adapter_base_of, opened)
 
     def _served(self, found: OpenedPolicy) -> ServedModel:
-        from nano_coder.run.redacting_log import redacting_store
+        from nano_coder.config import redacting_store
         from nano_coder.serve.served_model import ServedModel
 
         decode = getattr(found.policy, "decode", None)

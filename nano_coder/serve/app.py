@@ -37,7 +37,7 @@ from nano_coder.serve.request import (
 from nano_coder.serve.served_model import ServedModel, passed_on
 from nano_coder.serve.served_models import Adapters, Promoted, ServedModels
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.malloc import return_freed_memory
+from nano_shared.process import return_freed_memory
 from nano_shared.types import Role
 
 if TYPE_CHECKING:

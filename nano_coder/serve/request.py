@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nano_coder.agent.dialects.compact import Compact
-from nano_coder.agent.dialects.dialect import Dialect
+from nano_coder.agent.dialects.dialect import Compact, Dialect
 from nano_shared.errors import BudgetExhausted
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import DecodeIds, Policy
 from nano_shared.types import Completion, Role, Sampling, Shaping, ToolCall, ToolSpec
 

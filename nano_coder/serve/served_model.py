@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.dialects.api import API
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, StreamParser
-from nano_coder.agent.profiles import PROFILES
-from nano_coder.agent.prompt import system_text
+from nano_coder.agent.profiles import PROFILES, system_text
 from nano_coder.models.endpoint.chat_completion import OnAnswer
 from nano_coder.models.endpoint.exchange import EndpointError
 from nano_coder.models.endpoint.policy import EndpointPolicy
@@ -28,8 +27,7 @@ from nano_coder.serve.request import (
     TextDelta,
     split_at_stop,
 )
-from nano_shared.policy import Conversation, DecodeIds, Policy
-from nano_shared.profile import InterfaceProfile
+from nano_shared.policy import Conversation, DecodeIds, InterfaceProfile, Policy
 from nano_shared.store import LogStore
 from nano_shared.types import (
     ApiAnswer,

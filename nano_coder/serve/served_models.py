@@ -30,8 +30,8 @@ from nano_shared.checkpoint import (
     folder_content,
     read_checkpoint,
 )
-from nano_shared.durable import user_path
 from nano_shared.errors import CheckpointError, NanoError, UsageError
+from nano_shared.files import user_path
 
 _log = logging.getLogger("nano_coder.serve")
 _SENT_UNASKED = ("claude-", "gpt-")

@@ -25,13 +25,11 @@ from nano_preferences.dpo import PairObjective, pair_batches, reference_scores
 from nano_preferences.pairs import PairRows
 from nano_preferences.reward_model import bradley_terry, pair_margins
 from nano_rl.learn import prefix_tree
+from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.gae import Chain
-from nano_rl.learn.model.critic import Critic, CriticTerms
-from nano_rl.learn.model.learner import Learner, Reference, prepare
-from nano_rl.learn.model.logprob import can_share, token_logprobs
-from nano_rl.learn.model.scalar_model import scalar_model
-from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.critic import Chain, Critic, CriticTerms, scalar_model
+from nano_rl.learn.learner import Learner, Reference, prepare
+from nano_rl.learn.logprob import can_share, token_logprobs
 from nano_shared.types import Sampling
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt-oss", "mixtral", "lfm2", "gpt2")

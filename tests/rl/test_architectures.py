@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine, ModuleDecoder
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
+from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.model.learner import Learner, lora_targets, prepare
-from nano_rl.learn.model.logprob import refuse_untrainable, token_logprobs
-from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.learner import Learner, lora_targets, prepare
+from nano_rl.learn.logprob import refuse_untrainable, token_logprobs
 from nano_shared.errors import ConfigError
 from nano_shared.types import Sampling
 

@@ -18,8 +18,8 @@ from nano_coder.models.local import attention, continuous_batching
 from nano_coder.models.local.attention import Scoring
 from nano_coder.models.local.engine import Engine
 from nano_rl.learn import prefix_tree
-from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.model.logprob import token_logprobs
+from nano_rl.learn.learner import prepare
+from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.prefix_tree import build_tree, tree_attention
 
 pytestmark = [

@@ -45,7 +45,7 @@ from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
 from nano_coder.models.opening import ModelOptions
 from nano_coder.models.repetition import Repetition
 from nano_shared.errors import ConfigError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Conversation
 from nano_shared.printable import printable
 from nano_shared.types import ApiAnswer, Completion, Finish, Sampling, TurnTokens, Usage

@@ -19,8 +19,8 @@ from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.llama import LlamaForward, Unsupported
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest, Sampled, StopConditions, draw_rows
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.malloc import keep_freed_memory
 from nano_shared.policy import DecodeIds
+from nano_shared.process import keep_freed_memory
 
 MAX_BATCH = 64
 """rows decoded together; beyond it, on a CPU, a step's time grows with its rows"""
