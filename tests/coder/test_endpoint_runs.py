@@ -22,7 +22,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import API_1, COMPACT_1, HERMES_1
 from nano_coder.config import Price
 from nano_coder.formats import message_rows
-from nano_coder.models.endpoint.policy import EndpointPolicy
+from nano_coder.models.endpoint.policy import EndpointPolicy, Patience
 from nano_coder.run.execution import RunSettings, grade_run, resume_run, run_task
 from nano_coder.verify.trainable import verify
 from nano_rl.imitation import RunEncoder, run_messages
@@ -38,7 +38,7 @@ REPAIR = (Say("I look.", (READ, call("shell", command="ls"))), Say(None, (EDIT, 
 
 
 def runtime_on(folder: Path, server: Any, **options: Any) -> Any:
-    usual: dict[str, Any] = {"first_wait": 0.001, "retry_seconds": 0.3, "own_temperature": True}
+    usual: dict[str, Any] = {"patience": Patience(first_wait=0.001, retry=0.3), "own_temperature": True}
     policy = EndpointPolicy("little", server.base_url, KEY, **(usual | options))
     return a_runtime(folder, policy=policy, profile=API_1, sampling=Sampling(max_tokens=999))
 
