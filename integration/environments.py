@@ -1,7 +1,6 @@
 """A training in an environment of others, whose server is killed on the way: what is lost, and what is not.
 
     python integration/environments.py --out FOLDER --env 'verifiers:NAME num_tasks=8'
-    python integration/environments.py --out FOLDER --env 'openenv:URL tasks=8' --server 'uvicorn ...:app'
     python integration/environments.py --out FOLDER --env 'nemo-gym:URL rows=FILE' --server 'python ...'
 
 A tiny policy, warmed up on the actions that --act names ('@add number=1'), trains for ten steps. With

@@ -1,10 +1,9 @@
-"""Harbor's own `harbor run`, with nano as its agent and nano's jail as its environment.
+"""Harbor's own `harbor run`, with nano as its agent.
 
     python3.12 -m venv harbor && harbor/bin/pip install harbor==0.24.0 podman-compose -e .
     python integration/harbor_runs.py --harbor harbor/bin --out FOLDER [--model openai:NAME --base-url URL]
 
-Three tasks of our own are run in containers of podman, where there is podman, and in nano's jail. The policy
-does what the prompt says in backquotes, under byte tokens; with --model another acts too, say one that
+Three tasks of our own are run in containers of podman. The policy does what the prompt says in backquotes, under byte tokens; with --model another acts too, say one that
 `nano-coder serve` serves. Each trial's result is read with Harbor's own model: rewards, and for each turn
 prompt ids, sampled ids and as many log-probs. Exit code 1 where something else was seen.
 """
@@ -129,9 +128,6 @@ def main() -> int:
         "--harbor", type=Path, required=True, help="bin of an environment that has Harbor and nano"
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--only", choices=("jail", "podman"), help="where the trials run; both where left out"
-    )
     parser.add_argument("--model", help="a further policy, by nano's names")
     parser.add_argument("--base-url")
     given = parser.parse_args()
@@ -142,29 +138,21 @@ def main() -> int:
     (tasks.parent / "policy.py").write_text(POLICY)
     (tasks.parent / "containers.conf").write_text(CONFIG)
     agent = ["--agent-import-path", "nano_formats.harbor.agent:NanoAgent"]
-    places = {"jail": ["--environment-import-path", "nano_formats.harbor.environment:JailEnvironment"]}
-    if given.only != "jail" and shutil.which("podman"):
-        from container_image import make_debian_image
+    from container_image import make_debian_image
 
-        subprocess.run(["podman", "tag", make_debian_image(), f"localhost/{IMAGE}"], check=True)
-        places["podman"] = ["-e", "podman"]
-    if given.only == "podman":
-        del places["jail"]
+    subprocess.run(["podman", "tag", make_debian_image(), f"localhost/{IMAGE}"], check=True)
     held = True
-    for place, options in places.items():
-        ways = {"oracle": ["-a", "oracle"], "nano": [*agent, "-m", f"{tasks.parent}/policy.py:obedient"]}
-        if given.model:
-            ways["model"] = [*agent, "-m", given.model, "--ak", f"base_url={given.base_url}"]
-        for way, chosen in ways.items():
-            trials = run(harbor, tasks, given.out.resolve() / f"{place}-{way}", [*options, *chosen])
-            for trial in trials:
-                tokens = "" if way == "oracle" else f", exact tokens: {exact(trial)}"
-                print(
-                    f"{place:7} {way:7} {trial['task']:8} {trial['rewards']}{tokens} {trial['failed'] or ''}"
-                )
-                held &= way == "oracle" or exact(trial)
-                held &= way == "model" or trial["rewards"] == {"reward": 1.0}
-            held &= len(trials) == len(TASKS)
+    ways = {"oracle": ["-a", "oracle"], "nano": [*agent, "-m", f"{tasks.parent}/policy.py:obedient"]}
+    if given.model:
+        ways["model"] = [*agent, "-m", given.model, "--ak", f"base_url={given.base_url}"]
+    for way, chosen in ways.items():
+        trials = run(harbor, tasks, given.out.resolve() / way, ["-e", "podman", *chosen])
+        for trial in trials:
+            tokens = "" if way == "oracle" else f", exact tokens: {exact(trial)}"
+            print(f"{way:7} {trial['task']:8} {trial['rewards']}{tokens} {trial['failed'] or ''}")
+            held &= way == "oracle" or exact(trial)
+            held &= way == "model" or trial["rewards"] == {"reward": 1.0}
+        held &= len(trials) == len(TASKS)
     print("as it should be" if held else "NOT as it should be")
     return 0 if held else 1
 

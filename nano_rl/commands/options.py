@@ -36,7 +36,7 @@ EnvOption = Annotated[
     list[str] | None,
     Option(
         "--env", metavar="ENV",
-        help="Tasks, tools and rewards of others: verifiers:NAME, nemo-gym:URL, openenv:URL or FILE.py:NAME,"
+        help="Tasks, tools and rewards of others: verifiers:NAME, nemo-gym:URL or FILE.py:NAME,"
         " with limits of its runs behind it; repeatable (docs/extending.md#an-environment).",
     ),
 ]  # fmt: skip

@@ -258,7 +258,7 @@ def test_what_cannot_be_opened_is_refused_in_one_sentence(
 ) -> None:
     monkeypatch.setenv("NANO_HOME", str(tmp_path))
     for env, code, said in (
-        ("nowhere:x", 2, "no 'nowhere'; there are nemo-gym, openenv, verifiers, or path.py:name"),
+        ("nowhere:x", 2, "no 'nowhere'; there are nemo-gym, verifiers, or path.py:name"),
         (f"{GUESS} smallest=2", 2, "unexpected keyword argument 'smallest'; it takes largest"),
         (f"{GUESS} max_turns=0", 2, "greater than or equal to 1"),
         (f"{GUESS} largest", 2, "'largest' is no NAME=VALUE"),
