@@ -3,9 +3,10 @@
     python3.12 -m venv harbor && harbor/bin/pip install harbor==0.24.0 podman-compose -e .
     python integration/harbor_runs.py --harbor harbor/bin --out FOLDER [--model openai:NAME --base-url URL]
 
-Three tasks of our own are run in containers of podman. The policy does what the prompt says in backquotes, under byte tokens; with --model another acts too, say one that
-`nano-coder serve` serves. Each trial's result is read with Harbor's own model: rewards, and for each turn
-prompt ids, sampled ids and as many log-probs. Exit code 1 where something else was seen.
+Three tasks of our own are run in containers of podman. The policy does what the prompt says in backquotes,
+under byte tokens; with --model another acts too, say one that `nano-coder serve` serves. Each trial's result
+is read with Harbor's own model: rewards, and for each turn prompt ids, sampled ids and as many log-probs.
+Exit code 1 where something else was seen.
 """
 
 from __future__ import annotations

@@ -18,11 +18,10 @@ from pydantic import ValidationError
 
 from nano_coder.environment import EnvironmentSession, call_environment
 from nano_coder.tools.tool import ToolFailure, ToolResult
-from nano_rl.formats.row_format import RowFormat
-from nano_shared.errors import EnvironmentFailed, UsageError
-from nano_shared.hashing import content_hash
+from nano_rl.formats import RowFormat
+from nano_shared.errors import EnvironmentFailed, Refused, UsageError
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
-from nano_shared.refusal import Refused
 from nano_shared.strict_json import Row, parse_json, text_field
 from nano_shared.types import Limits, Provenance, Split, Task, ToolCall, ToolSpec, Trajectory
 

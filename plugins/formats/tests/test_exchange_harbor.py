@@ -10,6 +10,7 @@ import pytest
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_formats.harbor.tasks import HARBOR, read_tree, write_harbor
+from nano_shared.errors import Refused
 from nano_shared.hidden_checks import (
     AnswerChecks,
     Case,
@@ -22,7 +23,6 @@ from nano_shared.hidden_checks import (
     Suite,
     SuiteChecks,
 )
-from nano_shared.refusal import Refused
 from nano_shared.types import Task
 
 EXAMPLE = Path(__file__).parent / "data" / "harbor_words"

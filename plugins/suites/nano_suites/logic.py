@@ -8,6 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from nano_coder.tools.text_files import read_text
+from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.types import OracleAction
 from nano_suites.family import (
@@ -21,6 +25,24 @@ from nano_suites.family import (
     people,
     view,
 )
+
+_FACTS = TypeAdapter(dict[str, dict[str, str | int]])
+
+
+@tool()
+def lookup(context: ToolContext, subject: str) -> ToolResult:
+    """Show what is known about a subject: a person, a place, a thing."""
+    try:
+        facts = _FACTS.validate_json(read_text(context.jail, "facts.json").text, strict=True)
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ToolFailure(f"facts.json is damaged: {where}: {first['msg'].lower()}") from None
+    found = next((name for name in facts if name.casefold() == subject.strip().casefold()), None)
+    if found is None:
+        raise ToolFailure(f"nothing is known about {subject!r}")
+    return ToolResult(text="\n".join(f"{key}: {value}" for key, value in facts[found].items()))
+
 
 TOOLS = ("lookup", "calculate", "submit")
 Facts = dict[str, dict[str, Any]]

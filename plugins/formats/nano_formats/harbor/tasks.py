@@ -18,11 +18,10 @@ from typing import Any
 
 from nano_formats.harbor import grade
 from nano_formats.harbor.config import SCHEMA, HarborConfig, Image, read_config, read_dockerfile
-from nano_rl.formats.row_format import ReadOptions, refusal, refuse_uncarried, whole, with_original
-from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
+from nano_rl.formats import ReadOptions, refusal, refuse_uncarried, whole, with_original
+from nano_shared.errors import Refusal, Refused, UsageError
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CaseChecks, MutantChecks, RewardFileChecks, expects_answer
-from nano_shared.refusal import Refusal, Refused
 from nano_shared.strict_json import parse_json, refusing_invalid, to_json, validated
 from nano_shared.types import Limits, OracleAction, Provenance, Task
 

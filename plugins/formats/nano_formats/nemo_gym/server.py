@@ -23,9 +23,8 @@ from nano_coder.serve.request import BadRequest
 from nano_formats.episode import Episode, EpisodeOver
 from nano_formats.nemo_gym.rollouts import verified
 from nano_rl.commands.options import Log, TaskFile
-from nano_rl.tasks.make import read_tasks
-from nano_shared.errors import ConfigError, UsageError
-from nano_shared.refusal import Refused
+from nano_rl.tasks.task_file import read_tasks
+from nano_shared.errors import ConfigError, Refused, UsageError
 from nano_shared.strict_json import Row, parse_json
 from nano_shared.types import Task, ToolSpec
 
@@ -317,7 +316,7 @@ def command(
         from nano_coder.serve.http_json import BoundedConnection
     except ModuleNotFoundError as problem:
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
-    from nano_coder.run.redacting_log import redacting_store
+    from nano_coder.config import redacting_store
     from nano_rl.commands.session import sandbox_opener
 
     sandbox, store = sandbox_opener()(), redacting_store(open_log(log, create=True))
