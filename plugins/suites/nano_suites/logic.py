@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from nano_coder.tools.text_files import read_text
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.types import OracleAction
@@ -33,7 +32,9 @@ _FACTS = TypeAdapter(dict[str, dict[str, str | int]])
 def lookup(context: ToolContext, subject: str) -> ToolResult:
     """Show what is known about a subject: a person, a place, a thing."""
     try:
-        facts = _FACTS.validate_json(read_text(context.jail, "facts.json").text, strict=True)
+        facts = _FACTS.validate_json(context.jail.read("facts.json"), strict=True)
+    except FileNotFoundError:
+        raise ToolFailure("no such file: 'facts.json'") from None
     except ValidationError as problem:
         first = problem.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
