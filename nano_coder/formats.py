@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from nano_coder.agent.dialects.native import HERMES
 from nano_shared import snapshot
@@ -29,19 +29,9 @@ Read = Callable[[Path, BlobStore | None], Iterable[LoggedRun]]
 """the runs of a file, whose blobs are stored where a store is given; raises Refused with place and field"""
 
 
-class FolderWriter(Protocol):
-    """Writes runs one by one into a folder."""
-
-    def add(
-        self, run: LoggedRun, opening: Sequence[Message] | None, tools: list[dict[str, Any]] | None
-    ) -> None: ...
-
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFormat:
-    """One format of runs. It reads, or writes in one of three ways, or both."""
+    """One format of runs. It reads, or writes in one of two ways, or both."""
 
     name: str
     read: Read | None = None
@@ -49,14 +39,12 @@ class RunFormat:
     """a run, its first messages and its tools (None: not known) -> one line of JSON; raises Refused"""
     write_file: Callable[[Iterable[LoggedRun], BlobStore | None, set[str]], Iterator[Row]] | None = None
     """runs, the log's blobs (None: leave them out) and the ids of lost blobs, to add to -> all lines"""
-    write_folder: Callable[[Path], FolderWriter] | None = None
-    """for formats that are a folder"""
     alone: bool = False
     """a .json file holds one run; a .jsonl file, or a folder, many"""
 
     @property
     def writes(self) -> bool:
-        return any((self.write_run, self.write_file, self.write_folder))
+        return any((self.write_run, self.write_file))
 
 
 RUN_FORMATS: Extensions[RunFormat] = Extensions("nano.run_formats", RunFormat)

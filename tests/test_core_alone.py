@@ -94,8 +94,6 @@ def test_the_core_works_without_a_plugin(alone: Alone) -> None:
         ("rl", "tasks serve x", "formats"),
         ("rl", "tasks make --suite sql", "suites"),
         ("rl", "tasks list --suites", "suites"),
-        ("coder", "run x --profile compact-2", "suites"),
-        ("coder", "tools --tool list_mail", "suites"),
         ("rl", "tasks import x --from harbor --out y", "formats"),
     ],
 )

@@ -127,7 +127,6 @@ _NATIVE = {
 }
 """prefix of a name -> system message (one that describes tools is followed by the dialect's `howto`), tools,
 task message, tokens of an observation's head, as of its tail, and compaction"""
-_SUCCESSORS = {COMPACT_1.name: "compact-2", HERMES_1.name: "hermes-2"}
 
 
 class Profiles(Extensions[InterfaceProfile]):
@@ -244,11 +243,6 @@ def serving_profile(profile: InterfaceProfile, task: Task) -> InterfaceProfile:
     named = set(task.tools or ())
     if named <= {tool.name for tool in profile.tools}:
         return profile
-    successor = _SUCCESSORS.get(profile.name)
-    if successor is not None and successor in PROFILES:
-        second = PROFILES.find(successor)
-        if named <= {tool.name for tool in second.tools}:
-            return second
     return with_tools(profile, named) if all(name in TOOLS for name in named) else profile
 
 

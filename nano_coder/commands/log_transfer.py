@@ -24,7 +24,7 @@ from nano_shared.redact.runs import redacted_runs
 from nano_shared.run_facts import ChosenRuns, moment
 from nano_shared.store import LogStore
 
-WRITTEN = ("jsonl", "messages", "atif", "nemo-gym", "harbor")
+WRITTEN = ("jsonl", "messages", "atif", "nemo-gym")
 _ELSEWHERE = ("preferences", "tokens")
 
 
@@ -52,7 +52,6 @@ def export(
     messages  OpenAI messages, for SFT
     atif      ATIF v1.8: one run to FILE.json, many to FILE.jsonl or to a folder
     nemo-gym  NeMo Gym rollouts with the token triple
-    harbor    a Harbor job's results directory
 
     Preference pairs and rows of tokens: `nano-rl export`.
     """
@@ -89,9 +88,7 @@ class _Export:
     def to(self, format: RunFormat, out: Path | None) -> None:
         """Raises UsageError where nothing is left to write, or `out` cannot be."""
         self.out = out
-        if format.write_folder is not None:
-            self._folder(format, out)
-        elif format.alone and out is not None and out.suffix not in (".json", ".jsonl"):
+        if format.alone and out is not None and out.suffix not in (".json", ".jsonl"):
             self._file_a_run(format, out)
         elif format.alone and (out is None or out.suffix == ".json"):
             self._one(format, out)
@@ -158,19 +155,6 @@ class _Export:
                 (folder / f"{row['trajectory_id']}.json").write_text(json.dumps(row) + "\n")
             self._refuse_empty()
 
-    def _folder(self, format: RunFormat, out: Path | None) -> None:
-        if out is None:
-            raise UsageError(f"--format {format.name} writes a directory; name it with -o")
-        assert format.write_folder is not None
-        with new_folder(out) as folder:
-            writer = format.write_folder(folder)
-            for run in self._counted():
-                writer.add(
-                    run, logged_opening(run.trajectory, self.store.blobs), logged_tools(run.trajectory)
-                )
-            self._refuse_empty()
-            writer.close()
-
     def _refuse_empty(self) -> None:
         if not self.written:
             why = ", ".join(f"{count} {reason}" for reason, count in self.refused.items())
@@ -186,7 +170,7 @@ def _writable() -> str:
     return ", ".join((*WRITTEN, *added))
 
 
-READ = ("jsonl", "atif", "nemo-gym", "mini-swe-agent", "claude-code", "codex")
+READ = ("jsonl", "atif", "nemo-gym", "claude-code", "codex")
 
 
 def import_runs(
@@ -200,7 +184,6 @@ def import_runs(
     jsonl           what `log export --format jsonl` writes, all but the directory
     atif            ATIF v1.0 to v1.8, a JSON object a file, or one a line in FILE.jsonl
     nemo-gym        NeMo Gym rollouts, one a line
-    mini-swe-agent  trajectory files
     claude-code     session files
     codex           rollout files
 

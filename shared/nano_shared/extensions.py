@@ -263,21 +263,13 @@ PLUGINS = {
             "preferences": "process format length diff_size lint reasoning safety judge constitution"
             " preference human"
         },
-        "nano.run_formats": {"formats": "atif nemo-gym harbor mini-swe-agent claude-code codex"},
+        "nano.run_formats": {"formats": "atif nemo-gym claude-code codex"},
         "nano.sandboxes": {"containers": "bwrap podman"},
         "nano.settings": {"mcp": "mcp"},
-        "nano.suites": {
-            "suites": "functions shell sql data logic workplace search perceive long plan memory services"
-            " reasoning-gym"
-        },
-        "nano.task_formats": {
-            "formats": "harbor exercism nemo-gym swe-bench evalplus humaneval mbpp rows verifiers trl csv"
-        },
+        "nano.suites": {"suites": "functions shell sql data logic search perceive plan memory reasoning-gym"},
+        "nano.task_formats": {"formats": "harbor nemo-gym swe-bench humaneval mbpp rows verifiers trl"},
         "nano.terms": {"preferences": "preferences"},
-        "nano.tools": {
-            "suites": "list_mail read_mail send_mail delete_mail list_events create_event move_event"
-            " cancel_event find_contact save_contact call_service lookup"
-        },
+        "nano.tools": {"suites": "lookup"},
         "nano.workers": {"cluster": "ray"},
     }.items()
 }

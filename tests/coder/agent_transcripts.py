@@ -104,36 +104,6 @@ def codex_rollout() -> list[Row]:
     ]  # fmt: skip
 
 
-def mini_trajectory(status: str = "Submitted") -> Row:
-    """Native calls, a format error, a submission."""
-    arguments = json.dumps({"command": "ls"})
-    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": arguments}}
-    patch = "diff --git a/a.py b/a.py\n"
-    return {
-        "info": {
-            "model_stats": {"instance_cost": 0.1, "api_calls": 2},
-            "config": {"agent": {"step_limit": 0}, "model": {"model_name": "anthropic/claude-sonnet-4-5"}},
-            "mini_version": "2.4.6", "exit_status": status, "submission": patch,
-        },
-        "messages": [
-            {"role": "system", "content": "You can use bash."},
-            {"role": "user", "content": "Fix the bug."},
-            {
-                "role": "assistant", "content": "Let me look.", "tool_calls": [call],
-                "extra": {"actions": [{"command": "ls", "tool_call_id": "c1"}], "cost": 0.05, "timestamp": 10.0},
-            },
-            {
-                "role": "tool", "tool_call_id": "c1", "content": "<returncode>2</returncode>",
-                "extra": {"raw_output": "", "returncode": 2, "timestamp": 11.0, "exception_info": ""},
-            },
-            {"role": "user", "content": "No tool calls found.", "extra": {"interrupt_type": "FormatError"}},
-            {"role": "assistant", "content": "Submitting.", "extra": {"actions": [], "timestamp": 12.0}},
-            {"role": "exit", "content": patch, "extra": {"exit_status": status, "submission": patch}},
-        ],
-        "trajectory_format": "mini-swe-agent-1.1",
-    }  # fmt: skip
-
-
 def gym_rollout(**changes: Any) -> Row:
     """A rollout of two calls of the model, with the triple on the last item of each."""
     first = {"prompt_token_ids": [1, 2], "generation_token_ids": [3, 4], "generation_log_probs": [-0.1, -0.2]}

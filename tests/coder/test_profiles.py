@@ -34,14 +34,6 @@ FROZEN = {
         "sha256:a8d5bbeaf1cb2d02d5d6b7d37778c9ae89b3d18a542455824876f3585cf5c208",
         "sha256:af3fd94cb526b6d2b0a45aa445fd238b3de18a10d7172b86fb2a6dd4f67443ef",
     ),
-    "compact-2": (
-        "sha256:5999b8e3cfb8af7c2ca29cd7024b6cda7e862a8132434a9b2336544941d5642a",
-        "sha256:c25ee8bf55ed4489d87f4031630969b16b50362c885c9f2e82233bc0ed062c03",
-    ),
-    "hermes-2": (
-        "sha256:1974fbe839661d1ee08c3d932254bc73ff521dd13516caf6e7508785660f278b",
-        "sha256:c25ee8bf55ed4489d87f4031630969b16b50362c885c9f2e82233bc0ed062c03",
-    ),
 }
 TASK = "Fix it.\nFiles: a.py b.py\nCheck: pytest -q"
 COMPACT_SYSTEM = """\
@@ -74,21 +66,17 @@ def test_the_first_messages_are_what_they_were() -> None:
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="profile 'compact-0'; known: api-1, compact-1, hermes-1, compact-2"):
+    with pytest.raises(UsageError, match="profile 'compact-0'; known: api-1, compact-1, hermes-1"):
         find_profile("compact-0")
 
 
-@pytest.mark.parametrize(
-    ("first", "second"), [(COMPACT_1, PROFILES["compact-2"]), (HERMES_1, PROFILES["hermes-2"])]
-)
-def test_the_second_profile_serves_what_the_first_lacks_and_shows_the_rest_alike(
-    first: InterfaceProfile, second: InterfaceProfile
-) -> None:
+@pytest.mark.parametrize("profile", [COMPACT_1, HERMES_1])
+def test_a_task_that_names_a_further_tool_adds_it_and_shows_the_rest_alike(profile: InterfaceProfile) -> None:
     old = Task(key="t", prompt="Fix it.", tools=("shell", "submit"))
     new = Task(key="t", prompt="Ask.", tools=("sql", "submit"))
-    assert serving_profile(first, old) is first
-    assert serving_profile(first, new) is second
-    assert serving_profile(second, new) is second
-    assert serving_profile(first, Task(key="t", prompt="All of them.")) is first
-    assert serving_profile(first, Task(key="t", prompt="None has it.", tools=("fly",))) is first
-    assert first_messages(first, old, ["a.py"]) == first_messages(second, old, ["a.py"])
+    assert serving_profile(profile, old) is profile
+    wider = serving_profile(profile, new)
+    assert wider == find_profile(f"{profile.name}+sql")
+    assert serving_profile(profile, Task(key="t", prompt="All of them.")) is profile
+    assert serving_profile(profile, Task(key="t", prompt="None has it.", tools=("fly",))) is profile
+    assert first_messages(profile, old, ["a.py"]) == first_messages(wider, old, ["a.py"])

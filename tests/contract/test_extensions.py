@@ -120,7 +120,7 @@ def test_the_list_of_suites_names_what_is_broken_and_shows_the_rest(
         run_command(rl_cli, ["tasks", "list", "--suites", "--json"])
     assert ended.value.code == 3
     said = capsys.readouterr()
-    assert {"logic", "workplace"} < {row["suite"] for row in json.loads(said.out)}
+    assert {"logic", "shell"} < {row["suite"] for row in json.loads(said.out)}
     assert said.err.startswith("error: no_such_module_2:SUITE (package teapot) cannot be loaded")
 
 
@@ -142,7 +142,7 @@ def test_a_tool_is_registered_under_its_own_name(install: Callable[..., Path]) -
 
 def test_what_is_unknown_is_refused_with_the_names_there_are() -> None:
     refused(lambda: TOOLS.find("fly"), "nano.tools has no 'fly'", "read_file", "or path.py:name")
-    refused(lambda: find_suite("fly"), "unknown suite 'fly'", "functions", "workplace")
+    refused(lambda: find_suite("fly"), "unknown suite 'fly'", "functions", "shell")
     refused(lambda: part_kind("fly"), "unknown reward part 'fly'", "tests")
     refused(lambda: find_objective("fly"), "nano.objectives has no 'fly'", "grpo")
     refused(lambda: find_format("fly"), "unknown format 'fly'", "harbor", "nemo-gym")

@@ -13,12 +13,11 @@ from nano_rl.tasks.suite import find_suite
 from nano_shared.types import Split
 
 RECORDED = {
-    "functions": "dc7a093965bab427",
+    "functions": "b21b4189e95d746f",
     "shell": "51f11097eb6c7b14",
     "sql": "34a65e2f55a1058c",
     "data": "002b0b2dcc843da9",
-    "logic": "5b0613bc71aa1178",
-    "workplace": "a5d10f1ad19aa8d0",
+    "logic": "9593fcd833d74e6f",
 }
 
 

@@ -1,4 +1,4 @@
-"""HumanEval, MBPP and EvalPlus rows as their authors publish them, and plain rows of functions."""
+"""HumanEval and MBPP rows as their authors publish them, and plain rows of functions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,8 @@ NAME = "rows"
 
 
 def read_published(row: Row) -> Task:
-    """The task of a row with `tests` or `cases`. Raises Refused as `published_rows.read_row`."""
+    """The task of a row with `tests` or `cases`. Raises Refused."""
     return read_row(to_json(row))
-
-
-def open_task(row: Row) -> Task:
-    """The task of a published row that was made of another format's. Raises Refused."""
-    return validated(OpenRow, row).task()
 
 
 def write_published(task: Task) -> Row:
@@ -71,30 +66,6 @@ ROWS = RowFormat(
 
 
 _FILE, _TEST = "solution.py", "check_solution.py"
-_EVALPLUS = '''"""Compare with the reference on every input, as EvalPlus does."""
-import copy
-import math
-
-from solution import {name}
-
-SOURCE = {source!r}
-INPUTS = {inputs!r}
-reference = {{}}
-exec(SOURCE, reference)
-
-
-def same(given, expected, tolerance):
-    if isinstance(expected, float) and isinstance(given, (int, float)):
-        return math.isclose(given, expected, rel_tol=1e-7, abs_tol=tolerance) or given is expected
-    if isinstance(expected, (list, tuple)) and isinstance(given, (list, tuple)):
-        return len(given) == len(expected) and all(same(g, e, tolerance) for g, e in zip(given, expected))
-    return given == expected
-
-
-for args in INPUTS:
-    expected = reference[{name!r}](*copy.deepcopy(args))
-    assert same({name}(*copy.deepcopy(args)), expected, {tolerance!r})
-'''
 
 
 def read_humaneval(row: Row) -> Task:
@@ -117,57 +88,17 @@ def read_mbpp(row: Row) -> Task:
     return _task(row, "mbpp", prompt, name, test, code, {})
 
 
-def read_evalplus(row: Row) -> Task:
-    prompt, name = text_field(row, "prompt"), _name(row)
-    reference = _solution(row, prompt)
-    inputs = [args for field in ("base_input", "plus_input") for args in _inputs(row, field)]
-    if not inputs:
-        raise Refused("base_input", "holds no input to compare on")
-    tolerance = row.get("atol") or 0
-    if not isinstance(tolerance, int | float):
-        raise Refused("atol", "must be a number")
-    test = _EVALPLUS.format(name=name, source=reference, inputs=inputs, tolerance=float(tolerance))
-    files = {_FILE: prompt} if f"def {name}(" in prompt else {}
-    return _task(row, "evalplus", prompt, name, test, reference, files)
-
-
-def write_humaneval(task: Task) -> Row:
-    """A function with cases; its tests become one assertion a case."""
-    hidden = _cases(task)
-    asserts = [f"    assert candidate({_call(c)}) == {c['expected']!r}" for c in plain_cases(hidden)]
-    return {
-        "task_id": task.key,
-        "prompt": task.files.get(target(task), task.prompt),
-        "entry_point": hidden.entry_point,
-        "canonical_solution": "",
-        "test": "\n".join(["def check(candidate):", *asserts, ""]),
-    }
-
-
-def write_mbpp(task: Task) -> Row:
-    hidden = _cases(task)
-    return {
-        "task_id": task.key,
-        "text": task.prompt,
-        "code": task.files.get(target(task), ""),
-        "test_setup_code": "",
-        "test_list": [
-            f"assert {hidden.entry_point}({_call(c)}) == {c['expected']!r}" for c in plain_cases(hidden)
-        ],
-        "challenge_test_list": [],
-    }
-
-
 def _task(
     row: Row, source: str, prompt: str, name: str, test: str, solution: str | None, files: dict[str, str]
 ) -> Task:
-    return open_task(
+    return validated(
+        OpenRow,
         {
             "id": _id(row, source), "source": source, "kind": "implement", "prompt": prompt,
             "entry_point": name, "files": files, "target": _FILE,
             "tests": {"runner": "script", "files": {_TEST: test}}, "reference_solution": solution,
         }
-    )  # fmt: skip
+    ).task()  # fmt: skip
 
 
 def _id(row: Row, source: str) -> str:
@@ -200,13 +131,6 @@ def _texts(row: Row, field: str, *, required: bool = False) -> list[str]:
     return texts
 
 
-def _inputs(row: Row, field: str) -> list[list[object]]:
-    inputs = row.get(field) or []
-    if not isinstance(inputs, list) or not all(isinstance(args, list) for args in inputs):
-        raise Refused(field, "must be a list of lists of arguments")
-    return inputs
-
-
 def _called(test: str, code: str) -> str:
     """The function of `code` that a test calls. Raises Refused where there is none."""
     try:
@@ -220,41 +144,15 @@ def _called(test: str, code: str) -> str:
     return found[0]
 
 
-def _cases(task: Task) -> CaseChecks:
-    if not isinstance(task.hidden, CaseChecks):
-        kind = None if task.hidden is None else task.hidden.kind
-        raise Refused(
-            "hidden.kind", f"{kind!r} has no form in these rows; they hold a function and its cases"
-        )
-    return task.hidden
-
-
-def _call(case: Row) -> str:
-    given = [repr(value) for value in case["args"]]
-    return ", ".join([*given, *(f"{key}={value!r}" for key, value in case["kwargs"].items())])
-
-
-_SHARED = frozenset({"task_id", "prompt", "entry_point", "canonical_solution", "test"})
 HUMANEVAL = RowFormat(
     name="humaneval",
     summary="HumanEval rows: prompt, entry_point, canonical_solution, test",
     recognises=lambda row: {"task_id", "entry_point", "test"} <= row.keys(),
     read_row=read_humaneval,
-    write_row=write_humaneval,
-    understood=_SHARED,
 )
 MBPP = RowFormat(
     name="mbpp",
     summary="MBPP rows: text or prompt, code, test_list",
     recognises=lambda row: {"task_id", "code", "test_list"} <= row.keys(),
     read_row=read_mbpp,
-    write_row=write_mbpp,
-    understood=frozenset({"task_id", "text", "prompt", "code", "test_list", "challenge_test_list"}),
-)
-EVALPLUS = RowFormat(
-    name="evalplus",
-    summary="EvalPlus rows: prompt, entry_point, canonical_solution, base_input, plus_input",
-    recognises=lambda row: {"task_id", "entry_point", "base_input"} <= row.keys(),
-    read_row=read_evalplus,
-    understood=_SHARED | {"base_input", "plus_input", "atol"},
 )

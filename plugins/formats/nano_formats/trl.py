@@ -12,12 +12,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nano_coder.agent.profiles import PROFILES
 from nano_coder.config import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.tools.tool import TOOLS
 from nano_formats.episode import PROFILE, Episode, EpisodeOver
-from nano_formats.verifiers.tasks import messages_text
+from nano_formats.verifiers import messages_text
 from nano_rl.formats import WHOLE, RowFormat, embedded, is_own
 from nano_shared.errors import Refused, UsageError
 from nano_shared.files import content_hash
@@ -63,14 +63,10 @@ def environment_class(
 ) -> type:
     """A class whose instances are environments, with a method for each tool (default: all of the profile).
 
-    Raises UsageError for an unknown tool.
+    Raises ConfigError for an unknown tool.
     """
-    widest = PROFILES.get("hermes-2") or PROFILE  # that of the plug-in suites has the tools of every domain
-    known = {tool.name: tool for tool in widest.tools}
     names = [tool.name for tool in PROFILE.tools] if tools is None else list(tools)
-    if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"no tool {unknown[0]!r}; the tools are {', '.join(known)}")
-    methods = {name: _method(known[name]) for name in names}
+    methods = {name: _method(TOOLS.find(name).spec) for name in names}
     places = {"_sandbox": sandbox or open_sandbox(), "_store": store or redacting_store(LogStore.open())}
     return type("NanoEnvironment", (_Environment,), methods | places)
 

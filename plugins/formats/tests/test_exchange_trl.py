@@ -7,7 +7,7 @@ import pytest
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_formats.trl import TRL, environment_class
-from nano_shared.errors import UsageError
+from nano_shared.errors import ConfigError, UsageError
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.store import LogStore
 from nano_shared.types import Task
@@ -58,5 +58,5 @@ def test_a_rollout_is_rewarded(environment: type, result: str, reward: float) ->
 def test_a_row_without_a_task_is_refused(environment: type) -> None:
     with pytest.raises(UsageError, match="nano_task"):
         environment().reset(prompt="Hello")
-    with pytest.raises(UsageError, match="no tool"):
+    with pytest.raises(ConfigError, match="has no 'fly'"):
         environment_class(["fly"])

@@ -13,7 +13,6 @@ from agent_transcripts import (
     claude_session,
     codex_rollout,
     gym_rollout,
-    mini_trajectory,
     write_lines,
 )
 from typer.testing import CliRunner
@@ -99,28 +98,6 @@ def test_what_a_user_of_codex_took_back_is_no_part_of_the_run(
     take("codex", write_lines(tmp_path / "rollout.jsonl", rows))
     (run,) = the_runs(log)
     assert run.turns[-1].observations == ()
-
-
-@pytest.mark.parametrize(
-    ("status", "stop"),
-    [
-        ("Submitted", StopReason.FINISHED), ("LimitsExceeded", StopReason.MAX_TURNS),
-        ("RepeatedFormatError", StopReason.FORMAT_ERRORS), ("APIError", StopReason.POLICY_ERROR),
-    ],
-)  # fmt: skip
-def test_a_trajectory_of_mini_swe_agent(
-    log: Path, tmp_path: Path, take: Import, status: str, stop: StopReason
-) -> None:
-    file = tmp_path / "a.traj.json"
-    file.write_text(json.dumps(mini_trajectory(status)))
-    take("mini-swe-agent", file)
-    (run,) = the_runs(log)
-    assert (run.stop, run.stop_detail, run.started, run.ended) == (stop, status, 10.0, 12.0)
-    looked, submitted = run.turns
-    assert (looked.calls[0].name, looked.calls[0].arguments) == ("bash", {"command": "ls"})
-    assert [(seen.ok, seen.exit_code) for seen in looked.observations] == [(False, 2), (True, None)]
-    assert submitted.completion.text == "Submitting."
-    assert run.diff == "diff --git a/a.py b/a.py\n"
 
 
 def test_a_rollout_with_the_token_triple_is_a_run_with_tokens(
@@ -233,8 +210,6 @@ def bad(change: Callable[[dict[str, Any]], Any]) -> bytes:
          "steps.0.step_id: must be 1"),
         ("atif", json.dumps(atif_document(agent={"name": "x"})).encode(), "agent.version: Field required"),
         ("atif", json.dumps(atif_document(extra={"nano": {"format": 9}})).encode(), "a newer nano wrote it"),
-        ("mini-swe-agent", b'{"trajectory_format": "mini-swe-agent-3"}', "'mini-swe-agent-3' is none that"),
-        ("mini-swe-agent", b"{", "is not JSON"),
         ("claude-code", b'{"type": "user", "message": {"content": "hi"}}', "asks for anything"),
         ("claude-code", b'{"type": "user", "uuid": "u", "message": 3}', "1: message: must be an object"),
         ("codex", b'{"type": "tomorrow", "payload": {}}', "1: type: 'tomorrow' is no record"),
@@ -258,6 +233,6 @@ def test_a_bad_file_is_said_by_place_and_field(
 
 
 def test_a_file_that_is_not_there(tmp_path: Path, take: Import) -> None:
-    for name in ("nemo-gym", "mini-swe-agent"):
+    for name in ("nemo-gym", "claude-code"):
         with pytest.raises(UsageError, match=r"cannot be read: No such file"):
             take(name, tmp_path / "nowhere.json")

@@ -26,7 +26,6 @@ from nano_mining.targets import (
     without_definition,
     without_tests,
 )
-from nano_mining.test_tasks import admitted_test_task
 from nano_mining.traces import TracedTest, pytest_command
 from nano_mining.trials import TrialJob, Version, try_versions
 from nano_rl.tasks.mutate import Splice, mutant_of
@@ -39,7 +38,7 @@ from nano_shared.snapshot import Snapshot, save
 from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
 
 GENERATOR = "nano-rl tasks mine 4"
-KINDS = ("bug", "body", "code", "test")
+KINDS = ("bug", "body", "code")
 _SHORTEST = 2
 """lines of a body that is asked for"""
 _MOST_TESTS, _MOST_FILES, _MOST_SECONDS = 30, 2, 3.0
@@ -122,12 +121,6 @@ class MinedTarget:
         """Whether all tests that call it stand in their files, and are not inherited from elsewhere."""
         return all(f"def {test.name}(" in self.package.tests[test.file] for test in self.tests)
 
-    def claims(self) -> list[str]:
-        """Assertions about the function, from the calls that its tests made of it with plain values."""
-        name, places = self.target.name, {(self.target.path, line) for line in self.target.functions}
-        seen = [row[2:] for test in self.tests for row in test.returns if row[:2] in places]
-        return [f"assert {name}({call}) == {result}" for call, result in dict.fromkeys(seen)]
-
     def visible_tests(self) -> dict[str, str]:
         """The test files without the tests that call it."""
         files = sorted({test.file for test in self.tests})
@@ -187,12 +180,6 @@ class CandidateTrials:
             graded = graded or bool(made)
             for task, _, own in made:
                 yield (None if refusal else task), f"graded: {refusal}", own
-            if "test" in self.kinds and (claims := mined.claims()) and not mined.target.is_class:
-                described = _described(mined, "test", self.seed)
-                written, why = admitted_test_task(
-                    mined.text, mined.target.name, claims, described, self.sandbox
-                )
-                yield written, f"test: {why}", blobs
 
     def _job(self, mined: MinedTarget, broken: Sequence[tuple[str, Breakage]]) -> TrialJob:
         path = mined.target.path

@@ -30,7 +30,7 @@ def command(
     ],
     out: Annotated[Path, Option(help="File of the tasks; beside it, FILE.journal keeps what is done.")],
     kind: Annotated[
-        list[str] | None, Option(help="bug, body, code or test, repeatable or with commas; else all.")
+        list[str] | None, Option(help="bug, body or code, repeatable or with commas; else all.")
     ] = None,
     bugs: Annotated[int, Option(min=1, help="Bugs planted in one function, at most.")] = 3,
     seed: Seed = 0,
@@ -42,7 +42,7 @@ def command(
 ) -> int:
     """Make tasks of the functions and classes that a package's tests call.
 
-    A bug is planted, a body is removed, a whole definition, or the tests. A task is kept if its checks fail
+    A bug is planted, a body is removed, or a whole definition. A task is kept if its checks fail
     as it stands and pass on its oracle's work; the package's code runs in jails alone. A source that is no
     package with tests is named and skipped; the exit code is then 1. Ctrl-C writes what is there; the same
     command goes on after that, and after a kill.

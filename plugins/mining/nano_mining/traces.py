@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from nano_coder.grading.command_check import workspace_jail
 from nano_coder.sandbox.protocol import Sandbox
 from nano_mining.packages import MinedPackage
-from nano_shared.process import parse_expression
 from nano_shared.types import Limits
 
 LIMITS = Limits(max_turns=24, max_tokens=8192)
@@ -36,8 +34,6 @@ class TracedTest:
     """of pytest, that its file needs"""
     calls: frozenset[tuple[str, int]]
     """(file, first line, decorators included)"""
-    returns: tuple[tuple[str, int, str, str], ...] = ()
-    """(file, first line, arguments, result), the last two as Python writes them, of a few calls"""
 
 
 def pytest_arguments(words: Iterable[str]) -> list[str]:
@@ -106,29 +102,5 @@ def _traced(row: dict[str, object]) -> TracedTest | None:
             name = name.partition("[")[0].rpartition("::")[2]
             places = frozenset((str(c[0]), int(c[1])) for c in calls if isinstance(c, list) and len(c) == 2)
             if took <= SLOWEST and places:
-                returns = tuple(_returns(row.get("returns")))
-                return TracedTest(
-                    file=file, name=name, seconds=took, options=o, calls=places, returns=returns
-                )  # fmt: skip
+                return TracedTest(file=file, name=name, seconds=took, options=o, calls=places)
     return None
-
-
-def _returns(rows: object) -> Iterator[tuple[str, int, str, str]]:
-    for row in rows if isinstance(rows, list) else ():
-        match row:
-            case [str(path), int(line), str(call), str(result)] if _is_plain(call, result):
-                yield path, line, call, result
-
-
-def _is_plain(call: str, result: str) -> bool:
-    """Whether what a jail calls a call's arguments and its result is nothing but literals."""
-    try:
-        tree = parse_expression(f"f({call}) == ({result})").body
-        match tree:
-            case ast.Compare(left=ast.Call(args=args, keywords=keywords), comparators=[value]):
-                for node in (*args, *(keyword.value for keyword in keywords), value):
-                    ast.literal_eval(node)
-                return True
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        pass
-    return False

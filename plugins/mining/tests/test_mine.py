@@ -23,7 +23,6 @@ from nano_mining.candidates import KINDS
 from nano_mining.command import command
 from nano_mining.packages import read_package
 from nano_mining.targets import outline, targets_of, without_body, without_definition, without_tests
-from nano_mining.test_tasks import cut_out
 from nano_mining.traces import trace_file, traced_tests
 from nano_mining.trials import TrialJob, Version, try_versions
 from nano_rl.tasks.attempts import oracle_policy
@@ -158,7 +157,7 @@ def test_every_breakage_is_undone_by_its_edit() -> None:
                     assert ast.dump(ast.parse(back)) == ast.dump(ast.parse(text)), (path, target.name)
                     assert broken.source != text
                     count += 1
-    assert count > 50
+    assert count > 40
 
 
 def test_an_outline_of_a_class_shows_no_body() -> None:
@@ -185,40 +184,6 @@ def test_a_removed_body_leaves_no_hint() -> None:
     assert "nearest" in broken.source
 
 
-def test_a_function_is_cut_out_with_what_it_uses() -> None:
-    text = """from __future__ import annotations
-
-import re
-from math import floor
-
-from demo import other
-
-LIMIT = 3
-BOTH = (LIMIT, other)
-
-
-@re.deco
-def half(x):
-    return floor(x / 2)
-
-
-def capped(x):
-    return min(half(x), LIMIT)
-
-
-def foreign(x):
-    return other(x)
-"""
-    alone = cut_out(text, "capped")
-    assert alone is not None
-    for used in ("from __future__", "import re", "import floor", "LIMIT = 3", "@re.deco", "def capped"):
-        assert used in alone
-    assert "BOTH" not in alone
-    assert "demo" not in alone
-    assert cut_out(text, "foreign") is None
-    assert cut_out("class A:\n    def f(self):\n        pass\n", "f") is None
-
-
 def test_tests_are_taken_out_by_name() -> None:
     left = without_tests(TESTS, lambda name: name != "test_nothing")
     assert "test_nothing" in left
@@ -236,8 +201,6 @@ def test_a_trace_names_the_functions_that_a_test_calls(project: Path) -> None:
     tests = traced_tests(trace_file(package, "tests/test_sums.py", open_sandbox()))
     calls = {test.name: {line for path, line in test.calls if path == "src/demo/sums.py"} for test in tests}
     assert calls == {"test_clamp": {4}, "test_bound": {12}, "test_nothing": set()}
-    returns = {row for test in tests for row in test.returns if row[0] == "src/demo/sums.py"}
-    assert ("src/demo/sums.py", 4, "5, 1, 3", "3") in returns
 
 
 def test_versions_of_a_module_are_tried_in_one_jail(project: Path) -> None:
@@ -296,9 +259,6 @@ def long(x):
 def test_a_trace_of_another_shape_is_left_out() -> None:
     right = {"test": "t.py::test_a", "passed": True, "seconds": 0.1, "calls": [["a.py", 1]], "options": ""}
     assert len(traced_tests([right])) == 1
-    returned = [["a.py", 1, "1, b=[2]", "'x'"], ["a.py", 1, "open('x')", "1"], ["a.py", 1, "1) or (2", "1"]]
-    (test,) = traced_tests([right | {"returns": returned}])
-    assert [row[2:] for row in test.returns] == [("1, b=[2]", "'x'")], "only literals leave a jail"
     for wrong in ({"passed": False}, {"seconds": 9.0}, {"seconds": "1"}, {"calls": []}, {"calls": None}):
         assert not traced_tests([right | wrong])
 
@@ -327,7 +287,7 @@ def test_a_killed_mining_ends_with_the_same_tasks(
     with log_folder() as folder:
         runtime = scratch_runtime(folder, tmp_path / "home" / "blobs")
         with runtime.store:
-            assert [check_task(task, runtime).reasons for task in tasks] == [()] * 4
+            assert [check_task(task, runtime).reasons for task in tasks] == [()] * 3
             run = run_task(tasks[0], replace(runtime, policy=oracle_policy(tasks[0], runtime.profile)))
             verdict = grade_trajectory(run, open_sandbox(), runtime.store.blobs)
     assert verdict is not None

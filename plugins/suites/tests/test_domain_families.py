@@ -16,7 +16,7 @@ from nano_shared.types import Split
 from nano_suites.family import Family, split_families
 
 DOMAINS = (
-    "shell", "sql", "data", "logic", "workplace", "search", "perceive", "long", "plan", "memory", "services",
+    "shell", "sql", "data", "logic", "search", "perceive", "plan", "memory",
 )  # fmt: skip
 each_domain = pytest.mark.parametrize("suite", DOMAINS)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from nano_shared.hidden_checks import StateChecks
 from nano_shared.types import Split, StopReason, Task
 from nano_suites.family import act
 
-DOMAINS = ("shell", "sql", "data", "logic", "workplace")
-CAPABILITIES = ("search", "perceive", "long", "plan", "services")
+DOMAINS = ("shell", "sql", "data", "logic")
+CAPABILITIES = ("search", "perceive", "plan")
 """suites that need one; fewer of their tasks are run, since their oracles take up to thirty steps"""
 LEVELS = range(4)
 
@@ -74,10 +73,7 @@ def test_a_wrong_answer_earns_nothing(suite: str, within: Runtime) -> None:
         ("shell", act("shell", command="for f in $(find . -type f); do echo x >> $f; done")),
         ("sql", None),
         ("data", act("python", code="import glob\nfor f in glob.glob('*.*'): open(f, 'a').write('x')")),
-        ("workplace", act("send_mail", to="a@example.org", subject="Hello", body="you")),
         ("plan", act("write_file", path="steps.md", content="- nothing\n")),
-        ("long", None),
-        ("services", None),
     ],
 )
 def test_a_wrong_end_state_earns_nothing(suite: str, spoil: object, within: Runtime) -> None:
@@ -90,20 +86,12 @@ def test_a_wrong_end_state_earns_nothing(suite: str, spoil: object, within: Runt
         assert isinstance(task.hidden, StateChecks)
         table = str(task.hidden.state[0].query).split()[3]
         spoil = act("sql", database=database, statement=f"DELETE FROM {table}")
-    if suite == "services":
-        assert isinstance(task.hidden, StateChecks)
-        path = str(task.hidden.state[-1].path)
-        key = next(iter(json.loads(task.files[path])))
-        spoil = act("call_service", method="DELETE", path=f"/{Path(path).stem}/{key}")
-    if suite == "long":
-        assert isinstance(task.hidden, StateChecks)
-        spoil = act("edit_file", path=str(task.hidden.state[-1].path), line=1, new='"""Else."""')
     assert run(task, [*solution, spoil, end], within).reward == 0.0  # type: ignore[list-item]
 
 
 def test_domain_tasks_run_under_the_profile_that_adds_their_tools(within: Runtime) -> None:
-    (task,) = of_level("workplace", 0, 1)
-    assert run(task, task.oracle or (), within).profile == "compact-2"
+    (task,) = of_level("sql", 0, 1)
+    assert run(task, task.oracle or (), within).profile == "compact-1+sql"
     (task,) = of_level("shell", 0, 1)
     assert run(task, task.oracle or (), within).profile == "compact-1"
 

@@ -1,4 +1,4 @@
-"""A resources server for NeMo Gym over a file of tasks: /seed_session, /{tool}, /verify.
+"""`nano-rl tasks serve`: a resources server for NeMo Gym over tasks: /seed_session, /{tool}, /verify.
 
 A session is identified by a cookie. Invalid requests get a 4xx status with a sentence; a failed tool call is
 an observation with status 200.
@@ -6,14 +6,25 @@ an observation with status 200.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from nano_coder.serve.access import Access, Action
+from typer import Option
+
+from nano_coder.commands.options import open_log
+from nano_coder.commands.serve import listening_socket
+from nano_coder.serve.access import Access, Action, opened_access
 from nano_coder.serve.request import BadRequest
 from nano_formats.episode import Episode, EpisodeOver
-from nano_shared.errors import Refused, UsageError
+from nano_formats.nemo_gym.rollouts import verified
+from nano_rl.commands.options import Log, TaskFile
+from nano_rl.tasks.task_file import read_tasks
+from nano_shared.errors import ConfigError, Refused, UsageError
 from nano_shared.strict_json import Row, parse_json
 from nano_shared.types import Task, ToolSpec
 
@@ -21,13 +32,6 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
-import secrets
-import sys
-import threading
-import time
-from collections.abc import Callable
-
-from nano_formats.nemo_gym.verdict import FAILURE_KINDS, verified
 
 
 class TooMany(UsageError):
@@ -81,9 +85,6 @@ class GymSessions:
             idle = [place for place, e in self._episodes.items() if now - e.touched > self._idle]
         for owner, id in idle:
             self.close(id, owner)
-
-
-__all__ = ["FAILURE_KINDS", "last_text", "verified"]
 
 
 def last_text(response: dict[str, Any]) -> str | None:
@@ -287,3 +288,42 @@ def _json(value: Any, status: int = 200) -> Response:
     from starlette.responses import JSONResponse
 
     return JSONResponse(value, status)
+
+
+def command(
+    file: TaskFile,
+    host: Annotated[
+        str,
+        Option(help="Address to listen on; one that others reach needs --key. Callers run code in jails."),
+    ] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one.")] = 8010,
+    key: Annotated[
+        list[str] | None,
+        Option(metavar="KEY", help="API key that callers must send; repeatable.", envvar="NANO_TASKS_KEY"),
+    ] = None,
+    sessions: Annotated[int, Option(min=1, help="Open at once.")] = 64,
+    idle: Annotated[float, Option(min=1, help="Seconds after which a session ends.")] = 1800.0,
+    log: Log = None,
+) -> int:
+    """Serve /seed_session, /TOOL and /verify over the tasks of FILE; every session is logged as a run."""
+    access = opened_access(host, key, variables=("NANO_TASKS_KEY",))
+    tasks = read_tasks(file)
+    if behind := next((task.key for task in tasks if task.earlier), None):
+        raise UsageError(f"{file}: task {behind!r} comes behind others, and sessions have one task each")
+    try:
+        import uvicorn
+
+        from nano_coder.serve.http_json import BoundedConnection
+    except ModuleNotFoundError as problem:
+        raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
+    from nano_coder.config import redacting_store
+    from nano_rl.commands.session import sandbox_opener
+
+    sandbox, store = sandbox_opener()(), redacting_store(open_log(log, create=True))
+    held = GymSessions(lambda task: Episode(task, sandbox, store), most=sessions, idle_seconds=idle)
+    with listening_socket(host, port) as listening:
+        root = f"http://{host}:{listening.getsockname()[1]}"
+        print(f"{len(tasks)} tasks on {root}", file=sys.stderr, flush=True)
+        served = uvicorn.Config(gym_app(tasks, held, access), log_level="warning", http=BoundedConnection)
+        uvicorn.Server(served).run(sockets=[listening])
+    return 0

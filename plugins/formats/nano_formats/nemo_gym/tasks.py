@@ -1,7 +1,4 @@
-"""NeMo Gym JSON lines: input rows, and rollouts with the response and the reward.
-
-A rollout row is imported as its task; the rollouts of one task are kept with it, in order.
-"""
+"""NeMo Gym JSON lines: input rows, and rollouts, which are imported as their task and kept with it."""
 
 from __future__ import annotations
 
@@ -72,52 +69,12 @@ class CreateParams(_ExtensibleRow):
         return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class OutputItem(_ExtensibleRow):
-    """An item that a model produced. Token ids and log-probs come together or not at all."""
-
-    type: Literal["message", "function_call", "function_call_output", "reasoning"]
-    prompt_token_ids: list[int] | None = None
-    generation_token_ids: list[int] | None = None
-    generation_log_probs: list[float] | None = None
-
-    @model_validator(mode="after")
-    def _aligned(self) -> OutputItem:
-        given = [
-            x is not None
-            for x in (self.prompt_token_ids, self.generation_token_ids, self.generation_log_probs)
-        ]
-        if any(given) and not all(given):
-            raise ValueError("prompt_token_ids, generation_token_ids and generation_log_probs come together")
-        if len(self.generation_token_ids or ()) != len(self.generation_log_probs or ()):
-            raise ValueError("generation_token_ids and generation_log_probs differ in length")
-        return self
-
-
-class Response(_ExtensibleRow):
-    id: str
-    output: list[OutputItem]
-
-    @field_validator("output", mode="before")
-    @classmethod
-    def _flat(cls, output: Any) -> Any:
-        """Some agents of NeMo Gym write a list of items per step."""
-        if not isinstance(output, list):
-            return output
-        return [item for step in output for item in (step if isinstance(step, list) else [step])]
-
-
 class InputRow(_ExtensibleRow):
     responses_create_params: CreateParams
 
 
-class RolloutRow(InputRow):
-    response: Response
-    reward: float = Field(strict=False, allow_inf_nan=False)
-
-
 def read_row(row: Row) -> Task:
-    rollout = bool(row.keys() & ROLLOUT_FIELDS)
-    params = validated(RolloutRow if rollout else InputRow, row).responses_create_params
+    params = validated(InputRow, row).responses_create_params
     prompt = _prompt(params).strip() and _prompt(params)
     places = (row, params.metadata or {})
     prompt = prompt or next((x for at in places for name in _PROMPTS if (x := _text(at.get(name)))), "")

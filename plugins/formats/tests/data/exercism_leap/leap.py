@@ -1,2 +1,0 @@
-def leap_year(year):
-    pass
