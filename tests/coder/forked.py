@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -79,19 +79,25 @@ def run(
     program: str, *argv: str, env: Mapping[str, str], cwd: Path | str, given: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run `program` (nano-coder or nano-rl) to its end, with the text `given` as its standard input."""
-    request = {"program": program, "argv": argv, "env": dict(env), "cwd": str(cwd)}
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(given.encode())
         stdin.seek(0)
-        fds = [file.fileno() for file in (stdin, out, err)]
-        link, _ = _server(os.getpid())
-        socket.send_fds(link, [json.dumps(request).encode()], fds)
-        code = int(link.recv(100))
+        code = begin(program, *argv, env=env, cwd=cwd, fds=[file.fileno() for file in (stdin, out, err)])()
         texts = []
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode("utf-8", "strict").replace("\r\n", "\n"))
     return subprocess.CompletedProcess([program, *argv], code, *texts)
+
+
+def begin(
+    program: str, *argv: str, env: Mapping[str, str], cwd: Path | str, fds: Sequence[int]
+) -> Callable[[], int]:
+    """Start `program` with its three streams; what is returned waits for its exit code. One at a time."""
+    request = {"program": program, "argv": argv, "env": dict(env), "cwd": str(cwd)}
+    link, _ = _server(os.getpid())
+    socket.send_fds(link, [json.dumps(request).encode()], fds)
+    return lambda: int(link.recv(100))
 
 
 @cache

@@ -77,6 +77,7 @@ def server(tmp_path: Path) -> Asked:
     return asked
 
 
+@pytest.mark.some(14)
 @pytest.mark.parametrize("who", KEYS)
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_table(server: Asked, cell: str, who: str) -> None:

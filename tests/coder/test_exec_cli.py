@@ -112,6 +112,7 @@ def test_a_long_input_arrives_whole(run: Exec) -> None:
     assert run("-c", "wc -c", given="x" * 3_000_000).stdout == "3000000\n"
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -179,7 +180,7 @@ def test_every_kind_of_request_is_answered(run: Exec) -> None:
 
 def test_answers_come_as_they_finish(run: Exec) -> None:
     done = batch(
-        run, {"id": "slow", "shell": "sleep 2"}, {"id": "fast", "shell": "true"}, flags=("--concurrency", "2")
+        run, {"id": "slow", "shell": "sleep 1"}, {"id": "fast", "shell": "true"}, flags=("--concurrency", "2")
     )
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["fast", "slow"]
 

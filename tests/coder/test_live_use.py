@@ -97,6 +97,7 @@ RIGHT = {
 }  # fmt: skip
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("way", RIGHT)
 def test_right_work_earns_one_however_it_is_tested(way: str) -> None:
     tests, solution = RIGHT[way]

@@ -175,6 +175,7 @@ CHEATS = {
 }  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_tests_that_do_not_test_behaviour_earn_nothing(cheat: str, sandbox: Sandbox, folder: Path) -> None:
     verdict = _mutants(sandbox, folder, CHEATS[cheat])

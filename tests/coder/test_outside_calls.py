@@ -276,6 +276,7 @@ def variants(name: str) -> list[Any]:
     return [dialect, replace(dialect, prompt_reasons=False)] if isinstance(dialect, Native) else [dialect]
 
 
+@pytest.mark.some(40)
 @pytest.mark.parametrize(("name", "text", "calls"), [*COMMON, *MORE])
 def test_every_call_is_read_however_the_text_was_cut(
     name: str, text: str, calls: tuple[ToolCall, ...]
@@ -293,6 +294,7 @@ def test_every_call_is_read_however_the_text_was_cut(
             assert told == (whole.reasoning, whole.thought), at
 
 
+@pytest.mark.some(40)
 @pytest.mark.parametrize(("name", "text", "calls"), [case for case in COMMON if len(case[2]) < 3])
 def test_what_a_family_writes_needs_no_repair(name: str, text: str, calls: tuple[ToolCall, ...]) -> None:
     assert DIALECTS[name].parse(text, TOOLS).repairs == ()

@@ -981,6 +981,7 @@ class Collector:
         self._server.server_close()
 
 
+@pytest.mark.slow
 def test_spans_reach_a_collector(
     serve: Callable[..., Served], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1031,6 +1032,7 @@ def test_spans_reach_a_collector(
     assert tool.end_time_unix_nano - tool.start_time_unix_nano >= 0.1e9
 
 
+@pytest.mark.slow
 def test_nothing_of_opentelemetry_is_loaded_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys; import nano_coder.serve.app, nano_coder.serve.tracing as t;"

@@ -76,7 +76,7 @@ def asks(server: Served, mode: GenerationMode, examples: int) -> None:
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_no_request_breaks_the_server(server: Served, mode: GenerationMode) -> None:
-    asks(server, mode, 2)
+    asks(server, mode, 1)
 
 
 @pytest.mark.slow

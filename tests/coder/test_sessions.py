@@ -188,7 +188,7 @@ def test_a_deadline_ends_the_session_and_keeps_what_was_written(
     one = session(kind)
     one.run({"python": "print('first', flush=True)", "shell": "echo first"}[kind])
     result = one.run(
-        {"python": "print('so far', flush=True)\n", "shell": "echo so far\n"}[kind] + endless, timeout=5.0
+        {"python": "print('so far', flush=True)\n", "shell": "echo so far\n"}[kind] + endless, timeout=2.0
     )
     assert (result.timed_out, result.signal, result.exit_code) == (True, 9, None)
     assert result.stdout == b"so far\n"
@@ -368,7 +368,7 @@ def test_a_batch_refuses_what_no_session_can_do() -> None:
 
 def test_sessions_run_at_once_and_leave_nothing() -> None:
     seconds = 1000 + os.getpid() / 1e7  # no other test sleeps as long
-    sleep = "import time; came = time.monotonic(); time.sleep(4); print(came, time.monotonic())"
+    sleep = "import time; came = time.monotonic(); time.sleep(2); print(came, time.monotonic())"
     code, said = batch(
         *({"id": n, "session": f"s{n}", "python": sleep} for n in range(4)),
         {

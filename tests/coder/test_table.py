@@ -181,6 +181,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", WRONG)
 def test_a_wrong_program_earns_nothing_by_one_jail_as_by_two(way: str) -> None:
     text, solution = WRONG[way]
@@ -205,6 +206,7 @@ HONEST = {
 }  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("way", HONEST)
 def test_an_honest_program_earns_one(way: str) -> None:
     text, solution, jails = HONEST[way]
@@ -252,6 +254,7 @@ HACKS = {
 }  # fmt: skip
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("hack", HACKS)
 def test_a_hack_earns_nothing(hack: str) -> None:
     source, told = HACKS[hack]

@@ -52,6 +52,7 @@ def test_bohrin_every_wrong_program_is_refused_and_every_rewriting_is_paid(name:
     assert [text for text in right if _reward(task, text, tmp_path) != 1] == []
 
 
+@pytest.mark.slow
 def test_gradecheck_its_attacks_do_not_fool_the_command(tmp_path: Path) -> None:
     source, cases = REFERENCES["add_all"]
     row = {"id": "a", "prompt": "p", "entry_point": "add_all", "files": {"solution.py": "def add_all(xs): ...\n"},

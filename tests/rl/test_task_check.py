@@ -86,6 +86,7 @@ def test_without_a_program_mutation_testing_is_skipped_and_says_so(runtime: Runt
     assert found.checks["mutants"].startswith("skip: ")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("task", "check", "said"),
     [
@@ -131,6 +132,7 @@ def test_repeated_problems_and_programs_of_another_split_are_refused() -> None:
     assert "held.jsonl" in other.reasons[0]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("view", [v for v in VIEWS if v.level >= 4 or v.name == "fix_operator"],
                          ids=lambda v: f"{v.name}-{v.level}")  # fmt: skip
 def test_tasks_of_the_higher_levels_are_admitted(view: object, runtime: Runtime) -> None:
