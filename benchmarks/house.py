@@ -210,7 +210,7 @@ def options_shown() -> dict[str, str]:
 def settings() -> dict[str, str]:
     from pydantic import BaseModel
 
-    from nano_rl.config.training import TrainConfig
+    from nano_rl.config import TrainConfig
 
     def leaves(model: type[BaseModel]) -> int:
         kinds = [field.annotation for field in model.model_fields.values()]

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from nano_shared import schema
 from nano_shared.logged_run import LoggedRun
-from nano_shared.rows import run_row, task_row, tool_call_rows, turn_row, verdict_row
+from nano_shared.schema import run_row, task_row, tool_call_rows, turn_row, verdict_row
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import StopReason, Trajectory
 
@@ -45,8 +45,7 @@ def pool(folder: Path, count: int = 50) -> list[Trajectory]:
     """Runs whose tokens are a tiny model's, with the log-probs that it gives them."""
     from nano_coder.agent.dialects.dialect import DIALECTS
     from nano_coder.agent.loop import observation_messages
-    from nano_coder.agent.profiles import COMPACT_1
-    from nano_coder.agent.prompt import first_messages
+    from nano_coder.agent.profiles import COMPACT_1, first_messages
     from nano_coder.models.opening import local_policy, open_weights
     from nano_rl.tiny_model import build_tiny
     from nano_shared.policy import Conversation
@@ -146,7 +145,7 @@ def fill(log: Path, runs: list[Trajectory], count: int) -> None:
 COLUMNS = """
 import json, sys
 from nano_rl.logs.admission import TargetPolicy
-from nano_rl.logs.admission_report import LogAdmission
+from nano_rl.logs.admission import LogAdmission
 from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 report = LogAdmission(

@@ -26,8 +26,7 @@ from pathlib import Path
 
 import httpx
 
-from nano_coder.agent.profiles import COMPACT_1, with_specs
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages, with_specs
 from nano_coder.environment import ENVIRONMENTS, Environments, open_environment
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.record import ROLLOUTS, read_rollouts

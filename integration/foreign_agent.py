@@ -41,8 +41,8 @@ from nano_coder.run.execution import RunSettings
 from nano_coder.run.foreign_agent import open_agent
 from nano_rl.commands.session import oracle_runtime
 from nano_rl.gather.rollouts import execute
-from nano_rl.imitation.rows import run_messages
-from nano_rl.tasks.make import read_tasks
+from nano_rl.imitation import run_messages
+from nano_rl.tasks.task_file import read_tasks
 from nano_rl.tiny_model import build_tiny
 from nano_shared.types import Task, Trajectory
 

@@ -55,7 +55,7 @@ preferences = lazy_app(
 
 def main() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun started several of us
-        from nano_rl.gather.engines.workers import run_on_ranks
+        from nano_rl.learn.learner import run_on_ranks
 
         run_command(cli, through=run_on_ranks)
     else:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nano_rl.learn.metrics import SHORTEST, RowWriter, read_rows
-from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows import Group
 from nano_rl.rewards import outcome
 from nano_shared.errors import UsageError
 from nano_shared.types import Trajectory

@@ -8,7 +8,7 @@ import re
 from contextlib import suppress
 from typing import Any
 
-from nano_shared.syntax import parse_expression
+from nano_shared.process import parse_expression
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 """a number as JSON writes it; no other spelling is accepted"""

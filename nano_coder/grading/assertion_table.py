@@ -20,7 +20,7 @@ from nano_coder.grading.two_jail_suite import CPU_SECONDS, PATIENCE, WALL_SECOND
 from nano_coder.grading.used_names import module_names
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.hidden_checks import Suite
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 from nano_shared.types import Limits
 
 ValueComparison = Callable[[Any, Any], bool]

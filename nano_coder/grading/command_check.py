@@ -38,8 +38,8 @@ from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError
 from nano_shared.printable import printable, terminal_text
+from nano_shared.process import parse
 from nano_shared.snapshot import Entry, EntryKind, Snapshot
-from nano_shared.syntax import parse
 from nano_shared.types import CheckRun, Limits, Tampering, Verdict
 
 _TAIL = 4000

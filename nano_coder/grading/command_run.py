@@ -15,9 +15,8 @@ from nano_coder.grading.impossible_tests import impossible, impossible_files
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash, in_memory, scratch_folder
 from nano_shared.printable import terminal_text
-from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.snapshot import Snapshot
 from nano_shared.types import Limits
 

@@ -19,7 +19,7 @@ from nano_coder.grading.reasoning_gym_scorer import AnswerScore, score_answer
 from nano_coder.grading.two_jail_suite import Job, NeedsStrict, of_reference, run_suite
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import LogError, SandboxError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import (
     AnswerChecks,
     ArtifactChecks,

@@ -20,7 +20,7 @@ from fractions import Fraction
 
 from nano_coder.grading.used_names import module_names, used_names
 from nano_shared.hidden_checks import Suite
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 
 _CARRIED_MODULES = frozenset({
     "__future__", "array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",

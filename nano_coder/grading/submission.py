@@ -18,7 +18,7 @@ from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import (
     AnswerChecks,
     RewardFileChecks,
@@ -26,8 +26,7 @@ from nano_shared.hidden_checks import (
     WorkspaceChecks,
     expects_answer,
 )
-from nano_shared.snapshot import Entry, EntryKind, Snapshot
-from nano_shared.snapshot.tree import make_snapshot
+from nano_shared.snapshot import Entry, EntryKind, Snapshot, make_snapshot
 from nano_shared.types import StopReason, Tampering, Task, Trajectory, Verdict
 
 RESULTS = ("reward.txt", "reward.json", "verdict.json", "junit*.xml", ".nano-*")

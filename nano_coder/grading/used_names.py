@@ -7,7 +7,7 @@ import builtins
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 
 _BUILTIN = frozenset(dir(builtins))
 

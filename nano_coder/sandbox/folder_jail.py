@@ -29,7 +29,7 @@ from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.request import check_run, opened, python_program
 from nano_coder.sandbox.workspace_archive import MOST_ENTRIES, WORK_MB, pack_workspace, snapshot_error
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.scratch import ScratchFolder
+from nano_shared.files import ScratchFolder
 from nano_shared.types import Limits
 
 

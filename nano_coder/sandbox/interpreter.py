@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import SandboxError
-from nano_shared.snapshot.tree import DEFAULT_EXCLUDES
+from nano_shared.files import NotReadable, read_regular
+from nano_shared.snapshot import DEFAULT_EXCLUDES
 
 HIDDEN_BY_JAIL = ("/work", "/tmp", "/proc", "/dev", "/sys", "/etc")
 """paths that the jail provides itself: what lies below one of them cannot keep its place"""

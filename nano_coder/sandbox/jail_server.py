@@ -1,7 +1,7 @@
-"""A server that occupies a jail: the agent's side of `launcher/kept.py` and `launcher/session.py`.
+"""The agent's side of `launcher/kept.py`: the server that occupies a jail whose processes stay.
 
-A request is a message, its answer an outcome record. What serves may be untrusted code or share a process
-with it, so it can lie about itself; bytes that are no answer, or that nobody asked for, end it.
+A request is a message, its answer an outcome record. The server shares the jail with untrusted programs, so
+it can lie about itself; bytes that are no answer, or that nobody asked for, end it.
 """
 
 from __future__ import annotations
@@ -24,52 +24,28 @@ from nano_coder.sandbox.launcher_process import decoded, readable
 from nano_shared.errors import SandboxError
 
 _SOURCE = (
-    f"import sys; sys.path.insert(0, {LAUNCHER_INSIDE!r}); from launcher.{{module}} import serve; "
-    f"sys.path.remove({LAUNCHER_INSIDE!r}); serve({{argument}})"
+    f"import sys; sys.path.insert(0, {LAUNCHER_INSIDE!r}); from launcher.kept import serve; "
+    f"sys.path.remove({LAUNCHER_INSIDE!r}); serve()"
 )
 _PATIENCE_S = 10.0
-_KILLED = RequestOutcome(None, 9)
-
-
-class OutOfTurn(SandboxError):
-    """The server wrote what is no answer, or what nobody asked for."""
 
 
 class JailServer:
     """A server in a jail, which is busy with it until its end. Requests are served one at a time."""
 
-    def __init__(
-        self,
-        occupy: Callable[[str, int], RequestOutcome],
-        module: str,
-        argument: str = "",
-        *,
-        streams: Sequence[int] = (),
-    ) -> None:
-        """`occupy` runs Python source in the jail on a socket, and returns when it has ended; `serve` of the
-        launcher's `module` serves there. `streams` are descriptors that it gets first.
-
-        Raises SandboxError if the jail is gone.
-        """
+    def __init__(self, occupy: Callable[[str, int], RequestOutcome]) -> None:
+        """`occupy` runs Python source in the jail on a socket, and returns when it has ended."""
         self.end: RequestOutcome | None = None
         """how it ended, with all processes of the jail"""
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair()
         self._ended: Future[RequestOutcome] = Future()
-        source = _SOURCE.format(module=module, argument=argument)
-        threading.Thread(
-            target=self._live, args=(occupy, source, theirs), name="occupied jail", daemon=True
-        ).start()
-        try:
-            if streams:
-                message.send(self._channel, {}, streams)
-        except OSError as error:
-            raise SandboxError(f"the jail's server could not begin ({error}); open another") from error
+        threading.Thread(target=self._live, args=(occupy, theirs), name="kept jail", daemon=True).start()
 
-    def _live(self, occupy: Callable[[str, int], RequestOutcome], source: str, theirs: socket.socket) -> None:
+    def _live(self, occupy: Callable[[str, int], RequestOutcome], theirs: socket.socket) -> None:
         try:
             with theirs:
-                outcome = occupy(source, theirs.fileno())
+                outcome = occupy(_SOURCE, theirs.fileno())
         except SandboxError as error:
             self._ended.set_exception(error)
         else:
@@ -87,10 +63,17 @@ class JailServer:
         """As `JailProcess.call`. Where the server ends meanwhile, the outcome is that end."""
         (out, out_inside), (err, err_inside) = os.pipe(), os.pipe()
         try:
-            pipes = {out: outputs[0], err: outputs[1]}
-            reply, drain = self.ask(
-                request, pipes, given=[out_inside, err_inside, *given], timeout=timeout, flood=flood
-            )
+            with self._lock:
+                started = time.monotonic()
+                drain = AnswerDrain({out: outputs[0], err: outputs[1]}, self._channel.fileno(), flood)
+                if readable(self._channel) and not self._hung_up():
+                    raise SandboxError("the jail's server spoke without being asked")
+                self._channel.settimeout(timeout)
+                with contextlib.suppress(OSError):  # its missing answer shows that
+                    message.send(self._channel, request, [out_inside, err_inside, *given])
+                self._channel.settimeout(None)
+                left = None if timeout is None else max(0.001, timeout - (time.monotonic() - started))
+                reply = self._answer() if drain.run(left, self.stop) else self._lost()
         finally:
             for fd in (out, out_inside, err, err_inside):
                 os.close(fd)
@@ -98,42 +81,13 @@ class JailServer:
             reply = self.end._replace(exit_code=None, signal=self.end.signal or 9)
         return reply, drain
 
-    def ask(
-        self,
-        request: dict[str, Any],
-        pipes: dict[int, Output],
-        *,
-        given: Sequence[int],
-        timeout: float | None,
-        flood: int,
-        kill: Callable[[], None] | None = None,
-    ) -> tuple[RequestOutcome, Drain]:
-        """The answer to a request, with what was written into `pipes` meanwhile.
-
-        At the deadline `kill` ends everything; without it the server ends the request. Raises OutOfTurn, and
-        SandboxError if the jail is gone.
-        """
-        with self._lock:
-            started = time.monotonic()
-            drain = AnswerDrain(pipes, self._channel.fileno(), flood)
-            if readable(self._channel) and not self._hung_up():
-                raise OutOfTurn("the jail's server spoke without being asked")
-            self._channel.settimeout(timeout)
-            with contextlib.suppress(OSError):  # it ended, or reads nothing: the missing answer shows that
-                message.send(self._channel, request, given)
-            self._channel.settimeout(None)
-            left = None if timeout is None else max(0.001, timeout - (time.monotonic() - started))
-            answered = drain.run(left, kill or self._stop)
-            if kill is not None and (drain.timed_out or drain.flooded):
-                return _KILLED, drain
-            return (self._answer() if answered else self._lost()), drain
-
     def _hung_up(self) -> bool:
         with contextlib.suppress(ConnectionResetError):
             return self._channel.recv(1, socket.MSG_PEEK) == b""
         return True
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End the request that is served. Any thread may ask."""
         with contextlib.suppress(OSError):
             message.send(self._channel, {"op": "end"})
 
@@ -142,12 +96,7 @@ class JailServer:
         with contextlib.suppress(ConnectionResetError):
             # recv and not recvmsg: the kernel then drops descriptors that come with the data
             data = self._channel.recv(message.OUTCOME_SIZE + 1)
-        if not data:
-            return self._lost()
-        try:
-            return decoded(data)
-        except SandboxError as problem:
-            raise OutOfTurn(str(problem)) from problem
+        return decoded(data) if data else self._lost()
 
     def _lost(self) -> RequestOutcome:
         """The end of the server. Raises SandboxError if the jail is gone, or does not end it."""

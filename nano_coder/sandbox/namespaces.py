@@ -333,20 +333,15 @@ class NsJail:
         """Number of calls so far to hosts that are not allowed."""
         return self._proxy.refused if self._proxy else 0
 
-    def occupy(self, source: str, channel: int, more_bytes: int = 0) -> RequestOutcome:
-        """Run trusted Python that serves the socket `channel` on its standard input, until it ends: a
-        session.
-
-        No other request is possible meanwhile. `more_bytes` of memory are added to those of a run. Raises
-        SandboxError when the jail is closed.
-        """
+    def _occupy(self, source: str, channel: int) -> RequestOutcome:
+        """Run the trusted server of a jail that keeps its processes on a socket, until it ends."""
         request: dict[str, Any] = {"op": "python", "source": source, "argv": [], "isolated": False}
         if self.cold_python is not None:
             request = {"op": "run", "argv": python_program(self.cold_python, source, (), isolated=False)}
         whole = {**request, "env": dict(self._environment)}
         said = Output(_SMALL), Output(_SMALL)
         options: dict[str, Any] = {"timeout": None, "flood": FLOOD_BYTES, "process": self._process}
-        return self._call(whole, said, stdin=channel, more=more_bytes, **options)[0]
+        return self._call(whole, said, stdin=channel, more=self._room, **options)[0]
 
     def read(self, path: str) -> bytes:
         out = Output(_LONGEST_READ)
@@ -460,7 +455,7 @@ class NsJail:
             return self._process
         if self._kept is None or self._kept.end is not None:
             # files that stay are not the memory of the program that wrote them
-            self._kept = JailServer(lambda source, fd: self.occupy(source, fd, self._room), "kept")
+            self._kept = JailServer(self._occupy)
         return self._kept
 
     def probe(self, secret: Path) -> dict[str, bool]:

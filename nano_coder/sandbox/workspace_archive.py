@@ -21,8 +21,8 @@ from typing import IO, cast
 
 from nano_coder.sandbox.launcher import archive, files, kernel
 from nano_shared.errors import UsageError
+from nano_shared.files import is_scratch, nano_home
 from nano_shared.printable import printable
-from nano_shared.scratch import is_scratch, nano_home
 from nano_shared.snapshot import SnapshotError
 
 _LONGEST_NAME = 255

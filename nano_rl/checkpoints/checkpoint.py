@@ -23,9 +23,8 @@ from nano_shared.checkpoint import (
     read_checkpoint,
     write_manifest,
 )
-from nano_shared.durable import durable_folder
 from nano_shared.errors import CheckpointError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash, durable_folder
 
 BASE_FOLDER = "base"
 ADAPTER_FOLDER = "adapter"

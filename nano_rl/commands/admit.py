@@ -10,8 +10,7 @@ from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, o
 from nano_rl.commands.options import Log, Seed
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import NanoError
-from nano_shared.logged_run import moment
-from nano_shared.run_facts import RunFilter
+from nano_shared.run_facts import RunFilter, moment
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
@@ -44,8 +43,8 @@ def command(
     """
     chosen = RunFilter(task=task, since=moment(since), policy=policy)
     with open_log(log) as store:
+        from nano_rl.logs.admission import LogAdmission as Survey
         from nano_rl.logs.admission import TargetPolicy as Bench
-        from nano_rl.logs.admission_report import LogAdmission as Survey
 
         opened, note = _opened(model)
         look, bench = None, Bench(max_staleness=max_staleness)

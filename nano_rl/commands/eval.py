@@ -12,7 +12,7 @@ from nano_coder.commands.options import Setup, agent_options
 from nano_coder.environment import Environments
 from nano_coder.models.opening import default_model
 from nano_coder.run.execution import with_limits
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import TOOLS
 from nano_rl.checkpoints.evaluate import (
     Conditions,
     Evaluation,
@@ -32,7 +32,7 @@ from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.attempts import number_of_runs
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
-from nano_shared.profile import InterfaceProfile
+from nano_shared.policy import InterfaceProfile
 from nano_shared.types import Split, Task, Trajectory
 
 Temperature = Annotated[float, Option(min=0, help="Of the sampling; 0 is greedy.")]

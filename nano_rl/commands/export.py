@@ -15,9 +15,8 @@ from typer import Option
 from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, open_log
 from nano_rl.commands.options import Log
 from nano_shared.errors import UsageError
-from nano_shared.logged_run import ChosenRuns, moment
 from nano_shared.printable import printable
-from nano_shared.run_facts import RunFacts, RunFilter
+from nano_shared.run_facts import ChosenRuns, RunFacts, RunFilter, moment
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 
@@ -128,7 +127,7 @@ def _preferences(
 
 
 def _lines(out: Path | None, rows: Iterable[dict[str, Any]]) -> int:
-    from nano_shared.durable import new_file
+    from nano_shared.files import new_file
 
     written = 0
     with new_file(out) as file:
@@ -142,7 +141,7 @@ def _lines(out: Path | None, rows: Iterable[dict[str, Any]]) -> int:
 def _parquet(out: Path, rows: Iterator[dict[str, Any]]) -> int:
     from itertools import islice
 
-    from nano_shared.durable import new_binary
+    from nano_shared.files import new_binary
 
     try:
         import pyarrow as pa

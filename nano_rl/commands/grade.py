@@ -16,9 +16,8 @@ from nano_coder.grading.submission import grade_folder
 from nano_coder.run.execution import regrade_run
 from nano_rl.commands.options import Log
 from nano_rl.commands.session import sandbox_opener
-from nano_rl.tasks.make import read_tasks
-from nano_shared.command_line import JsonOption, emit
-from nano_shared.console import Console
+from nano_rl.tasks.task_file import read_tasks
+from nano_shared.command_line import Console, JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.types import Task, Verdict
 

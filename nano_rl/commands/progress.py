@@ -22,8 +22,8 @@ from rich.table import Table
 from nano_rl.checkpoints.evaluate import SuccessRow as Row
 from nano_rl.gather.rollouts import none_graded, why_ungraded
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_shared.console import Console
-from nano_shared.refusal import Refusal
+from nano_shared.command_line import Console
+from nano_shared.errors import Refusal
 from nano_shared.types import Trajectory
 
 

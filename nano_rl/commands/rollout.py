@@ -14,9 +14,8 @@ from typer import Option
 
 from nano_coder.commands.options import Setup, agent_options
 from nano_coder.config import AgentConfig
-from nano_coder.models.registry import find_opener
-from nano_coder.run.execution import Runtime
-from nano_coder.run.reflection import is_reflection
+from nano_coder.models.opening import find_opener
+from nano_coder.run.execution import Runtime, is_reflection
 from nano_rl.checkpoints.evaluate import component_means, row_of, table
 from nano_rl.commands.eval import vars_of
 from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
@@ -75,7 +74,7 @@ def _ray_workers(runtime: Runtime, config: AgentConfig, address: str, count: int
             "--ray runs nano's own agent on a hosted model: give --model openai:NAME --base-url URL, which"
             " may be that of vLLM or nano-coder serve, and leave --agent out"
         )
-    from nano_rl.gather.engines.workers import ROLLOUT_CLUSTERS
+    from nano_rl.gather.rollouts import ROLLOUT_CLUSTERS
 
     tell = partial(print, file=sys.stderr)
     return ROLLOUT_CLUSTERS.find("ray").open_rollout_workers(runtime, config, address, count, tell)

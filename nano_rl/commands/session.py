@@ -14,39 +14,38 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.commands.options import open_log
-from nano_coder.config import AgentConfig, load_config, overriding_limits
+from nano_coder.config import AgentConfig, load_config, overriding_limits, redacting_store
 from nano_coder.environment import Environments
 from nano_coder.models.opening import (
     OWN_MODELS,
     OpenedWeights,
     bound_template,
+    find_opener,
     name_to_train,
-    open_configured,
+    open_policy,
     open_weights,
     rank_of,
 )
-from nano_coder.models.registry import find_opener
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.run.foreign_agent import open_agent
-from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.sandbox.proxy import allowed_hosts
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.attempts import ORACLE
-from nano_rl.tasks.make import read_tasks
+from nano_rl.tasks.task_file import read_tasks
 from nano_shared.checkpoint import LATEST, checkpoints_dir
 from nano_shared.errors import UsageError
-from nano_shared.profile import InterfaceProfile
-from nano_shared.settings_options import Settings
+from nano_shared.policy import InterfaceProfile
+from nano_shared.settings import Settings
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task
 
 if TYPE_CHECKING:
     from nano_coder.models.weights import Dtype
-    from nano_rl.config.training import SftConfig
+    from nano_rl.config import SftConfig
     from nano_rl.learn.config import Quantise
 
 
@@ -102,7 +101,7 @@ def policy_runtime(
     sandbox = sandbox_opener(config)()
     store = LogStore.open(config.log)
     tools = [TOOLS.give(tool).spec.name for tool in config.tools]
-    opened = open_configured(config, model=model, dtype=dtype_of(config, sources))
+    opened = open_policy(model or config.model, config, dtype=dtype_of(config, sources))
     return Runtime(
         policy=opened.policy, sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None)), policy_name=opened.name,
@@ -241,7 +240,7 @@ def train_offline(
     and a callback for each step; `shown` maps metrics to their form in the bar."""
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
-    from nano_rl.learn.model.learner import prepare
+    from nano_rl.learn.learner import prepare
 
     target, folder = training_folder(name)
     opened = weights_to_train(parent, config.dtype, device, config.quantise)
@@ -285,7 +284,7 @@ def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Pa
 
 def _refuse_done(name: str, folder: Path, steps: int) -> None:
     """Raises UsageError if a finished training has done that many steps."""
-    from nano_rl.resume.states import STATES
+    from nano_rl.resume import STATES
 
     done = max((int(path.name) for path in (folder / STATES).glob("*") if path.name.isdecimal()), default=0)
     if steps <= done:
@@ -312,7 +311,7 @@ def checkpoint_target(name: str) -> Path:
             f"--name {name!r}: use letters, digits, '.', '_' and '-', at most {_LONGEST_NAME} characters"
         )
     from nano_coder.models.catalogue import catalogue
-    from nano_rl.checkpoints.promotion_history import HISTORY
+    from nano_rl.checkpoints.promotion import HISTORY
 
     if name.casefold() in {LATEST, HISTORY, *OWN_MODELS, *catalogue()}:
         raise UsageError(f"--name {name}: nano means something else by that name; choose another")

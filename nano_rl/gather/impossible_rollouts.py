@@ -13,13 +13,13 @@ from random import Random
 from pydantic import JsonValue
 
 from nano_coder.run.execution import Runtime
-from nano_rl.config.training import RewardConfig
+from nano_rl.config import RewardConfig
 from nano_rl.gather.rollouts import OnRun, collect
 from nano_rl.gather.sources import Sources
 from nano_rl.rewards import open_reward
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import HiddenChecks, StateCheck, Suite
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 from nano_shared.types import CONTROL_GENERATOR, Task, Trajectory
 
 _DIGITS = 10**15

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from nano_rl.learn.rows.group import Group, GroupMember
-from nano_rl.logs.logged_group import LoggedGroup
+from nano_rl.learn.rows import Group, GroupMember
+from nano_rl.logs.reader import LoggedGroup
 
 
 class ReplayBuffer:

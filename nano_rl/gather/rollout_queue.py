@@ -25,11 +25,10 @@ from torch import Tensor, nn
 
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime
-from nano_rl.config.training import TrainConfig
-from nano_rl.gather.engines.workers import Workers
-from nano_rl.gather.rollouts import OnRun, collect
+from nano_rl.config import TrainConfig
+from nano_rl.gather.rollouts import OnRun, Workers, collect
 from nano_rl.gather.sources import Gatherer, RolloutBatch, Sources, by_group
-from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows import Group
 from nano_shared.errors import UsageError
 from nano_shared.types import Task, Trajectory
 

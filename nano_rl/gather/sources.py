@@ -11,18 +11,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nano_coder.run.execution import Runtime
-from nano_rl.config.training import TrainConfig
+from nano_rl.config import TrainConfig
 from nano_rl.gather.curriculum import Curriculum
 from nano_rl.gather.replay_buffer import ReplayBuffer, TaskBackoff
 from nano_rl.gather.rollouts import OnRun, RollOut, collect, failed, none_graded
 from nano_rl.learn.advantage import CreditedGroup, RolloutBatch, credit_group
-from nano_rl.learn.rows.group import Group, form_groups
-from nano_rl.logs.logged_group import LoggedGroup, LoggedTasks, members_of
+from nano_rl.learn.rows import Group, form_groups
+from nano_rl.logs.reader import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward
 from nano_shared.blobs import BlobStore
-from nano_shared.errors import CheckpointError, GuardTripped
+from nano_shared.errors import CheckpointError, GuardTripped, UsageError
 from nano_shared.extensions import Extensions
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.types import Task, Trajectory
 
 if TYPE_CHECKING:
@@ -470,3 +470,13 @@ def by_group(tasks: Sequence[Task], runs: Sequence[Trajectory]) -> dict[str, lis
     for run in runs:
         found.setdefault(run.group_key, []).append(run)
     return found
+
+
+def refuse_trained(sources: Sources) -> None:
+    """Raises UsageError if a held-out task is also trained on."""
+    unseen = {task.id for task in sources.held_out}
+    if both := unseen and unseen & {task.id for task in sources.every_task}:
+        raise UsageError(
+            f"{len(both)} of the {len(unseen)} held-out tasks are among those trained on; make them"
+            " with --split test"
+        )

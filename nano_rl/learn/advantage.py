@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from nano_rl.learn.config import Baseline, Objective, Std
-from nano_rl.learn.rows.group import Group, is_dead
-from nano_rl.learn.rows.sample import TrainSample, to_samples
+from nano_rl.learn.rows import Group, TrainSample, is_dead, to_samples
 from nano_shared.types import StopReason, Trajectory
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from torch import nn
 
 from nano_rl.learn.config import GuardConfig, OfflineConfig
 from nano_rl.learn.guards import check_step
+from nano_rl.learn.learner import Learner
 from nano_rl.learn.metrics import METRICS, MetricsWriter
-from nano_rl.learn.model.learner import Learner
-from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.rows import TrainSample
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 
 
 def step_indices(step: int, *, size: int, batch: int, seed: int) -> list[int]:

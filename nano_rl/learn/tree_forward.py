@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nano_rl.learn.prefix_tree import ATTENTION_NAME, TokenTree, TreeUnsupported, build_tree, register
 from nano_shared.errors import ConfigError
-from nano_shared.malloc import unmap_freed_memory
+from nano_shared.process import unmap_freed_memory
 
 
 @contextmanager

@@ -39,18 +39,16 @@ from nano_rl.learn.advantage import (
     group_samples,
     turn_rewards,
 )
+from nano_rl.learn.batch import Batch, enough_tokens, make_batches
 from nano_rl.learn.config import Objective, UpdateConfig
-from nano_rl.learn.guards import check_step
+from nano_rl.learn.guards import LogprobMonitor, Probe, check_step, mismatch_ahead
+from nano_rl.learn.learner import BatchLoss, Learner, LossPart, Reference
+from nano_rl.learn.logprob import can_share, score_tokens, token_logprobs
 from nano_rl.learn.loss import EXTREMA, clamped_exp, policy_loss, token_weights
-from nano_rl.learn.mismatch import LogprobMonitor, Probe, mismatch_ahead
-from nano_rl.learn.model.learner import BatchLoss, Learner, LossPart, Reference
-from nano_rl.learn.model.logprob import can_share, score_tokens, token_logprobs
-from nano_rl.learn.rows.batch import Batch, enough_tokens, make_batches
-from nano_rl.learn.rows.group import Group
-from nano_rl.learn.rows.sample import StepRow, TrainSample, recent_samples
+from nano_rl.learn.rows import Group, StepRow, TrainSample, recent_samples
 
 if TYPE_CHECKING:
-    from nano_rl.learn.model.critic import Critic
+    from nano_rl.learn.critic import Critic
 
 Metrics = dict[str, float]
 
@@ -236,7 +234,7 @@ class Updater:
 
         learned = self._update(self._minibatches(rows, trees=trees), guard, monitor)
         if self.critic is not None:
-            from nano_rl.learn.model.critic import explained_variance
+            from nano_rl.learn.critic import explained_variance
 
             learned |= explained_variance([row for of_group in rows.groups for row in of_group])
         return {**learned, **metrics, "tree_fallback": float(not trees), "skipped": 0.0}
@@ -379,7 +377,7 @@ MIN_ESS, MAX_DRIFT = 0.5, 0.5
 def capped(sample: TrainSample, policy_version: Mapping[str, int]) -> TrainSample:
     """The sample with token versions of at most the policy version of its run, where that is given.
 
-    `policy_version` maps run ids to versions on this policy's lineage (`logs/lineage.py`); the turns of a
+    `policy_version` maps run ids to versions on this policy's lineage (`logs/reader.py`); the turns of a
     run from another training may name larger ones.
     """
     if (most := policy_version.get(sample.run_id)) is None:

@@ -19,9 +19,9 @@ from typing import Any
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.mutate import mutants
 from nano_shared.errors import SandboxError
-from nano_shared.hashing import canonical_json
+from nano_shared.files import canonical_json
 from nano_shared.hidden_checks import Case, CaseChecks
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 from nano_shared.types import Limits, Task
 
 

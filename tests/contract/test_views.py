@@ -3,8 +3,8 @@
 import pytest
 from log_values import a_run, a_turn, a_verdict
 
-from nano_shared.feedback import Feedback, FeedbackKind
-from nano_shared.sql_views import VIEWS
+from nano_shared.database import VIEWS
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, ToolCall
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rewarded import ADD, FAIL, SOLVE
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox

@@ -19,16 +19,24 @@ from recorded import FAIL, SOLVE, build_model, recorded
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models import opening as models
 from nano_coder.models.opening import open_weights
-from nano_coder.verify.logprobs import Scored
-from nano_coder.verify.refusal_codes import RefusalCode
+from nano_coder.verify.deep import Scored
+from nano_coder.verify.trainable import RefusalCode
 from nano_rl.cli import cli
-from nano_rl.logs.admission import JudgedRun, TargetPolicy, Use, by_task
-from nano_rl.logs.admission_report import AdmissionReport, EffectiveSample, FreshRollouts, Reservoir, share
+from nano_rl.logs.admission import (
+    AdmissionReport,
+    EffectiveSample,
+    FreshRollouts,
+    JudgedRun,
+    Reservoir,
+    TargetPolicy,
+    Use,
+    by_task,
+    share,
+)
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
-from nano_shared.feedback import Feedback, FeedbackKind
-from nano_shared.logged_run import moment
-from nano_shared.run_facts import facts_of
+from nano_shared.logged_run import Feedback, FeedbackKind
+from nano_shared.run_facts import facts_of, moment
 from nano_shared.schema import VERSION_TABLE
 from nano_shared.store import LogStore
 from nano_shared.types import (

@@ -22,7 +22,7 @@ from nano_rl.cli import cli
 from nano_rl.tiny_model import build_tiny
 from nano_shared.checkpoint import Manifest, read_checkpoint, write_manifest
 from nano_shared.command_line import run_command
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 
 IDS = [5, 9, 40, 7]
 

@@ -10,11 +10,11 @@ from builders import tiny_llama
 from families import adapted, one_batch, sample
 from torch import Tensor, nn
 
+from nano_rl.learn.batch import Batch
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.learner import Learner, MasterWeights
+from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.loss import sft_loss
-from nano_rl.learn.model.learner import Learner, MasterWeights
-from nano_rl.learn.model.logprob import token_logprobs
-from nano_rl.learn.rows.batch import Batch
 
 BATCH = one_batch([sample([1, 2, 3, 4], [0, 1, 1, 1], 0), sample([1, 2, 5], [0, 0, 1], 1)], torch.float32)
 

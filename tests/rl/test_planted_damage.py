@@ -15,14 +15,12 @@ import torch
 from recorded import ADD, FAIL, SECOND, SOLVE, build_model, recorded, relogged
 
 from nano_coder.models.opening import OpenedWeights, open_weights
-from nano_coder.verify.refusal_codes import RefusalCode
-from nano_rl.config.training import TrainConfig
+from nano_coder.verify.trainable import RefusalCode
+from nano_rl.config import TrainConfig
 from nano_rl.gather.impossible_rollouts import impossible
-from nano_rl.imitation.demonstrations import logged_successes, reader_of
-from nano_rl.logs.admission import RunVerifier, TargetPolicy, Use
-from nano_rl.logs.admission_report import LogAdmission
-from nano_rl.logs.lineage import lineage
-from nano_rl.logs.reader import read_logs
+from nano_rl.imitation import logged_successes, reader_of
+from nano_rl.logs.admission import LogAdmission, RunVerifier, TargetPolicy, Use
+from nano_rl.logs.reader import lineage, read_logs
 from nano_shared.errors import LogError
 from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore

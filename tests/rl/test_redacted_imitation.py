@@ -8,9 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from nano_coder.agent.chat_template import CHATML, ChatTemplate
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
-from nano_rl.imitation.rows import RunEncoder, succeeded
+from nano_coder.agent.profiles import COMPACT_1, first_messages
+from nano_rl.imitation import RunEncoder, succeeded
 from nano_rl.tiny_model import build_tiny
 from nano_shared.policy import Conversation
 from nano_shared.redact.redactor import MARKER

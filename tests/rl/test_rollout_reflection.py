@@ -14,16 +14,14 @@ from pydantic import ValidationError
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import PROFILES
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import RunSettings, Runtime
+from nano_coder.run.execution import RunSettings, Runtime, is_reflection
 from nano_coder.run.foreign_agent import ForeignAgent
-from nano_coder.run.reflection import is_reflection
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.cli import cli
 from nano_rl.commands.rollout import split_attempts, worth_of
-from nano_rl.config.training import TrainConfig
+from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import collect
-from nano_rl.learn.rows.group import form_groups
-from nano_rl.learn.rows.sample import to_samples
+from nano_rl.learn.rows import form_groups, to_samples
 from nano_rl.logs.admission import TargetPolicy, check_runs
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError

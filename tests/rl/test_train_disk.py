@@ -14,8 +14,8 @@ from nano_coder.models.opening import open_weights
 from nano_rl.checkpoints.checkpoint import save_checkpoint
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.model.learner import Learner
-from nano_rl.resume.states import States
+from nano_rl.learn.learner import Learner
+from nano_rl.resume import States
 from nano_shared.errors import CheckpointError
 
 

@@ -20,8 +20,7 @@ from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.metrics import MEASURED, read_metrics
 from nano_rl.logs.used_runs import read_used
-from nano_rl.resume.progress import save_best, usual_save_every
-from nano_rl.resume.states import States
+from nano_rl.resume import States, save_best, usual_save_every
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.store import LogStore
 
@@ -250,7 +249,7 @@ def test_a_training_whose_states_are_large_ends_as_any_other(
 
 
 def test_settings_are_compared_where_they_decide(tiny: Path) -> None:
-    from nano_rl.resume.states import Identity, difference
+    from nano_rl.resume import Identity, difference
 
     def identity(**changed: object) -> Identity:
         config = CONFIG.model_copy(update=changed).model_dump(mode="json")

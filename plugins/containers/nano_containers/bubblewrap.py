@@ -27,7 +27,7 @@ from nano_coder.sandbox.launcher import files, kernel, root
 from nano_coder.sandbox.request import check_limits, minimal_environment, seal
 from nano_coder.sandbox.root_plan import layers, plan_root, rlimits, unused_uid
 from nano_shared.errors import SandboxError
-from nano_shared.interpreter import own_python
+from nano_shared.process import own_python
 from nano_shared.types import Limits
 
 SEARCHED = "/usr/bin:/usr/local/bin:/bin"

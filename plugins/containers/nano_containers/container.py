@@ -26,7 +26,7 @@ from nano_coder.sandbox.folder_jail import HeldProgram, ProgramSpec
 from nano_coder.sandbox.launcher import root
 from nano_coder.sandbox.request import python_program, seal
 from nano_shared.errors import SandboxError
-from nano_shared.interpreter import own_python
+from nano_shared.process import own_python
 
 PATIENCE_S = 60.0
 """for podman to answer, to start a container, and to remove it"""

@@ -24,8 +24,8 @@ from nano_coder.sandbox.protocol import Jail, Sandbox, connected, place_in_jail,
 from nano_coder.sandbox.proxy import allowed_hosts
 from nano_mcp.resident_program import ResidentProgram
 from nano_mcp.settings import McpServer
-from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError, SandboxError
+from nano_shared.files import real_path
 from nano_shared.printable import one_line
 from nano_shared.types import Limits
 

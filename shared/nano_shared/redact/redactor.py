@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 from nano_shared.blobs import BlobStore
 from nano_shared.redact.encodings import DEEPEST, encoded_parts, file_form
 from nano_shared.redact.patterns import PATTERNS, Known, assignments, random_looking, telling, vendor_secrets
-from nano_shared.snapshot.tree import EntryKind, load, make_snapshot, save
+from nano_shared.snapshot import EntryKind, load, make_snapshot, save
 
 MARKER = re.compile(r"\[redacted:[a-z0-9\-]+\]")
 _NAME = re.compile(r"[a-z0-9][a-z0-9\-]*")

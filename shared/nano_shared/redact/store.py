@@ -9,14 +9,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from nano_shared import rows, schema
+from nano_shared import schema
 from nano_shared.errors import LogError, UsageError
-from nano_shared.feedback import Feedback, Said
+from nano_shared.logged_run import Feedback, Said
 from nano_shared.policy import DecodeIds
 from nano_shared.redact.patterns import Known
 from nano_shared.redact.redactor import Redactor, scrub_bytes
 from nano_shared.redact.trajectory import learn, mask_turns, scrub_trajectory, scrub_value
-from nano_shared.rows import ClientRequest, run_row, verdict_seal
+from nano_shared.schema import ClientRequest, run_row, verdict_seal
 from nano_shared.store import LogStore
 from nano_shared.types import Observation, Trajectory, Turn, Verdict
 
@@ -46,13 +46,13 @@ def _rewrite(connection: sa.Connection, run: Trajectory, redactor: Redactor, kno
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("PRAGMA secure_delete=ON")
     old_task = connection.scalar(sa.select(schema.runs.c.task_id).where(schema.runs.c.id == run.id))
-    task_id = rows.insert_task(connection, run.task)
-    rows.insert_given_tools(connection, run)
+    task_id = schema.insert_task(connection, run.task)
+    schema.insert_given_tools(connection, run)
     row = run_row(run, task_id)
     connection.execute(schema.runs.update().where(schema.runs.c.id == run.id).values(**row))
     for table in (schema.tool_calls, schema.turns):
         connection.execute(table.delete().where(table.c.run_id == run.id))
-    rows.insert_turns(connection, run.id, run.turns)
+    schema.insert_turns(connection, run.id, run.turns)
     left = sa.select(sa.literal(1)).where(schema.runs.c.task_id == old_task).limit(1)
     if connection.scalar(left) is None:
         connection.execute(schema.tasks.delete().where(schema.tasks.c.id == old_task))
