@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what is about another kind of user; make slow the cases that `some` does not keep."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("some"):
+        if item.get_closest_marker("some") and not item.get_closest_marker("slow"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for alike in cases.values():
         count = alike[0].get_closest_marker("some").args[0]  # type: ignore[union-attr]

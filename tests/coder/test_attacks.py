@@ -307,6 +307,7 @@ HIDING = {
 }  # fmt: skip
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("way", HIDING)
 def test_code_that_is_hidden_from_a_bound_earns_nothing(way: str) -> None:
     bound = Metric(name="branches", at_most=10)

@@ -272,6 +272,7 @@ def test_an_attack_on_what_decides_earns_nothing_and_is_named(
     assert verdict.tampering
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("command", "config"),
     [("python -m mypy calc.py", "mypy.ini"), ("ruff check --no-cache calc.py", "ruff.toml"),

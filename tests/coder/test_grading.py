@@ -366,6 +366,7 @@ def test_skipping_is_no_pass(project: Path, sandbox: Sandbox) -> None:
         assert [t.kind for t in verdict.tampering] == ["skip"]
 
 
+@pytest.mark.slow
 def test_tests_that_the_original_skips_may_be_skipped(project: Path, sandbox: Sandbox) -> None:
     (project / "test_more.py").write_text(
         "import pytest\n@pytest.mark.skip\ndef test_later():\n    assert False\n"

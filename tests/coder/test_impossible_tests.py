@@ -101,6 +101,7 @@ def test_other_scripts_are_probed_too(
     assert (verdict.reward, [found.kind for found in verdict.tampering]) == (0.0, ["forged"])
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "solution",
     [

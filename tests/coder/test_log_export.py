@@ -183,6 +183,7 @@ def test_a_harbor_job_has_a_trial_for_each_run_and_counts_them(log: Path, tmp_pa
     assert {value for named in stats["reward_stats"].values() for value in named} == {"0.0", "1.0"}
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -84,7 +84,6 @@ def invoke(program: Any, *arguments: object, code: int | None = 0) -> str:
     return result.stdout
 
 
-@pytest.mark.some(1)
 def test_the_whole_way(home: Path, family: str) -> None:
     model, small = home / "model", ("--limit", "max_turns=2", "--limit", "max_completion_tokens=6")
     invoke(

@@ -293,6 +293,7 @@ CHECK = "python -m unittest -q checks"
 CHECKS = "import unittest\nfrom main import n\nclass T(unittest.TestCase):\n    def test_n(self):\n        self.assertEqual(n, 1)\n"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("planted", "reward", "kind"),
     [

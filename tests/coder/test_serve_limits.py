@@ -41,6 +41,7 @@ def said(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [

@@ -154,6 +154,7 @@ def test_what_is_unknown_is_refused_with_the_names_there_are() -> None:
 # ---------------------------------------------------------------------------------------------- files
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -187,6 +188,7 @@ PART = "from nano_rl.rewards.reward import Part\n"
 OBJECTIVE = "from nano_rl.learn.config import Objective\n"
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize(
     ("find", "source", "said"),
     [

@@ -98,6 +98,7 @@ def test_second_attempts_are_made_on_the_server_too(
         assert row["graded/second"] == row["rollouts"] - 4 > 0
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("mode", "sentence"),
     [

@@ -194,6 +194,7 @@ def test_logs_that_hold_nothing_for_this_policy_say_what_they_hold(
         train("--log", str(log))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -249,6 +250,7 @@ def greedy_runs(
         assert done.exit_code in (0, 1), done.output
 
 
+@pytest.mark.slow
 def test_greedy_runs_are_environments_that_fresh_rollouts_train_on(home: Path, roomy: Path) -> None:
     greedy_runs(home, roomy, [SOMETIMES, SOMETIMES, None, "no-such-program"])
     command = ["train", "--name", "mine", "--model", str(roomy), "--from-logs", "--steps", "1"]

@@ -40,6 +40,7 @@ def _reward(task: Task, source: str, folder: Path) -> float | None:
     return grade_folder(task, folder, None, open_sandbox()).reward
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", REFERENCES)
 def test_bohrin_every_wrong_program_is_refused_and_every_rewriting_is_paid(name: str, tmp_path: Path) -> None:
     task = _task(name)

@@ -128,6 +128,7 @@ def test_an_oracle_uses_the_tools_of_the_run_and_no_hidden_check(tmp_path: Path)
     assert [action.name for action in task.oracle or ()] == ["read_file", "edit_file", "submit"]
 
 
+@pytest.mark.slow
 def test_what_the_check_passes_or_never_ends_on_is_no_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,6 +162,7 @@ def test_the_command_filters_a_file_and_names_the_reasons(
     assert [t.key for t in read_tasks(target)] == ["least", "question"]
 
 
+@pytest.mark.slow
 def test_a_supply_is_drawn_until_enough_are_admitted_and_fewer_are_a_prefix() -> None:
     def draw(n: int, jobs: int) -> list[str]:
         drawn = draw_tasks(levels=(0, 1), seed=4, split=Split.TRAIN, views=("copy", "predict", "fix"))

@@ -68,6 +68,7 @@ def test_ac_42_a_flawed_loss_is_found(flaw: str, objective: str) -> None:
     assert next(failures(flawed(flaw, objective)), None)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "flaw", ["never_clips", "weight_of_the_micro_batch", "kl_over_rows", "kl_with_weight"]
 )

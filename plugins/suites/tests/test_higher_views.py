@@ -47,6 +47,7 @@ def test_every_level_has_its_views() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.some(10)
 def test_tasks_belong_to_their_split_and_offer_what_the_oracle_needs(task: Task) -> None:
     assert task.family is not None
     assert split_of(task.family) is Split.TRAIN
@@ -56,6 +57,7 @@ def test_tasks_belong_to_their_split_and_offer_what_the_oracle_needs(task: Task)
     assert f"python test_{task.artifacts[0].removeprefix('test_')}" == task.check
 
 
+@pytest.mark.some(10)
 def test_every_function_of_a_workspace_belongs_to_the_split(task: Task) -> None:
     """The function on top, which only lists the others, aside."""
     top = task.hidden.entry_point if isinstance(task.hidden, CaseChecks) else None
