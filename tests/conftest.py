@@ -6,22 +6,16 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import sqlite3
 import ssl
-import tempfile
-from contextlib import closing
-from pathlib import Path
 
+import empty_log  # noqa: F401
 import pytest
 from hypothesis import settings
-
-from nano_shared import database
 
 gc.disable()
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # 20 ms for each client of httpx
 DRAWN = 25
 """examples of a property under `make test`, whose profile draws the same each time"""
-_upgrade = database.Database.upgrade
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
@@ -64,29 +58,3 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     gc.enable()
-
-
-@functools.cache
-def _empty_log() -> bytes:
-    """The file of a log that was migrated and holds nothing."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log.db"
-        made = database._connect(path)
-        _upgrade(made)
-        made.close()
-        with closing(sqlite3.connect(path)) as connection:  # all of it into this file
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        return path.read_bytes()
-
-
-def _made(log: database.Database) -> None:
-    """As `_upgrade`; the tests of the log itself migrate."""
-    path = Path(log.name)
-    if "contract/" in os.environ.get("PYTEST_CURRENT_TEST", "") or (path.exists() and path.stat().st_size):
-        return _upgrade(log)
-    log.engine.dispose()  # which may hold the empty file open
-    path.write_bytes(_empty_log())
-    return None
-
-
-database.Database.upgrade = _made  # type: ignore[method-assign]

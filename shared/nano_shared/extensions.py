@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -435,10 +435,16 @@ def described(value: object) -> str:
 
 
 @functools.cache
+def _entry_points() -> EntryPoints:
+    """Of all groups: each search reads a file of every installed package."""
+    return entry_points()
+
+
+@functools.cache
 def _registered(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     """Name -> the entry points of that name: more than one where packages contradict each other."""
     found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
-    for entry in entry_points(group=group):
+    for entry in _entry_points().select(group=group):
         # a package that is on the path twice is registered twice
         found.setdefault(entry.name, {}).setdefault((entry.value, _package(entry)), entry)
     order = sorted(found, key=lambda name: (not any(is_ours(value) for value, _ in found[name]), name))

@@ -23,6 +23,8 @@ import atexit, gc, importlib, json, os, socket, sys, tempfile, threading, traceb
 link = socket.socket(fileno=int(sys.argv[1]))
 for name in sys.argv[2:]:
     importlib.import_module(name)
+sys.modules["empty_log"].empty_log()
+sys.modules["nano_shared.extensions"]._entry_points()
 gc.freeze()
 while True:
     request, fds, _, _ = socket.recv_fds(link, 1 << 20, 3)
@@ -70,8 +72,9 @@ _IMPORTED = (
     "nano_coder.models.opening", "nano_coder.run.execution", "nano_coder.config",
     "nano_coder.sandbox.namespaces", "nano_rl.commands.rollout",
     # what these import where it is used
-    "alembic.command", "anyio", "certifi", "httpcore", "nano_coder.cli", "nano_rl.cli",
-    "rich.markdown",
+    "alembic.command", "alembic.config", "anyio", "certifi", "httpcore", "nano_coder.cli", "nano_rl.cli",
+    "encodings.idna", "nano_coder.commands.resume", "rich.markdown", "sqlalchemy.dialects.sqlite",
+    "empty_log",
 )  # fmt: skip
 
 

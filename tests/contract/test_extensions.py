@@ -61,11 +61,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         for module, source in modules.items():
             (folder / f"{module}.py").write_text(source)
         monkeypatch.syspath_prepend(folder)
+        extensions._entry_points.cache_clear()
         extensions._registered.cache_clear()
         return folder
 
     yield put
     monkeypatch.undo()
+    extensions._entry_points.cache_clear()
     extensions._registered.cache_clear()
 
 
