@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
-from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -435,8 +435,8 @@ def described(value: object) -> str:
 
 
 @functools.cache
-def _entry_points() -> EntryPoints:
-    """Of all groups: each search reads a file of every installed package."""
+def _entry_points() -> Any:
+    """`EntryPoints` of all groups, by `select`: each search reads a file of every installed package."""
     return entry_points()
 
 
