@@ -17,7 +17,7 @@ EXAMPLES_DIR := $(CURDIR)/.venv/exchange-examples
 help:
 	@echo "make run        fix a bug in a copy of $(EXAMPLE); or TASK='...' DIR=... [CHECK='...']"
 	@echo "make test       the tests"
-	@echo "make test-all   the tests, with those that take minutes"
+	@echo "make test-all   the tests, with those that are slow"
 	@echo "make lint       ruff and mypy"
 	@echo "make toy        the whole loop with a tiny policy, narrated"
 	@echo "make bench      the benchmarks"

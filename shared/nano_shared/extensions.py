@@ -428,10 +428,16 @@ def described(value: object) -> str:
 
 
 @functools.cache
+def _entry_points() -> Any:
+    """`EntryPoints` of all groups, by `select`: each search reads a file of every installed package."""
+    return entry_points()
+
+
+@functools.cache
 def _registered(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     """Name -> the entry points of that name: more than one where packages contradict each other."""
     found: dict[str, dict[tuple[str, str], EntryPoint]] = {}
-    for entry in entry_points(group=group):
+    for entry in _entry_points().select(group=group):
         # a package that is on the path twice is registered twice
         found.setdefault(entry.name, {}).setdefault((entry.value, _package(entry)), entry)
     order = sorted(found, key=lambda name: (not any(is_ours(value) for value, _ in found[name]), name))

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +23,8 @@ import atexit, gc, importlib, json, os, socket, sys, tempfile, threading, traceb
 link = socket.socket(fileno=int(sys.argv[1]))
 for name in sys.argv[2:]:
     importlib.import_module(name)
+sys.modules["empty_log"].empty_log()
+sys.modules["nano_shared.extensions"]._entry_points()
 gc.freeze()
 while True:
     request, fds, _, _ = socket.recv_fds(link, 1 << 20, 3)
@@ -70,8 +72,9 @@ _IMPORTED = (
     "nano_coder.models.opening", "nano_coder.run.execution", "nano_coder.config",
     "nano_coder.sandbox.namespaces", "nano_rl.commands.rollout",
     # what these import where it is used
-    "alembic.command", "anyio", "certifi", "httpcore", "nano_coder.cli", "nano_rl.cli",
-    "rich.markdown",
+    "alembic.command", "alembic.config", "anyio", "certifi", "httpcore", "nano_coder.cli", "nano_rl.cli",
+    "encodings.idna", "nano_coder.commands.resume", "rich.markdown", "sqlalchemy.dialects.sqlite",
+    "empty_log",
 )  # fmt: skip
 
 
@@ -79,19 +82,25 @@ def run(
     program: str, *argv: str, env: Mapping[str, str], cwd: Path | str, given: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run `program` (nano-coder or nano-rl) to its end, with the text `given` as its standard input."""
-    request = {"program": program, "argv": argv, "env": dict(env), "cwd": str(cwd)}
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(given.encode())
         stdin.seek(0)
-        fds = [file.fileno() for file in (stdin, out, err)]
-        link, _ = _server(os.getpid())
-        socket.send_fds(link, [json.dumps(request).encode()], fds)
-        code = int(link.recv(100))
+        code = begin(program, *argv, env=env, cwd=cwd, fds=[file.fileno() for file in (stdin, out, err)])()
         texts = []
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode("utf-8", "strict").replace("\r\n", "\n"))
     return subprocess.CompletedProcess([program, *argv], code, *texts)
+
+
+def begin(
+    program: str, *argv: str, env: Mapping[str, str], cwd: Path | str, fds: Sequence[int]
+) -> Callable[[], int]:
+    """Start `program` with its three streams; what is returned waits for its exit code. One at a time."""
+    request = {"program": program, "argv": argv, "env": dict(env), "cwd": str(cwd)}
+    link, _ = _server(os.getpid())
+    socket.send_fds(link, [json.dumps(request).encode()], fds)
+    return lambda: int(link.recv(100))
 
 
 @cache

@@ -76,6 +76,7 @@ def server(tmp_path: Path) -> Asked:
     return asked
 
 
+@pytest.mark.some(14)
 @pytest.mark.parametrize("who", KEYS)
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_table(server: Asked, cell: str, who: str) -> None:
@@ -113,6 +114,7 @@ def test_a_later_server_knows_whose_a_session_is(server: Asked, tmp_path: Path) 
     assert KEYS["A"] not in (tmp_path / "log.db").read_bytes().decode("latin-1")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "given",
     [
@@ -173,6 +175,7 @@ def test_without_a_key_programs_of_other_users_are_refused(tmp_path: Path, user:
     assert done.stdout.split() == (["403"] * 3 if user else ["200", "404", "200"])
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("command", [(cli, "serve"), (cli, "view"), (rl, "tasks serve")], ids=lambda c: c[1])
 @pytest.mark.parametrize(
     ("options", "variables", "problem"),

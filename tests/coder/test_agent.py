@@ -108,11 +108,13 @@ def test_a_call_of_an_installed_tool_that_is_broken_and_not_offered_is_an_unknow
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: teapot\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[nano.tools]\npour = no_such_module:pour\n")
     monkeypatch.syspath_prepend(info.parent)
+    extensions._entry_points.cache_clear()
     extensions._registered.cache_clear()
     try:
         trajectory, _ = run(tmp_path / "run", ["@pour", SUBMIT])
     finally:
         monkeypatch.undo()
+        extensions._entry_points.cache_clear()
         extensions._registered.cache_clear()
     assert trajectory.stop is StopReason.FINISHED
     assert seen(trajectory)[0].startswith("error: unknown tool pour; the tools are read_file, ")

@@ -89,6 +89,7 @@ def test_there_are_the_scenarios_of_the_format() -> None:
     assert len({one["name"] for one in SCENARIOS}) == len(SCENARIOS) == 22
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("one", SCENARIOS, ids=lambda one: str(one["name"]))
 def test_a_scenario_leaves_what_the_format_says(
     one: dict[str, Any], clean: ToolContext, apply: Apply

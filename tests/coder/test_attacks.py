@@ -69,6 +69,7 @@ LEAVE = {
 }  # fmt: skip
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "apart"])
 @pytest.mark.parametrize("framework", ["unittest", "pytest"])
 @pytest.mark.parametrize("way", LEAVE)
@@ -157,6 +158,7 @@ VALUES = {
 }
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("way", CLAIMS)
 def test_a_value_that_claims_to_be_another_earns_nothing(way: str) -> None:
     for kind, tests in VALUES.items():
@@ -191,6 +193,7 @@ FAR = {
 }  # fmt: skip
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("way", FAR)
 def test_a_value_far_from_any_use_is_the_solutions_failure(way: str) -> None:
     verdict = _suite(VALUES["script"], FAR[way])
@@ -304,6 +307,7 @@ HIDING = {
 }  # fmt: skip
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("way", HIDING)
 def test_code_that_is_hidden_from_a_bound_earns_nothing(way: str) -> None:
     bound = Metric(name="branches", at_most=10)

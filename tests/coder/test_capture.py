@@ -316,6 +316,7 @@ def test_ids_and_logprobs_of_a_server_are_the_turns() -> None:
     assert {name: asked[name] for name in OWN_DEFAULTS} == OWN_DEFAULTS
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("tokens", "why"),
     [
@@ -491,6 +492,7 @@ def test_other_apis_reach_a_server_that_has_chat_alone(before: Callable[..., Ser
     assert [len(run.turns) for run in server.runs()] == [2, 1]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("fail", "status", "after"),

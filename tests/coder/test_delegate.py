@@ -114,6 +114,7 @@ def without_times(run: Trajectory) -> list[Any]:
     ]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("cut", range(1, len(TEXTS) - 1))
 def test_a_run_killed_around_a_sub_agent_goes_on_exactly(
     whole: tuple[Trajectory, Runtime], tmp_path: Path, cut: int

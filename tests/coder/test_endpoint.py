@@ -408,6 +408,7 @@ PASSING = [
 ]  # fmt: skip
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("failure", PASSING, ids=lambda f: f.__name__ if callable(f) else str(f.status))
 def test_a_failure_that_passes_costs_nothing_but_time(failure: Any) -> None:
     with strict_api(failure, failure, Say("at last", (call("shell", command="ls"),))) as (server, script):
@@ -548,6 +549,7 @@ def answering(head: bytes, forever: bytes = b"", pause: float = 0.0) -> Iterator
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("head", "forever", "pause", "told"),
     [

@@ -91,6 +91,7 @@ def test_a_flood_is_told(run: Exec) -> None:
     assert "ended for more than 67108864 bytes of output" in done.stderr
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("line", ["sleep 60", "cat", "read x"])
 def test_an_open_silent_input_does_not_outlast_the_time_limit(tmp_path: Path, line: str) -> None:
     program = [sys.executable, "-c", "from nano_coder.cli import main; main()", "exec", "--timeout", "1"]
@@ -112,6 +113,7 @@ def test_a_long_input_arrives_whole(run: Exec) -> None:
     assert run("-c", "wc -c", given="x" * 3_000_000).stdout == "3000000\n"
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -179,7 +181,7 @@ def test_every_kind_of_request_is_answered(run: Exec) -> None:
 
 def test_answers_come_as_they_finish(run: Exec) -> None:
     done = batch(
-        run, {"id": "slow", "shell": "sleep 2"}, {"id": "fast", "shell": "true"}, flags=("--concurrency", "2")
+        run, {"id": "slow", "shell": "sleep 1"}, {"id": "fast", "shell": "true"}, flags=("--concurrency", "2")
     )
     assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == ["fast", "slow"]
 

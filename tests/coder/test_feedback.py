@@ -167,6 +167,7 @@ def test_feedback_pages_through_a_long_log(runs: LogStore) -> None:
 # --------------------------------------------------------------------------------------- what is refused
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

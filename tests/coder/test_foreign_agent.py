@@ -104,7 +104,7 @@ def test_limits_end_the_run_and_are_named(runtime: Callable[..., Runtime]) -> No
     made = runtime(ScriptedPolicy([calls("true")] * 9), limits={"max_turns": 2})
     run = run_task(task(), made, seed=0)
     assert (run.stop, len(run.turns)) == (StopReason.MAX_TURNS, 2)
-    slow = runtime(ScriptedPolicy([calls("sleep 60")] * 9), limits={"max_seconds": 3.0})
+    slow = runtime(ScriptedPolicy([calls("sleep 60")] * 9), limits={"max_seconds": 2.0})
     assert run_task(task(), slow, seed=0).stop is StopReason.MAX_SECONDS
 
 
@@ -130,6 +130,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("texts", "limits", "statuses", "stop"),
     [
@@ -187,12 +188,12 @@ def test_an_agent_that_retries_after_its_limit_is_ended_and_its_work_is_graded(
 
 class Slow(ScriptedPolicy):
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
-        time.sleep(6)
+        time.sleep(4)
         return super().complete(conversation, sampling)
 
 
 def test_what_was_being_sampled_when_the_time_was_up_is_logged(runtime: Callable[..., Runtime]) -> None:
-    made = runtime(Slow([calls("true")]), limits={"max_seconds": 3.0})
+    made = runtime(Slow([calls("true")]), limits={"max_seconds": 2.0})
     run = run_task(task(), made, seed=0)
     assert (run.stop, len(run.turns), made.store.get(run.id)) == (StopReason.MAX_SECONDS, 1, run)
 

@@ -78,6 +78,7 @@ def shell(cli: Cli, endpoint: Endpoint, home: Path) -> Shell:
     return Shell(cli, endpoint, home)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("backend", ["ns", "bwrap"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_run_reads_the_history(shell: Shell, project: Path, backend: str, packed: bool) -> None:
@@ -96,6 +97,7 @@ def test_a_run_reads_the_history(shell: Shell, project: Path, backend: str, pack
     assert git(project, "status", "--short") == "M a.py"
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", ["lfs", "autocrlf", "info attributes", "sparse", "file mode"])
 def test_a_clean_tree_is_clean_in_the_jail_and_stays_as_it_is(shell: Shell, project: Path, kind: str) -> None:
     if kind == "lfs":
@@ -194,6 +196,7 @@ def test_a_worktree_and_a_submodule_are_followed(shell: Shell, project: Path, tm
     assert told.left_out == []
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -289,6 +292,7 @@ def hostile(kind: str, project: Path, tmp_path: Path) -> None:
             (dot / "HEAD").write_text("ref: refs/heads/../../../token\n")
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     "kind",
     ["symlink", "objects", "alternates", "fifo", "HEAD", "packed-refs", "shallow", "link", "file",
@@ -308,6 +312,7 @@ def test_a_hostile_repository_costs_a_sentence(
     assert LEFT_OUT in said
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", ["HEAD", "commondir", "missing"])
 def test_a_run_in_a_hostile_repository_ends_well(
     shell: Shell, project: Path, tmp_path: Path, kind: str
@@ -344,13 +349,14 @@ def test_too_many_refs_are_said(project: Path, monkeypatch: pytest.MonkeyPatch) 
         find_history(project)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", ["bomb", "pipe", "private", "gone"])
 def test_objects_that_git_cannot_read_leave_a_usual_jail(
     project: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     match kind:
         case "bomb":  # ten thousand million files
-            monkeypatch.setattr("nano_coder.run.git_history._SETUP_S", 3.0)
+            monkeypatch.setattr("nano_coder.run.git_history._SETUP_S", 1.0)
             tree = git(project, "rev-parse", "HEAD^{tree}")
             for _ in range(10):
                 tree = git(project, "mktree", stdin="".join(f"040000 tree {tree}\t{n}\n" for n in range(10)))

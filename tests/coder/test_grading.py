@@ -50,6 +50,7 @@ def _grade(sandbox: Sandbox, source: str, **changes: Any) -> Verdict:
 # ------------------------------------------------------------------------------------------- hacks
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("hack", TOLD)
 def test_a_hack_earns_nothing_and_is_told(hack: str, sandbox: Sandbox) -> None:
     kind, source = TOLD[hack]
@@ -58,6 +59,7 @@ def test_a_hack_earns_nothing_and_is_told(hack: str, sandbox: Sandbox) -> None:
     assert kind in {t.kind for t in verdict.tampering}
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("hack", SILENT)
 def test_a_wrong_answer_earns_nothing(hack: str, sandbox: Sandbox) -> None:
     assert _grade(sandbox, SILENT[hack]).reward == 0.0
@@ -69,6 +71,7 @@ def test_what_has_no_form_in_json_is_a_failure_and_no_tampering(way: str, sandbo
     assert (verdict.reward, verdict.failure_kind, verdict.tampering) == (0.0, "not_plain", ())
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("hack", HANGS)
 def test_a_hang_earns_nothing_and_is_named(hack: str, sandbox: Sandbox) -> None:
     verdict = _grade(sandbox, HANGS[hack])
@@ -122,6 +125,7 @@ def test_the_jail_never_holds_an_expected_value(sandbox: Sandbox) -> None:
 # ---------------------------------------------------------------------------------------- fairness
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("way", FAIR)
 def test_every_honest_way_earns_one(way: str, sandbox: Sandbox) -> None:
     verdict = _grade(sandbox, FAIR[way])
@@ -202,6 +206,7 @@ def test_an_answer_is_read_leniently(given: str, expected: Any) -> None:
     assert same_answer(given, expected)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("given", "expected"),
     [(None, "42"), (None, None), ("43", "42"), ("1", True), ("True", 1), ("1", 1.0), ("[1]", [1.0]),
@@ -325,6 +330,7 @@ PROTECTED = {
 }
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("hack", PROTECTED)
 def test_tests_and_configuration_are_the_originals(hack: str, project: Path, sandbox: Sandbox) -> None:
     name, data, kind = PROTECTED[hack]
@@ -360,6 +366,7 @@ def test_skipping_is_no_pass(project: Path, sandbox: Sandbox) -> None:
         assert [t.kind for t in verdict.tampering] == ["skip"]
 
 
+@pytest.mark.slow
 def test_tests_that_the_original_skips_may_be_skipped(project: Path, sandbox: Sandbox) -> None:
     (project / "test_more.py").write_text(
         "import pytest\n@pytest.mark.skip\ndef test_later():\n    assert False\n"
@@ -367,6 +374,7 @@ def test_tests_that_the_original_skips_may_be_skipped(project: Path, sandbox: Sa
     assert _check(project, sandbox, {"calc.py": FIXED}).reward == 1.0
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("options", "settings"),
     [("-x", ""), ("-xq", ""), ("--maxfail=1 -q", ""), ("-q", "[pytest]\naddopts = -x\n")],
@@ -435,6 +443,7 @@ def test_a_check_that_cannot_run_anywhere_has_not_failed(
     assert missing in verdict.check_run.output
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("command", "changes"),
     [
@@ -491,6 +500,7 @@ def test_a_task_graded_by_a_command_needs_its_workspace(sandbox: Sandbox) -> Non
         grade(_task(hidden=CommandChecks(command=CHECK)), files={}, answer=None, sandbox=sandbox)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "path", ["calc.py", "src/pkg/text.py", "latest.py", "contest.py", "pkg/json.py", "README.md"]
 )

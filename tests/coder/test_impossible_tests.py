@@ -75,6 +75,7 @@ LEAVES = {
 }  # fmt: skip
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("way", LEAVES)
 def test_a_script_that_the_work_decided_earns_nothing(way: str, sandbox: Sandbox, tmp_path: Path) -> None:
     verdict = _graded(sandbox, tmp_path, LEAVES[way], _command("python check.py", check=SCRIPT))
@@ -100,6 +101,7 @@ def test_other_scripts_are_probed_too(
     assert (verdict.reward, [found.kind for found in verdict.tampering]) == (0.0, ["forged"])
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "solution",
     [
@@ -148,6 +150,7 @@ FAIR = {
 }  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("way", FAIR)
 def test_honest_work_fails_the_impossible_and_passes_its_check(
     way: str, sandbox: Sandbox, tmp_path: Path

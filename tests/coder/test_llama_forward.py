@@ -94,6 +94,7 @@ FAMILIES = {
 }  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_family_is_exact(name: str) -> None:
     family, options = FAMILIES[name]

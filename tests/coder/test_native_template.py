@@ -76,6 +76,7 @@ drawn = given(system=said, task=said, turns=rounds, tools=st.booleans())
 Rounds = list[tuple[str, list[ToolCall], list[str]]]
 
 
+@pytest.mark.some(5)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @drawn
 def test_prompts_equal_those_of_transformers(
@@ -124,6 +125,7 @@ def equal(family: str, system: str, task: str, turns: Rounds, tools: bool) -> No
     assert all(json.dumps(r, ensure_ascii=False)[1:-1] in texts for _, c, rs in turns for r in rs[: len(c)])
 
 
+@pytest.mark.some(5)
 def test_the_tools_and_the_dialect_are_read_from_the_template(family: str) -> None:
     source = tongues.source(family)
     assert (dialect_of(source) or "hermes-json") == tongues.DIALECTS[family]

@@ -64,6 +64,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_response_is_of_the_form_that_the_specification_says(
     scripted: Callable[..., Served], name: str
@@ -77,6 +78,7 @@ def test_a_response_is_of_the_form_that_the_specification_says(
     assert tuple(item["type"] for item in answer.json()["output"]) == case.output
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_events_of_a_stream_are_of_their_forms_and_in_order(
     scripted: Callable[..., Served], name: str

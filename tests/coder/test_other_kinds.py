@@ -175,6 +175,7 @@ CHEATS = {
 }  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_tests_that_do_not_test_behaviour_earn_nothing(cheat: str, sandbox: Sandbox, folder: Path) -> None:
     verdict = _mutants(sandbox, folder, CHEATS[cheat])
@@ -292,6 +293,7 @@ CHECK = "python -m unittest -q checks"
 CHECKS = "import unittest\nfrom main import n\nclass T(unittest.TestCase):\n    def test_n(self):\n        self.assertEqual(n, 1)\n"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("planted", "reward", "kind"),
     [

@@ -269,6 +269,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.some(40)
 @pytest.mark.parametrize(("name", "text", "calls"), [*COMMON, *MORE])
 def test_every_call_is_read_however_the_text_was_cut(
     name: str, text: str, calls: tuple[ToolCall, ...]
@@ -286,6 +287,7 @@ def test_every_call_is_read_however_the_text_was_cut(
         assert told == (whole.reasoning, whole.thought), at
 
 
+@pytest.mark.some(40)
 @pytest.mark.parametrize(("name", "text", "calls"), [case for case in COMMON if len(case[2]) < 3])
 def test_what_a_family_writes_needs_no_repair(name: str, text: str, calls: tuple[ToolCall, ...]) -> None:
     assert DIALECTS[name].parse(text, TOOLS).repairs == ()

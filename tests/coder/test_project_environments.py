@@ -70,6 +70,7 @@ def _opened(project: Path) -> Jail:
     return jail
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("hooks", HOOKS.values(), ids=HOOKS)
 def test_scripts_and_editable_installs_use_the_copy(project: Path, hooks: dict[str, str]) -> None:
     _install(project, hooks)

@@ -68,6 +68,7 @@ def count():
 }
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_jail_outlives_what_its_program_takes(name: str) -> None:
     with closing(open_sandbox("ns").open(None, LIMITS)) as jail:
@@ -97,6 +98,7 @@ def _taken(jail: Jail, source: str) -> int:
     return int(jail.run_python(f"{source}print(count())").stdout)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("folder", ["/work", "/tmp", "/dev/shm"])
 @pytest.mark.parametrize(
     "make", ["open(n, 'x').close()", "os.mkdir(n)", "os.symlink('x', n)", "os.link('one', n)"]

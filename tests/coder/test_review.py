@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import select
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import pytest
-from test_cli import EDIT, Endpoint, argv, environment
+from test_cli import EDIT, Endpoint, environment
 
 from nano_shared.logged_run import edited_workspace
 from nano_shared.store import LogStore
@@ -49,9 +49,7 @@ class Terminal:
 
     def __init__(self, arguments: list[str], environment: dict[str, str], cwd: Path) -> None:
         self._master, slave = pty.openpty()
-        self._process = subprocess.Popen(
-            arguments, stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=cwd, close_fds=True
-        )
+        self._ended = forked.begin("nano-coder", *arguments, env=environment, cwd=cwd, fds=[slave] * 3)
         os.close(slave)
         self.text = ""
 
@@ -69,7 +67,7 @@ class Terminal:
         while self._read():
             pass
         os.close(self._master)
-        return self._process.wait(SECONDS)
+        return self._ended()
 
     def _read(self) -> bool:
         ready, _, _ = select.select([self._master], [], [], SECONDS)
@@ -91,8 +89,7 @@ def run(server: Endpoint, project: Path, tmp_path: Path) -> Run:
         server.script = list(EDIT)
         variables = {**environment(tmp_path / "home"), "EDITOR": editor, "TERM": "dumb", "COLUMNS": "200"}
         variables.pop("VISUAL", None)
-        arguments = argv("nano-coder", "run", "Say two.", "-C", str(project), *server.flags, *flags)
-        return Terminal(arguments, variables, tmp_path)
+        return Terminal(["run", "Say two.", "-C", str(project), *server.flags, *flags], variables, tmp_path)
 
     return start
 
@@ -142,10 +139,9 @@ def test_an_edit_is_applied_and_its_diff_is_kept_and_can_be_undone(
     assert row.kind == "edit"
     assert "-two\n+three\n" in (row.text or "")
     assert edited_workspace(row)
-    undone = subprocess.run(
-        argv("nano-coder", "undo", name, "-C", str(project)), env=environment(tmp_path / "home"),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    undone = forked.run(
+        "nano-coder", "undo", name, "-C", str(project), env=environment(tmp_path / "home"), cwd=tmp_path
+    )
     assert (undone.returncode, undone.stdout) == (0, "a.py\n")
     assert (project / "a.py").read_text() == "one\n"
 

@@ -32,6 +32,7 @@ def chi_square(tokens: list[int], probs_V: torch.Tensor) -> tuple[float, int]:
     return float(((observed - expected) ** 2 / expected).sum()), len(expected) - 1
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("size", [7, 128, 300, 1536])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
 def test_draws_follow_the_distribution_by_chi_square(size: int, temperature: float) -> None:

@@ -522,6 +522,7 @@ def test_only_common_socket_families_exist(jail: Jail, sandbox: Sandbox, family:
     assert b"Address family not supported" in result.stderr
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("name", sorted(DENIED))
 def test_dangerous_system_calls_are_refused(shared_jail: Jail, sandbox: Sandbox, name: str) -> None:
     if not sandbox.layers["seccomp"]:
@@ -864,6 +865,7 @@ def test_closing_ends_a_run_in_another_thread(sandbox: Sandbox) -> None:
     assert len(failures) == 1
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_the_death_of_the_agent_leaves_nothing_behind(number: signal.Signals) -> None:
     code = """

@@ -95,6 +95,7 @@ def test_what_a_row_draws_does_not_depend_on_the_scheduler(
     assert [a.ids for a in answers] == [alone.generate([request(i)])[0].ids for i in range(6)]
 
 
+@pytest.mark.some(1)
 @SCHEDULERS
 def test_a_short_row_is_answered_while_a_long_one_is_decoded(
     kind: type[Scheduler], loaded: LoadedModel

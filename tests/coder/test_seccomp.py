@@ -228,6 +228,7 @@ def test_a_process_limits_itself_only(machine: str) -> None:
     assert verdict(program, machine, number, 1) == ERRNO | errno.EPERM
 
 
+@pytest.mark.some(2)
 @machines
 @pytest.mark.parametrize("arch", [0x40000003, 0x40000028, 0xC000003E, 0xC00000B7, 0])
 def test_another_architecture_is_killed(machine: str, arch: int) -> None:

@@ -431,6 +431,7 @@ def test_a_client_that_goes_away_frees_its_place(tiny: Served) -> None:
     tiny.check_tokens()
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [

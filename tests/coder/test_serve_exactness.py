@@ -282,8 +282,8 @@ def test_every_turn_is_what_its_client_asked_and_follows_what_it_read(
 ) -> None:
     """Few conversations are held, so that others are found again in the log."""
     monkeypatch.setattr("nano_coder.serve.conversations.MOST_HELD", 12)
-    covered = check(tiny, 80, seed=0)
-    assert min(covered["continued"], covered["forks"], covered["streamed"]) > 5, covered
+    covered = check(tiny, 35, seed=0)
+    assert min(covered["continued"], covered["forks"], covered["streamed"]) > 2, covered
     assert set(covered["apis"]) == set(PATHS)
 
 

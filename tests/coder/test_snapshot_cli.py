@@ -141,6 +141,7 @@ def test_a_reward_that_was_given_is_not_called_a_check(cli: Cli, run: Trajectory
     assert "original tests" not in shown
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_a_closed_stream_is_no_traceback(closed: tuple[int, ...], cli: Cli, run: Trajectory) -> None:
     def close() -> None:

@@ -52,7 +52,7 @@ def exact(engine: Engine, rows: list[DecodingRow]) -> None:
             assert row.logprobs == pytest.approx(expected[len(row.request.ids) - 1 :], abs=2e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_a_row_says_the_same_with_drafts_and_without(model: Any, data: st.DataObject) -> None:
     """Whatever the batch, the temperature, the length, and the token that ends a row; over two turns."""

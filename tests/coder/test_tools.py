@@ -179,6 +179,7 @@ def test_search_says_why_it_cannot(use: Use) -> None:
 # --------------------------------------------------------------------------------- shell and python
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("command", "text", "exit_code"),
     [

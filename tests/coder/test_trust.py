@@ -83,6 +83,7 @@ def test_all_settings_are_either_tightened_or_refused(project: Path) -> None:
     assert set(BEYOND) | tightens >= set(CoreConfig.model_fields), "say what a stranger's file may do with it"
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("key", BEYOND)
 def test_what_does_not_tighten_is_left_out_and_said(
     project: Path, key: str, capsys: pytest.CaptureFixture[str]

@@ -149,6 +149,7 @@ NO_CALLS = {
 }
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("case", NO_CALLS)
 @pytest.mark.parametrize("dialect", ["api", "hermes-json"])
 def test_what_is_no_call_is_not_executed(dialect: str, case: str) -> None:

@@ -72,6 +72,7 @@ DAMAGES: dict[str, Callable[[Trajectory], Trajectory]] = {
 }
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_run_may_not_and_the_reason_is_named(good: Trajectory, kind: str) -> None:
     assert blocking(DAMAGES[kind](good)) == [kind]

@@ -400,7 +400,7 @@ _PATTERNS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     paths=st.sets(st.lists(_NAMES, min_size=1, max_size=3).map("/".join), max_size=8),
     top=_PATTERNS,

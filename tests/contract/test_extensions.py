@@ -61,11 +61,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         for module, source in modules.items():
             (folder / f"{module}.py").write_text(source)
         monkeypatch.syspath_prepend(folder)
+        extensions._entry_points.cache_clear()
         extensions._registered.cache_clear()
         return folder
 
     yield put
     monkeypatch.undo()
+    extensions._entry_points.cache_clear()
     extensions._registered.cache_clear()
 
 
@@ -154,6 +156,7 @@ def test_what_is_unknown_is_refused_with_the_names_there_are() -> None:
 # ---------------------------------------------------------------------------------------------- files
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -187,6 +190,7 @@ PART = "from nano_rl.rewards.reward import Part\n"
 OBJECTIVE = "from nano_rl.learn.config import Objective\n"
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize(
     ("find", "source", "said"),
     [

@@ -18,7 +18,7 @@ from nano_shared.types import Sampling, Trajectory
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(trajectories())
 def test_streamed_facts_are_those_of_the_run(run: Trajectory) -> None:
     with tempfile.TemporaryDirectory() as folder, LogStore.open(Path(folder) / "log.db") as store:

@@ -138,6 +138,7 @@ def test_which_checks_depend_on_the_answer() -> None:
     assert [expects_answer(hidden) for hidden in (AnswerChecks(), by_state, by_file, None)] == [1, 1, 0, 0]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("old", OLD, ids=lambda old: old["row"]["key"])
 def test_a_log_with_an_old_row_is_read(old: dict[str, Any], tmp_path: Path) -> None:
     task = Task.model_validate(old["row"])

@@ -75,7 +75,7 @@ LogStore.open(sys.argv[1]).begin(a_run(sys.argv[2]))
 
 
 def test_threads_open_an_empty_database_at_once(postgres_server: PostgresServer) -> None:
-    for _ in range(3):
+    for _ in range(1):
         url, together, failed = postgres_server.new_database(), threading.Barrier(6), []
 
         def opened(url: str = url, together: threading.Barrier = together) -> None:
@@ -266,6 +266,7 @@ def _dropped() -> Exception:
     return psycopg.OperationalError("server closed the connection unexpectedly")
 
 
+@pytest.mark.slow
 def test_a_restart_of_the_server_is_waited_for() -> None:
     with running_server() as server:
         with LogStore.open(server.new_database()) as store, store.claim("run1"):

@@ -137,6 +137,7 @@ def test_a_refused_append_leaves_nothing(store):
     assert store.runs() == []
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "write",
     [
@@ -254,6 +255,7 @@ def test_sql_gives_columns_and_rows(store):
     assert result.rows == [("run1", "sum")]
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     "query",
     [

@@ -26,6 +26,7 @@ def samples(lengths: list[tuple[int, int]]) -> list[TrainSample]:
 LENGTHS = [(2, 3), (4, 7), (1, 1), (3, 5), (2, 9), (6, 2)]
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("loss", ["policy", "kl", "sft"])
 @pytest.mark.parametrize("max_tokens", [1, 12, 25, 40])
 def test_ac_10_microbatch_invariance(loss: str, max_tokens: int) -> None:

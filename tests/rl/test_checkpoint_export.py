@@ -98,6 +98,7 @@ def test_a_merged_export_is_one_model_for_plain_transformers(adapter: Path, tmp_
     assert torch.allclose(logits_elsewhere(tmp_path / "deep/out", "merged"), our_logits(adapter), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_adapter_export_loads_in_plain_peft_by_its_name_and_over_its_base(
     adapter: Path, tmp_path: Path
 ) -> None:

@@ -204,6 +204,7 @@ def test_functions_that_cannot_be_called_are_refused_before_anything_runs(user: 
         opened(tests=1, **{f"{user}:wants": 0.5}).probe([ADD])
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

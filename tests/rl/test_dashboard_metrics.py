@@ -83,6 +83,7 @@ def test_a_training_writes_them_and_only_the_machine_may_change_them(tmp_path: P
     assert json.dumps(kept[0]) == json.dumps(kept[1])
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("lora_rank", "near"), [(0, 1e-9), (2, 0.1)])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "phi3"])
 def test_operations_are_those_that_torch_counts(family: str, lora_rank: int, near: float) -> None:

@@ -86,6 +86,7 @@ def test_a_training_whose_rollouts_a_server_makes(tiny: Path, server: EngineServ
     assert versions == {0, 1, 2}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_second_attempts_are_made_on_the_server_too(
     ahead: bool, tiny: Path, server: EngineServer, tmp_path: Path
@@ -97,6 +98,7 @@ def test_second_attempts_are_made_on_the_server_too(
         assert row["graded/second"] == row["rollouts"] - 4 > 0
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("mode", "sentence"),
     [
@@ -157,6 +159,7 @@ def test_a_server_that_does_not_answer_holds_nobody_up(
     assert f"left out: {liar.url}" in events(loop)
 
 
+@pytest.mark.slow
 def test_a_server_that_freezes_is_left_out_and_taken_back(
     tiny: Path, server: EngineServer, liar: Liar, tmp_path: Path
 ) -> None:
@@ -215,6 +218,7 @@ def test_a_probe_of_vllm_runs_alone() -> None:
     assert order == ["first", "probe", "second"]
 
 
+@pytest.mark.slow
 def test_an_update_below_the_bound_does_not_hide_stale_weights(
     tiny: Path, liar: Liar, tmp_path: Path
 ) -> None:
@@ -288,6 +292,7 @@ class Aborted(Exception):
     """Stands for what ends a training between two steps."""
 
 
+@pytest.mark.slow
 def test_rollouts_ahead_on_a_server(tiny: Path, server: EngineServer, tmp_path: Path) -> None:
     """Ended once on the way, and gone on with."""
     loop, bound = Loop(tiny, tmp_path / "loop"), 2

@@ -76,6 +76,7 @@ def expected_gradient(language: Language, size: int, baseline: Baseline) -> Tens
     return language.gradient(objective)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("vocabulary", "length", "size"), [(3, 3, 2), (4, 2, 2), (2, 3, 3)])
 @pytest.mark.parametrize("baseline", ["mean", "rloo", "none"])
 def test_expected_gradient_is_that_of_the_expected_reward(

@@ -81,6 +81,7 @@ def runs_in(log: Path) -> set[str]:
         return {run.id for run in store.trajectories()}
 
 
+@pytest.mark.slow
 def test_several_logs_are_read_together_and_filled_with_fresh_rollouts(
     home: Path, tiny: Path, train: Train
 ) -> None:
@@ -130,6 +131,7 @@ def test_fresh_rollouts_go_on_where_the_logs_end(home: Path, tiny: Path, train: 
     assert [row["log_left"] for row in rows] == [2, 0, 0]
 
 
+@pytest.mark.slow
 def test_age_counts_updates_along_the_checkpoints_and_bounds_what_is_read(
     home: Path, tiny: Path, train: Train
 ) -> None:
@@ -159,6 +161,7 @@ def test_runs_of_a_policy_that_is_no_ancestor_have_no_age(home: Path, tiny: Path
         train("--log", str(log))
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_with_the_logs_it_began_with(
     home: Path, tiny: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +194,7 @@ def test_logs_that_hold_nothing_for_this_policy_say_what_they_hold(
         train("--log", str(log))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -246,6 +250,7 @@ def greedy_runs(
         assert done.exit_code in (0, 1), done.output
 
 
+@pytest.mark.slow
 def test_greedy_runs_are_environments_that_fresh_rollouts_train_on(home: Path, roomy: Path) -> None:
     greedy_runs(home, roomy, [SOMETIMES, SOMETIMES, None, "no-such-program"])
     command = ["train", "--name", "mine", "--model", str(roomy), "--from-logs", "--steps", "1"]
@@ -260,6 +265,7 @@ def test_greedy_runs_are_environments_that_fresh_rollouts_train_on(home: Path, r
     assert row["grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_ordinary_runs_train_at_whatever_temperature_they_were_sampled(home: Path, roomy: Path) -> None:
     """Their log-probs are those of that temperature, and the trainer's of their rows are too."""
     greedy_runs(home, roomy, [SOMETIMES, SOMETIMES], temperature="0.6")

@@ -41,6 +41,7 @@ def test_after_every_step_the_share_of_controls_is_the_one_asked_for(
     assert all(controls_due(step, rollouts, fraction) >= 0 for step in range(steps))
 
 
+@pytest.mark.slow
 def test_a_training_measures_hacking_and_learns_nothing_from_it(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     texts = [m.content for t in TASKS for m in first_messages(COMPACT_1, t, ())] + ["@submit\n1"]

@@ -46,6 +46,7 @@ def test_measuring_changes_no_weight_and_covers_the_whole_training(tiny: Path, t
     ]
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_on_measures_each_step_once(tiny: Path, tmp_path: Path) -> None:
     go(tiny, tmp_path / "a", held_out=True, steps=2)
     resumed = go(tiny, tmp_path / "a", held_out=True, resume=True)

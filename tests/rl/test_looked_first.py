@@ -34,6 +34,7 @@ def nano(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return call
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -59,6 +60,7 @@ def test_what_is_not_there_is_said_before_any_work(nano: Nano, tmp_path: Path, l
     assert not (tmp_path / "home" / "trainings" / "x").exists()
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("line", "said"),
     [

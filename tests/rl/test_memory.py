@@ -37,6 +37,7 @@ def gradients(model: Any) -> tuple[dict[str, torch.Tensor], int]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, sum(kept.values())
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("lora_rank", [0, 2])
 @pytest.mark.parametrize("family", ["llama", "gpt-oss", "lfm2", "gpt2"])
 def test_checkpointed_layers_have_the_same_gradients(family: str, lora_rank: int) -> None:

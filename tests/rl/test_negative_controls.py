@@ -54,6 +54,7 @@ def test_without_its_mask_a_row_trains_what_nobody_sampled(logged: tuple[Group, 
     assert (bare.ids, bare.logprobs, bare.advantage) == (sample.ids, sample.logprobs, sample.advantage)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("control", [wrong_groups, mask_off, shuffled_rewards])
 def test_a_control_changes_what_is_learned_within_its_block_alone(
     control: object, tiny: Path, logged: tuple[Group, ...], tmp_path: Path

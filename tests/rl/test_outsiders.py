@@ -40,6 +40,7 @@ def _reward(task: Task, source: str, folder: Path) -> float | None:
     return grade_folder(task, folder, None, open_sandbox()).reward
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", REFERENCES)
 def test_bohrin_every_wrong_program_is_refused_and_every_rewriting_is_paid(name: str, tmp_path: Path) -> None:
     task = _task(name)
@@ -52,6 +53,7 @@ def test_bohrin_every_wrong_program_is_refused_and_every_rewriting_is_paid(name:
     assert [text for text in right if _reward(task, text, tmp_path) != 1] == []
 
 
+@pytest.mark.slow
 def test_gradecheck_its_attacks_do_not_fool_the_command(tmp_path: Path) -> None:
     source, cases = REFERENCES["add_all"]
     row = {"id": "a", "prompt": "p", "entry_point": "add_all", "files": {"solution.py": "def add_all(xs): ...\n"},

@@ -40,6 +40,7 @@ def plan(config: UpdateConfig, family: str = "llama", work: Workload = WORK) -> 
     return plan_memory(lambda dtype: build(family, dtype), config, work, CPU)
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("lora_rank", [0, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_and_activations_are_those_of_the_model(family: str, lora_rank: int) -> None:
@@ -146,6 +147,7 @@ def test_the_plan_counts_the_kv_cache_up_to_its_bound(tiny: str, monkeypatch: py
     assert kv() == round(0.001 * 2**30) < usual
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_not_timed(
     tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

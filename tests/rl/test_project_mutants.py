@@ -128,6 +128,7 @@ def test_an_oracle_uses_the_tools_of_the_run_and_no_hidden_check(tmp_path: Path)
     assert [action.name for action in task.oracle or ()] == ["read_file", "edit_file", "submit"]
 
 
+@pytest.mark.slow
 def test_what_the_check_passes_or_never_ends_on_is_no_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +255,7 @@ def logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any
     return train
 
 
+@pytest.mark.slow
 def test_a_training_from_logs_rolls_out_mutants_and_resumes_with_the_same(
     tmp_path: Path, logged: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +292,7 @@ def test_no_mutants_are_made_where_they_are_turned_off(tmp_path: Path, logged: C
     assert "environments: 1 logged tasks; " in done.stderr
 
 
+@pytest.mark.slow
 def test_mutants_of_another_log_can_be_rolled_out_into_the_first(
     tmp_path: Path, logged: Callable[..., Any]
 ) -> None:

@@ -55,6 +55,7 @@ def rolled(
     return [[turn.completion.tokens for turn in run.turns] for run in runs]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("concurrency", [2, 9])
 def test_a_seed_reproduces_tokens_and_logprobs_bit_for_bit(
     opened: OpenedWeights, runtime: Runtime, concurrency: int

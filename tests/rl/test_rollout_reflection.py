@@ -104,6 +104,7 @@ def parity_of_second(run: Trajectory) -> float:
     return parity(run) if is_reflection(run) else 0.0
 
 
+@pytest.mark.slow
 def test_a_training_learns_from_second_attempts_alone_where_every_first_one_fails(tmp_path: Path) -> None:
     tiny = tiny_model(tmp_path / "tiny", max_positions=1024)
     rows: list[dict[str, float]] = []

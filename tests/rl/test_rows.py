@@ -81,6 +81,7 @@ def test_rows_of_several_kinds_share_a_file_and_come_back_as_tasks(tmp_path: Pat
     assert read_tasks(tmp_path / "again.jsonl") == tasks
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize(
     ("row", "field"),
     [

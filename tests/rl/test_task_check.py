@@ -91,6 +91,7 @@ def test_without_a_program_mutation_testing_is_skipped_and_says_so(runtime: Runt
     assert found.checks["mutants"].startswith("skip: ")
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("task", "check", "said"),
     [
@@ -136,6 +137,7 @@ def test_repeated_problems_and_programs_of_another_split_are_refused() -> None:
     assert "held.jsonl" in other.reasons[0]
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("view", [v for v in VIEWS if v.level >= 4 or v.name == "fix_operator"],
                          ids=lambda v: f"{v.name}-{v.level}")  # fmt: skip
 def test_tasks_of_the_higher_levels_are_admitted(view: object, runtime: Runtime) -> None:
@@ -159,6 +161,7 @@ def test_the_command_filters_a_file_and_names_the_reasons(
     assert [t.key for t in read_tasks(target)] == ["least", "question"]
 
 
+@pytest.mark.slow
 def test_a_supply_is_drawn_until_enough_are_admitted_and_fewer_are_a_prefix() -> None:
     def draw(n: int, jobs: int) -> list[str]:
         drawn = draw_tasks(levels=(0, 1), seed=4, split=Split.TRAIN, views=("copy", "predict", "fix"))

@@ -49,6 +49,7 @@ def test_a_signal_in_the_last_step_changes_nothing(tiny: Path, tmp_path: Path) -
     assert len(loop.used) == CONFIG.prompts_per_step * CONFIG.group_size
 
 
+@pytest.mark.slow
 def test_the_second_signal_stops_at_once(tiny: Path, tmp_path: Path) -> None:
     Loop(tiny, tmp_path).go(steps=1)
     code = (

@@ -71,6 +71,7 @@ def test_ac_38_a_training_killed_in_any_step_ends_as_if_it_had_not_been(tiny: Pa
     assert len(whole.used) == len(broken.used) == len(set(broken.used))
 
 
+@pytest.mark.slow
 def test_ac_38_sigkill_at_random_moments_and_in_the_middle_of_a_save() -> None:
     kills(2, 3)
 

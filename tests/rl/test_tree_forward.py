@@ -73,7 +73,7 @@ def equal_to_rows(model: nn.Module, samples: list[TrainSample], dtype: torch.dty
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(samples=forking_rows())
 def test_ac_29_tree_equals_independent_rows_in_float64(name: str, samples: list[TrainSample]) -> None:
     equal_to_rows(shared_model(name), samples, torch.float64, 1e-9)
@@ -92,7 +92,7 @@ def lora_model(modules: tuple[str, ...]) -> nn.Module:
 
 
 @pytest.mark.parametrize("modules", [("q_proj", "v_proj", "down_proj"), ("k_proj", "lm_head")])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(samples=forking_rows())
 def test_ac_29_tree_equals_independent_rows_under_lora(
     modules: tuple[str, ...], samples: list[TrainSample]

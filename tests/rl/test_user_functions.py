@@ -136,6 +136,7 @@ def test_columns_are_those_of_the_row_of_the_check_and_of_the_task_itself() -> N
     assert plain.id == content_hash(plain.model_dump(mode="json") | {"hidden": plain.hidden.full_dump()})  # type: ignore[union-attr]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("name", "said"),
     [

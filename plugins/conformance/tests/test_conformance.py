@@ -55,6 +55,7 @@ def test_ac_42_a_right_loss_that_was_written_apart_passes() -> None:
     assert list(failures(written_apart)) == []
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize(
     ("flaw", "objective"),
     [
@@ -67,6 +68,7 @@ def test_ac_42_a_flawed_loss_is_found(flaw: str, objective: str) -> None:
     assert next(failures(flawed(flaw, objective)), None)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "flaw", ["never_clips", "weight_of_the_micro_batch", "kl_over_rows", "kl_with_weight"]
 )
@@ -78,6 +80,7 @@ def test_ac_42_whatever_is_drawn(flaw: str) -> None:
         )
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_ac_42_a_mutant_is_killed_by_the_check_that_it_names(mutant: Mutant) -> None:
     assert killed(mutant, draws=[0])

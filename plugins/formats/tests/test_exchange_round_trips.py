@@ -31,6 +31,7 @@ def there_and_back(name: str, given_tasks: list[Task]) -> tuple[list[str], list[
     return sorted(map(whole, carried)), sorted(whole(item) for item in back if isinstance(item, Task))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "swe-bench"])
 @slowly
 @given(data=st.data())
@@ -40,6 +41,7 @@ def test_import_of_an_export_gives_the_same_tasks(name: str, data: st.DataObject
     assert back == carried
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("kind", HIDDEN)
 @pytest.mark.parametrize("name", CARRIES_EVERYTHING)
 @settings(parent=slowly, max_examples=4)

@@ -47,6 +47,7 @@ def drive(directory: Path, home: Path, script: Callable[[Call], Awaitable[None]]
     asyncio.run(session())
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 def test_commands_are_run_on_a_copy_of_the_directory(tmp_path: Path, mode: str) -> None:
     (tmp_path / "a.txt").write_text("here\n")

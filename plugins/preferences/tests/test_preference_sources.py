@@ -187,6 +187,7 @@ def test_a_constitution_prefers_what_keeps_every_principle(
     assert (pair.source, pair.chosen_run, pair.rejected_run) == ("constitution", kept.id, broken.id)
 
 
+@pytest.mark.slow
 def test_a_judge_that_cannot_be_reached_makes_no_pair_and_is_counted(
     nano: Nano, store: LogStore, tmp_path: Path
 ) -> None:

@@ -121,6 +121,7 @@ def test_visible_tests_run_again_on_the_original_tests(runtime: Runtime) -> None
     assert run.verdict.components["visible_tests"] == 0.0
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("thought", "value"),
     [

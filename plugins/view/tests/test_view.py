@@ -97,6 +97,7 @@ def test_runs_of_one_moment_are_paged_by_their_ids(tmp_path: Path) -> None:
     assert [row["id"] for row in every(LogView(store))] == [f"r{n:03}" for n in reversed(range(230))]
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -129,6 +130,7 @@ def test_a_row_says_why_its_run_may_not_train(store: LogStore) -> None:
     assert answer["codes"][RefusalCode.TEXT_ONLY] == RefusalCode.TEXT_ONLY.meaning
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     "query",
     [

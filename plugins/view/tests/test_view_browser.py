@@ -78,6 +78,7 @@ VIEWS = (
 )  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_runs_nothing_and_asks_nobody_else(shown: Page, root: str, view: str) -> None:
     shown.asked.clear()
@@ -107,6 +108,7 @@ def phone(chromium: Browser) -> Iterator[Page]:
         yield page
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_fits_a_phone_and_is_accessible_in_the_dark_and_in_light(
     phone: Page, root: str, view: str
@@ -159,9 +161,8 @@ def test_filters_are_part_of_the_address(shown: Page, root: str) -> None:
     assert again.locator("[name=task]").input_value() == "sum"
     again.locator("[name=text]").fill("no such text")
     again.wait_for_selector("text=No run matches.")
-    for _ in range(2):  # the list is asked for again every 2.5 s
-        with again.expect_response(lambda answer: "runs" in answer.url):
-            pass
+    with again.expect_response(lambda answer: "runs" in answer.url):  # the list is asked for again
+        pass
     again.wait_for_timeout(100)
     assert again.locator("text=No run matches.").is_visible()
 

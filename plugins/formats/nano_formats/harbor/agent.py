@@ -26,6 +26,7 @@ from harbor.agents.capabilities import AgentCapabilities
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
+from nano_coder import __version__
 from nano_coder.config import load_config, redacting_store, task_limits
 from nano_coder.models.opening import open_policy
 from nano_coder.run.execution import RunHooks, Runtime, run_task
@@ -34,7 +35,7 @@ from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.request import Output, check_run, python_program
 from nano_formats import atif
 from nano_formats.token_triple import rollout_details, triples
-from nano_shared import __version__, snapshot
+from nano_shared import snapshot
 from nano_shared.errors import SandboxError
 from nano_shared.files import content_hash, scratch_folder
 from nano_shared.logged_run import LoggedRun
