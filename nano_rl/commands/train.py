@@ -335,8 +335,7 @@ def _tell(target: Path, folder: Path, watch: Watcher, steps: int, *, quiet: bool
     from nano_rl.commands.progress import print_metrics
     from nano_rl.gather.rollouts import HELD_OUT_FILE
     from nano_rl.learn.metrics import METRICS, read_metrics, read_rows
-    from nano_rl.logs.used_runs import learned_from, learned_table
-    from nano_shared.command_line import Console
+    from nano_rl.record import learned_from
 
     rows = read_metrics(folder / METRICS)
     held_out = read_rows(folder / HELD_OUT_FILE) if (folder / HELD_OUT_FILE).exists() else []
@@ -350,9 +349,6 @@ def _tell(target: Path, folder: Path, watch: Watcher, steps: int, *, quiet: bool
     print_metrics(rows)
     if held_out:
         print(f"held out: {_success(held_out[0])}, then {_success(held_out[-1])}", file=sys.stderr)
-    table = learned_table(rows)
-    if table is not None:
-        Console(stderr=True).print(table)
     if len(rows) < steps and rows[-1].get("tasks"):
         solved = rows[-1]["tasks_solved"]
         print(
