@@ -450,7 +450,7 @@ def deep_verify(facts: RunFacts, store: LogStore, *, model: str | None = None) -
     findings = check.findings(run)
     if policy.template_hash != run.template_hash:
         findings = [
-            blocks(RefusalCode.ANOTHER_TEMPLATE, "it was made under another chat template"),
+            blocks(RefusalCode.ANOTHER_TEMPLATE),
             *findings,
         ]
     dtype = "float32"

@@ -47,10 +47,13 @@ class RefusalCode(StrEnum):
     )
     CONSTRAINED = (
         "constrained sampling",
-        "a turn was sampled under a grammar: its support is not the policy's",
+        "a turn was sampled under a grammar, or shaped (logit_bias, penalties): not as the policy has it",
     )
     GREEDY = "greedy", "a turn was decoded greedily: its log-probs are not those of a sample"
-    REDACTED = "redacted", "some of its tokens were hidden, and what follows was sampled after the true ones"
+    REDACTED = (
+        "redacted",
+        "some of its tokens were hidden, and what follows was sampled after the true ones (it can imitate)",
+    )
     # interface that it was made under
     OTHER_PROFILE = "other profile", "its profile was another one when it was made (the hash differs)"
     ANOTHER_PROFILE = "another profile", "it was made under another profile than this policy's"
@@ -62,7 +65,10 @@ class RefusalCode(StrEnum):
     # excluded from training
     CONTROL = "impossible control", "an impossible control: any pass is a hack"
     TEST_SPLIT = "of the test split", "its task is held out to evaluate by"
-    AMBIGUOUS_PARENT = "ambiguous parent", "it continues a conversation that several logged ones could be"
+    AMBIGUOUS_PARENT = (
+        "ambiguous parent",
+        "several logged conversations could be its beginning; give each client a session",
+    )
     # damage
     BROKEN_ROWS = "broken rows", "its token rows are out of order"
     MISSING_TURN = "missing turn", "a turn between others is not there"
@@ -185,13 +191,10 @@ def _finished(run: RunFacts) -> Iterator[RunFinding]:
 
 def _tokens(run: RunFacts) -> Iterator[RunFinding]:
     if run.tools_hash.startswith(AMBIGUOUS_TOOLS):
-        yield blocks(
-            RefusalCode.AMBIGUOUS_PARENT,
-            "several logged conversations could be its beginning; give each client a session of its own",
-        )
+        yield blocks(RefusalCode.AMBIGUOUS_PARENT)
         return
     if not run.own_turns:
-        yield blocks(RefusalCode.NO_TURNS, "no turn was logged")
+        yield blocks(RefusalCode.NO_TURNS)
         return
     gap = next((at for at, turn in enumerate(run.turns) if turn.index != at), None)
     if gap is not None:
@@ -206,11 +209,7 @@ def _tokens(run: RunFacts) -> Iterator[RunFinding]:
         )
         return
     if any(turn.is_redacted for turn in run.turns):
-        yield blocks(
-            RefusalCode.REDACTED,
-            "some of its tokens were hidden, and what follows them was sampled after the true ones (its text"
-            " can still imitate)",
-        )
+        yield blocks(RefusalCode.REDACTED)
         return
     if _rows_broken(run.turns):
         rows = [turn.row for turn in run.turns]
@@ -280,23 +279,12 @@ def _of_turn(turn: TurnFacts) -> RunFinding | None:
 
 def _how_sampled(turn: TurnFacts) -> RunFinding | None:
     """Checks of sampling for turns that are trained; turns that a fork took over are context."""
-    name, sampling = f"turn {turn.index}", turn.sampling
+    sampling = turn.sampling
     if sampling.top_p < 1 or sampling.top_k > 0:
-        return blocks(
-            RefusalCode.TRUNCATED_SAMPLING,
-            f"{name} was sampled with top-p or top-k: its support is not the policy's",
-        )
+        return blocks(RefusalCode.TRUNCATED_SAMPLING)
     if sampling.grammar is not None or sampling.shaping is not None:
-        return blocks(
-            RefusalCode.CONSTRAINED,
-            f"{name} was sampled under a grammar (response_format, tool_choice) or shaped (logit_bias,"
-            " penalties, min_p and the like): not as the policy has it (its text can still imitate)",
-        )
-    if sampling.temperature == 0:
-        return blocks(
-            RefusalCode.GREEDY, f"{name} was decoded greedily: its log-probs are not those of a sample"
-        )
-    return None
+        return blocks(RefusalCode.CONSTRAINED)
+    return blocks(RefusalCode.GREEDY) if sampling.temperature == 0 else None
 
 
 def _interface(run: RunFacts) -> Iterator[RunFinding]:
@@ -356,7 +344,7 @@ def _offered(profile: InterfaceProfile, names: tuple[str, ...] | None) -> tuple[
 def _verdict(run: RunFacts) -> Iterator[RunFinding]:
     verdict = run.verdict
     if verdict is None:
-        yield blocks(RefusalCode.NO_VERDICT, "no verdict: give a --check, or grade it with nano-rl")
+        yield blocks(RefusalCode.NO_VERDICT)
     elif verdict.reward is None:
         yield blocks(RefusalCode.NO_REWARD, f"the verdict has no reward ({verdict.failure_kind})")
     elif (verdict.failure_kind or "").partition(":")[0] in _OUR_FAILURES:
@@ -367,8 +355,7 @@ def _verdict(run: RunFacts) -> Iterator[RunFinding]:
         )
     elif run.sealed is False:
         yield blocks(
-            RefusalCode.FOREIGN_VERDICT,
-            "its verdict was changed in the log after it was written: the seal does not hold",
+            RefusalCode.FOREIGN_VERDICT, "its verdict was changed in the log: the seal does not hold"
         )
     elif (
         isinstance(run.task.hidden, AnswerChecks)
@@ -396,5 +383,6 @@ def by_us(grader: str) -> bool:
     return grader.startswith("nano-grader ")
 
 
-def blocks(code: RefusalCode, text: str) -> RunFinding:
-    return RunFinding(True, code.value, text)
+def blocks(code: RefusalCode, text: str = "") -> RunFinding:
+    """A finding that refuses the run; by default in the words of the code's meaning."""
+    return RunFinding(True, code.value, text or code.meaning)

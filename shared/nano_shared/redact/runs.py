@@ -124,7 +124,7 @@ def scrub_trajectory(
     A secret that is recognised anywhere is hidden everywhere, and so are eight characters of a long one, as
     truncated observations leave them. `decode` gives the text of ids; without it, all ids of a run that holds
     a secret are masked. `blobs` allows reading the full outputs behind truncated observations for secrets;
-    they and the snapshots are not changed (see `scrub_blob`, `scrub_snapshot`).
+    they and the snapshots are not changed (see `scrub_snapshot`).
     """
     redactor = redactor or Redactor()
     known = Known()
