@@ -43,11 +43,11 @@ TEXTS = ("@read_file path=sums.py", "@edit_file path=sums.py line=2\n    return 
 
 def pool(folder: Path, count: int = 50) -> list[Trajectory]:
     """Runs whose tokens are a tiny model's, with the log-probs that it gives them."""
+    from integration.tiny_model import build_tiny
     from nano_coder.agent.dialects.dialect import DIALECTS
     from nano_coder.agent.loop import observation_messages
     from nano_coder.agent.profiles import COMPACT_1, first_messages
     from nano_coder.models.opening import local_policy, open_weights
-    from nano_rl.tiny_model import build_tiny
     from nano_shared.policy import Conversation
     from nano_shared.types import (
         Completion,

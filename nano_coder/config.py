@@ -44,7 +44,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def _checked_hosts(value: str) -> str:
-    from nano_coder.sandbox.proxy import allowed_hosts
+    from nano_coder.sandbox.protocol import allowed_hosts
 
     try:
         allowed_hosts(value)

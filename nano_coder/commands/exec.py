@@ -19,11 +19,17 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from typer import Argument, Option
 
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.captured_output import FLOOD_BYTES
 from nano_coder.sandbox.namespaces import NsJail
-from nano_coder.sandbox.protocol import ExecResult, Jail, RunOptions, Sandbox, SupportsKeeping, connected
-from nano_coder.sandbox.proxy import allowed_hosts
-from nano_coder.sandbox.request import TERABYTE_MB, WEEK_S
+from nano_coder.sandbox.protocol import (
+    ExecResult,
+    Jail,
+    RunOptions,
+    Sandbox,
+    SupportsKeeping,
+    allowed_hosts,
+    connected,
+)
+from nano_coder.sandbox.request import FLOOD_BYTES, TERABYTE_MB, WEEK_S
 from nano_shared.errors import NanoError, SandboxError, UsageError
 from nano_shared.types import Limits
 

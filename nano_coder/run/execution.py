@@ -24,12 +24,9 @@ from nano_coder.agent.profiles import (
 )
 from nano_coder.environment import Environments
 from nano_coder.grading.command_check import run_check
-from nano_coder.grading.grade import ungraded
-from nano_coder.grading.graders import by_grader, find_grader
-from nano_coder.grading.submission import grade_trajectory
+from nano_coder.grading.grade import by_grader, find_grader, grade_trajectory, ungraded
 from nano_coder.run.git_history import GitHistory, open_with
-from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, connected, in_image
-from nano_coder.sandbox.proxy import allowed_hosts, covers
+from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, allowed_hosts, connected, covers, in_image
 from nano_coder.tools.bash import ANEW, bash
 from nano_coder.tools.tool import RecordedAnswers, ToolContext
 from nano_shared import snapshot

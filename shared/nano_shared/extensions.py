@@ -257,6 +257,7 @@ PLUGINS = {
         "nano.environments": {"formats": "nemo-gym openenv verifiers"},
         "nano.learners": {"cluster": "ranks"},
         "nano.log_databases": {"cluster": "postgresql"},
+        "nano.mutation_testing": {"mining": "cases"},
         "nano.profiles": {"suites": "compact-2 hermes-2"},
         "nano.rewards": {
             "preferences": "process format length diff_size lint reasoning safety judge constitution"

@@ -235,7 +235,12 @@ def test_importing_weights_policies_and_commands_needs_no_torch() -> None:
         for package in (nano_coder.commands, nano_rl.commands)
         for module in pkgutil.iter_modules(package.__path__)
     ]
-    modules = ["nano_coder.models.weights", "nano_coder.models.local.policy", "nano_rl.tiny_model", *commands]
+    modules = [
+        "nano_coder.models.weights",
+        "nano_coder.models.local.policy",
+        "integration.tiny_model",
+        *commands,
+    ]
     code = (
         f"import sys, {', '.join(modules)}\n"
         "print({'torch', 'transformers', 'tokenizers'} & sys.modules.keys())"

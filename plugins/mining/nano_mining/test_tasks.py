@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nano_coder.grading.submission import Delivery, grade_delivery
+from nano_coder.grading.grade import Delivery, grade_delivery
 from nano_coder.sandbox.protocol import Sandbox
 from nano_mining.targets import first_line
 from nano_rl.tasks.mutate import mutants

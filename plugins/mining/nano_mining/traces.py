@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.grading.command_run import workspace_jail
+from nano_coder.grading.command_check import workspace_jail
 from nano_coder.sandbox.protocol import Sandbox
 from nano_mining.packages import MinedPackage
 from nano_shared.process import parse_expression

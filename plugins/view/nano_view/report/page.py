@@ -70,7 +70,7 @@ def training_cells(t: Training | None) -> dict[str, str]:
     if t is None:
         return dict.fromkeys(("model", "steps", "reward", "success", "held-out success"), "-")
     return {
-        "model": t.record.model if t.record else "-",
+        "model": (t.record and t.record.model) or "-",
         "steps": str(len(t.rows)),
         "reward": _ends(t.rows, "reward_mean"),
         "success": _ends(t.rows, "success/all"),
