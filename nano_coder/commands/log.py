@@ -189,8 +189,6 @@ def _facts(store: LogStore, runs: Sequence[str]) -> Iterator[RunFacts]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """What was found of one run."""
-
     facts: RunFacts
     checks: list[RunFinding]
     certificate: Certificate | None

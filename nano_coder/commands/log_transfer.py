@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 
 from typer import Argument, Option
 
-from nano_coder.agent.profiles import opening, tools
+from nano_coder.agent.profiles import logged_opening, logged_tools
 from nano_coder.commands.options import Log, PolicyChoice, SinceChoice, SuccessChoice, TaskChoice, open_log
 from nano_coder.formats import RUN_FORMATS, Calls, RunFormat, message_rows
 from nano_shared.blobs import BlobStore
@@ -134,8 +134,8 @@ class _Export:
             yield row
 
     def _row(self, format: RunFormat, run: LoggedRun) -> dict[str, Any]:
-        first = opening(run.trajectory, self.store.blobs)
-        offered = tools(run.trajectory)
+        first = logged_opening(run.trajectory, self.store.blobs)
+        offered = logged_tools(run.trajectory)
         if self.calls == "native":
             return message_rows(run.trajectory, first, calls=self.calls, tools=offered)
         assert format.write_run is not None
@@ -165,7 +165,9 @@ class _Export:
         with new_folder(out) as folder:
             writer = format.write_folder(folder)
             for run in self._counted():
-                writer.add(run, opening(run.trajectory, self.store.blobs), tools(run.trajectory))
+                writer.add(
+                    run, logged_opening(run.trajectory, self.store.blobs), logged_tools(run.trajectory)
+                )
             self._refuse_empty()
             writer.close()
 

@@ -117,7 +117,6 @@ class Runtime:
 
 
 def with_limits(task: Task, limits: Mapping[str, Any]) -> Task:
-    """The task with these limits replacing its own."""
     changed = task.limits.model_copy(update=dict(limits))
     return task if changed == task.limits else task.model_copy(update={"limits": changed})
 
@@ -328,7 +327,6 @@ def _run(
     session: OpenSession | None = None,
     record: RecordedAnswers | None = None,
 ) -> Trajectory:
-    """Log and execute a run that is new to the log."""
     with runtime.store.claim(begun.id), closing(_jail(begun, runtime)) as jail:
         runtime.store.begin(begun)
         runtime.hooks.start(begun)
@@ -464,7 +462,6 @@ def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
 
 
 def finish(run: Trajectory, runtime: Runtime, stop: StopReason, detail: str | None) -> Trajectory:
-    """Log the end of a run."""
     ended = time.time()
     runtime.store.finish(run.id, stop=stop, stop_detail=detail, answer=run.answer, diff=run.diff, ended=ended)
     return run.model_copy(update={"stop": stop, "stop_detail": detail, "ended": ended})

@@ -256,7 +256,7 @@ def _differing(trainings: Sequence[Training]) -> list[tuple[str, list[str]]]:
     """The settings that differ between the trainings, with the value of each."""
     settings: list[Mapping[str, str]] = [
         {f"{section}.{name}".lstrip("."): value for section, rows in t.settings for name, value, _ in rows}
-        | ({"model": t.record.model, "tasks": str(t.record.tasks)} if t.record else {})
+        | ({"model": t.record.model or "-", "tasks": str(t.record.tasks)} if t.record else {})
         for t in trainings
     ]
     names = sorted({name for values in settings for name in values})
