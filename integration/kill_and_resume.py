@@ -39,7 +39,7 @@ from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import MEASURED, METRICS, read_metrics
-from nano_rl.logs.used_runs import USED, read_used
+from nano_rl.record import USED, read_used
 from nano_rl.resume import STATES
 from nano_rl.rewards import Reward
 from nano_rl.tasks.task_file import make_tasks

@@ -1,11 +1,12 @@
-"""What a training writes beside its checkpoints: command, events, and the rollouts and times of each step."""
+"""What a training writes beside its checkpoints: command, events, rollouts, times, used runs."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +19,7 @@ from nano_rl.learn.metrics import SHORTEST, RowWriter, read_rows
 from nano_rl.learn.rows import Group
 from nano_rl.rewards import outcome
 from nano_shared.errors import CheckpointError, UsageError
-from nano_shared.files import write_text
+from nano_shared.files import full_disk_explained, write_text
 from nano_shared.types import Trajectory
 
 if TYPE_CHECKING:
@@ -295,3 +296,68 @@ def _completions(run: Trajectory) -> Iterator[TimeSpan]:
 
 def _observed_tokens(run: Trajectory) -> int:
     return sum(len(t.completion.tokens.context_ids) for t in run.turns[1:] if t.completion.tokens)
+
+
+def learned_from(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Totals over the steps of a training from its metrics, and mean shares of the loss parts.
+
+    Empty for a training without logs.
+    """
+    if not any("logged_runs" in row for row in rows):
+        return {}
+    total = {name: _sum(rows, name) for name in ("logged_runs", "fresh_runs", "tokens", "weight_dropped")}
+    total["stale_tokens_dropped"] = _sum(rows, "stale_dropped")
+    total["too_old"] = rows[-1].get("too_old") or 0.0
+    total["log_left"] = rows[-1].get("log_left") or 0.0
+    total["sft_tokens"], total["preference_pairs"] = _sum(rows, "sft_tokens"), _sum(rows, "preference_pairs")
+    total["log_share"] = total["logged_runs"] / max(1.0, total["logged_runs"] + total["fresh_runs"])
+    for name in ("share_policy", "share_kl", "share_sft", "share_preference", "ess_logged", "ess_kept"):
+        values = [value for row in rows if (value := row.get(name)) is not None]
+        if values:
+            total[name] = sum(values) / len(values)
+    return total
+
+
+def _sum(rows: Sequence[Mapping[str, float | None]], name: str) -> float:
+    return sum(row.get(name) or 0.0 for row in rows)
+
+
+USED = "used.jsonl"
+"""the file's name in the folder of a training"""
+
+
+class UsedRuns:
+    """The lines of the steps before `step`; lines of later steps, which were not saved, are dropped.
+
+    Raises CheckpointError if a step of the saved state is missing in the file.
+    """
+
+    def __init__(self, path: Path, *, step: int) -> None:
+        self._path = path
+        lines = read_used(path)[:step] if path.exists() else []
+        if [line["step"] for line in lines] != list(range(step)):
+            raise CheckpointError(
+                f"{path} does not hold the runs of the {step} steps that the saved state has learned from;"
+                " put the file back, or start anew under another --name"
+            )
+        self._ids = [run for line in lines for group in line["groups"] for run in group["runs"]]
+        write_text(path, "".join(json.dumps(line) + "\n" for line in lines), CheckpointError)
+
+    @property
+    def run_ids(self) -> list[str]:
+        return list(self._ids)
+
+    def append(self, step: int, groups: Sequence[Group]) -> None:
+        """Append one line and sync it. Raises CheckpointError if the disk is full."""
+        entries = [{"task": g.task_key, "runs": [t.id for t in g.trajectories]} for g in groups]
+        with full_disk_explained(self._path, CheckpointError), self._path.open("a") as file:
+            file.write(json.dumps({"step": step, "groups": entries}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._ids += [run for group in entries for run in group["runs"]]
+
+
+def read_used(path: Path) -> list[dict[str, Any]]:
+    """The lines in order, without an incomplete last one."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]

@@ -35,7 +35,7 @@ from nano_rl.checkpoints.checkpoint import save_checkpoint
 from nano_rl.config import TrainConfig
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.learn.learner import Learner, prepare, restore_weights
-from nano_rl.logs.used_runs import USED, read_used
+from nano_rl.record import USED, read_used
 from nano_shared.checkpoint import Manifest
 from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.extensions import leave_hanging_calls

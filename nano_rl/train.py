@@ -27,8 +27,7 @@ from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
 from nano_rl.learn.plan import FlopCounter, available_bytes, row_bytes, utilisation
 from nano_rl.learn.rows import Group, group_metrics, row_tokens
 from nano_rl.learn.update import Updater
-from nano_rl.logs.used_runs import USED, UsedRuns
-from nano_rl.record import EventKind, Phases, note
+from nano_rl.record import USED, EventKind, Phases, UsedRuns, note
 from nano_rl.resume import (
     STATES,
     Identity,

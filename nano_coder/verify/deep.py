@@ -16,7 +16,7 @@ from nano_coder.agent.profiles import first_started, logged_profile, open_conver
 from nano_coder.grading.command_check import laid_over, restored, tree_hash
 from nano_coder.grading.grade import Delivery, graded_files, graded_hash
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
-from nano_coder.verify.trainable import RefusalCode, RunFinding, by_us
+from nano_coder.verify.trainable import RefusalCode, RunFinding, blocks, by_us
 from nano_coder.verify.trainable import findings as judge
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
@@ -98,28 +98,30 @@ class TokenCheck:
             if of_api:  # calls are beside the text, which was trimmed
                 named = (call.name for call in turn.calls)
                 if not all(part in spelt for part in (turn.completion.text.strip(), *named)):
-                    return _no(RefusalCode.OTHER_IDS, f"{name}: its ids do not spell its text and its calls")
+                    return blocks(
+                        RefusalCode.OTHER_IDS, f"{name}: its ids do not spell its text and its calls"
+                    )
             elif spelt != turn.completion.text:
                 return self._misspelt(turn)
             ended = tokens.sampled_ids[-1] in self.eos_ids
             stopped = ended or any(text in turn.completion.text for text in turn.completion.sampling.stop)
             cut = of_api and turn.completion.sampling.stop  # a stop string is not shown
             if turn.completion.finish is Finish.STOP and not stopped and not cut:
-                return _no(RefusalCode.CUT_TURN, f"{name} ended by itself, and no token of it says so")
+                return blocks(RefusalCode.CUT_TURN, f"{name} ended by itself, and no token of it says so")
         return None
 
     def _misspelt(self, turn: Turn) -> RunFinding:
         tokens, text, name = tokens_of(turn), turn.completion.text, f"turn {turn.index}"
         if MARKER.search(text):
-            return _no(
+            return blocks(
                 RefusalCode.MISALIGNED, f"{name}: its tokens do not spell the text that redaction left of it"
             )
         if self._shifted(tokens, text):
-            return _no(RefusalCode.SHIFTED_MASK, f"{name}: its text begins elsewhere than its mask")
+            return blocks(RefusalCode.SHIFTED_MASK, f"{name}: its text begins elsewhere than its mask")
         whole = self._decode(tokens)
         if whole and text.startswith(whole) and turn.completion.finish is Finish.STOP:
-            return _no(RefusalCode.CUT_TURN, f"{name}: its ids spell only the beginning of its text")
-        return _no(RefusalCode.OTHER_IDS, f"{name}: its sampled ids do not spell its text")
+            return blocks(RefusalCode.CUT_TURN, f"{name}: its ids spell only the beginning of its text")
+        return blocks(RefusalCode.OTHER_IDS, f"{name}: its sampled ids do not spell its text")
 
     def _shifted(self, tokens: TurnTokens, text: str) -> bool:
         """Whether moving the border between context and sample would make the ids spell the text."""
@@ -143,11 +145,11 @@ class TokenCheck:
             return self._raw(run)
         profile = logged_profile(run)
         if profile is None:
-            return _no(RefusalCode.OTHER_PROFILE, f"profile {run.profile} is not one of this nano")
+            return blocks(RefusalCode.OTHER_PROFILE, f"profile {run.profile} is not one of this nano")
         try:
             proof = prove_prompts(run, profile, self.template, self.blobs)
         except PolicyError as problem:
-            return _no(RefusalCode.BROKEN_PREFIX, str(problem))
+            return blocks(RefusalCode.BROKEN_PREFIX, str(problem))
         return None if proof.differing is None else self._differs(proof.differing, proof.rendered)
 
     def _raw(self, run: Trajectory) -> RunFinding | None:
@@ -163,16 +165,16 @@ class TokenCheck:
         context = tokens.context_ids
         texts = [observation.text for observation in turn.observations]
         if any(MARKER.search(text) for text in texts) or MARKER.search(turn.completion.text):
-            return _no(RefusalCode.MISALIGNED, f"{name}: its context is not what redaction left of it")
+            return blocks(RefusalCode.MISALIGNED, f"{name}: its context is not what redaction left of it")
         row = (*context, *tokens.sampled_ids)
         if len(context) != len(expected) and row[: len(expected)] == expected:
-            return _no(RefusalCode.SHIFTED_MASK, f"{name}: its context ends {len(expected)} tokens in")
+            return blocks(RefusalCode.SHIFTED_MASK, f"{name}: its context ends {len(expected)} tokens in")
         if self._assistants(context) > self._assistants(expected):
-            return _no(
+            return blocks(
                 RefusalCode.FABRICATED_TURN,
                 f"{name}: its context holds an assistant turn that was not sampled",
             )
-        return _no(
+        return blocks(
             RefusalCode.BROKEN_PREFIX,
             f"{name}: its {len(context)} context ids are not the {len(expected)} that the template renders",
         )
@@ -188,7 +190,9 @@ class TokenCheck:
         expected = expected_hash(run, self.blobs)
         if expected in (None, verdict.graded_hash):
             return None
-        return _no(RefusalCode.FOREIGN_VERDICT, "the verdict was computed from other files than this run's")
+        return blocks(
+            RefusalCode.FOREIGN_VERDICT, "the verdict was computed from other files than this run's"
+        )
 
 
 @runtime_checkable
@@ -281,10 +285,6 @@ def tokens_of(turn: Turn) -> TurnTokens:
     if tokens is None:
         raise ValueError(f"turn {turn.index} is text-only, and only tokens can be checked")
     return tokens
-
-
-def _no(code: RefusalCode, text: str) -> RunFinding:
-    return RunFinding(True, code.value, text)
 
 
 MAX_GAP = 1e-4
@@ -448,7 +448,7 @@ def deep_verify(facts: RunFacts, store: LogStore, *, model: str | None = None) -
     findings = check.findings(run)
     if policy.template_hash != run.template_hash:
         findings = [
-            RunFinding(True, RefusalCode.ANOTHER_TEMPLATE.value, "it was made under another chat template"),
+            blocks(RefusalCode.ANOTHER_TEMPLATE),
             *findings,
         ]
     dtype = "float32"
@@ -471,9 +471,8 @@ _UNCERTIFIABLE = frozenset(
 
 
 def _far(gap: Gap) -> RunFinding:
-    return RunFinding(
-        True,
-        RefusalCode.OTHER_LOGPROBS.value,
+    return blocks(
+        RefusalCode.OTHER_LOGPROBS,
         f"its log-probs are {gap.mean:.2g} nats from the policy's in the mean and {gap.max:.2g} at most;"
         f" turn {gap.worst_turn} is the farthest",
     )

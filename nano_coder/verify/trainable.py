@@ -47,10 +47,13 @@ class RefusalCode(StrEnum):
     )
     CONSTRAINED = (
         "constrained sampling",
-        "a turn was sampled under a grammar: its support is not the policy's",
+        "a turn was sampled under a grammar, or shaped (logit_bias, penalties): not as the policy has it",
     )
     GREEDY = "greedy", "a turn was decoded greedily: its log-probs are not those of a sample"
-    REDACTED = "redacted", "some of its tokens were hidden, and what follows was sampled after the true ones"
+    REDACTED = (
+        "redacted",
+        "some of its tokens were hidden, and what follows was sampled after the true ones (it can imitate)",
+    )
     # interface that it was made under
     OTHER_PROFILE = "other profile", "its profile was another one when it was made (the hash differs)"
     ANOTHER_PROFILE = "another profile", "it was made under another profile than this policy's"
@@ -62,7 +65,10 @@ class RefusalCode(StrEnum):
     # excluded from training
     CONTROL = "impossible control", "an impossible control: any pass is a hack"
     TEST_SPLIT = "of the test split", "its task is held out to evaluate by"
-    AMBIGUOUS_PARENT = "ambiguous parent", "it continues a conversation that several logged ones could be"
+    AMBIGUOUS_PARENT = (
+        "ambiguous parent",
+        "several logged conversations could be its beginning; give each client a session",
+    )
     # damage
     BROKEN_ROWS = "broken rows", "its token rows are out of order"
     MISSING_TURN = "missing turn", "a turn between others is not there"
@@ -161,56 +167,53 @@ def blocking(run: RunFacts) -> Iterator[RefusalCode]:
 
 def _finished(run: RunFacts) -> Iterator[RunFinding]:
     if run.stop is None and run.tools_hash.startswith(CLIENT_TOOLS):
-        yield _no(
+        yield blocks(
             RefusalCode.UNFINISHED, "its conversation is open: a reward ends it, or some minutes of silence"
         )
     elif run.stop is None:
-        yield _no(RefusalCode.UNFINISHED, f"the run never ended; nano-coder resume {run.id} goes on with it")
+        yield blocks(
+            RefusalCode.UNFINISHED, f"the run never ended; nano-coder resume {run.id} goes on with it"
+        )
     elif run.stop.ours:
         if run.reward is not None:
-            yield _no(
+            yield blocks(
                 RefusalCode.OURS_SCORED,
                 f"it ended in a failure that the policy could not cause ({run.stop}), and was scored"
                 f" {run.reward:g} for it",
             )
         else:
-            yield _no(RefusalCode.OURS, f"it ended in a failure that the policy could not cause ({run.stop})")
+            yield blocks(
+                RefusalCode.OURS, f"it ended in a failure that the policy could not cause ({run.stop})"
+            )
     else:
         yield RunFinding(False, "ended", f"it ended by itself ({run.stop})")
 
 
 def _tokens(run: RunFacts) -> Iterator[RunFinding]:
     if run.tools_hash.startswith(AMBIGUOUS_TOOLS):
-        yield _no(
-            RefusalCode.AMBIGUOUS_PARENT,
-            "several logged conversations could be its beginning; give each client a session of its own",
-        )
+        yield blocks(RefusalCode.AMBIGUOUS_PARENT)
         return
     if not run.own_turns:
-        yield _no(RefusalCode.NO_TURNS, "no turn was logged")
+        yield blocks(RefusalCode.NO_TURNS)
         return
     gap = next((at for at, turn in enumerate(run.turns) if turn.index != at), None)
     if gap is not None:
-        yield _no(RefusalCode.MISSING_TURN, f"turn {gap} is not there, and turn {run.turns[gap].index} is")
+        yield blocks(RefusalCode.MISSING_TURN, f"turn {gap} is not there, and turn {run.turns[gap].index} is")
         return
     bare = next((turn for turn in run.turns if turn.row is None), None)
     if bare is not None:
         why = f": {bare.no_tokens}" if bare.no_tokens else ""
-        yield _no(
+        yield blocks(
             RefusalCode.TEXT_ONLY,
             f"text-only: no token ids and log-probs for turn {bare.index}{why} (it can still imitate)",
         )
         return
     if any(turn.is_redacted for turn in run.turns):
-        yield _no(
-            RefusalCode.REDACTED,
-            "some of its tokens were hidden, and what follows them was sampled after the true ones (its text"
-            " can still imitate)",
-        )
+        yield blocks(RefusalCode.REDACTED)
         return
     if _rows_broken(run.turns):
         rows = [turn.row for turn in run.turns]
-        yield _no(RefusalCode.BROKEN_ROWS, f"the token rows are out of order: {rows}")
+        yield blocks(RefusalCode.BROKEN_ROWS, f"the token rows are out of order: {rows}")
         return
     found = (_mixed(run), *map(_of_turn, run.turns), *map(_how_sampled, run.own_turns))
     for problem in found:
@@ -239,12 +242,12 @@ def _mixed(run: RunFacts) -> RunFinding | None:
     """Whether turns come from several policies, other than the turns that a fork took over."""
     policies = list(dict.fromkeys(turn.policy_id for turn in run.turns))
     if len(policies) > 1 and run.parent is None:
-        return _no(
+        return blocks(
             RefusalCode.MIXED_POLICIES, f"its turns name {len(policies)} policies: {', '.join(policies[:3])}"
         )
     versions = [turn.policy_version for turn in run.turns]
     if versions != sorted(versions) and run.parent is None:
-        return _no(RefusalCode.MIXED_POLICIES, f"the versions of its policy go back: {versions}")
+        return blocks(RefusalCode.MIXED_POLICIES, f"the versions of its policy go back: {versions}")
     return None
 
 
@@ -252,54 +255,45 @@ def _of_turn(turn: TurnFacts) -> RunFinding | None:
     """The first problem with the tokens of one turn."""
     name = f"turn {turn.index}"
     if not turn.context or not turn.sampled:
-        return _no(RefusalCode.MISSING_IDS, f"{name} has no {'context' if turn.sampled else 'sampled'} ids")
+        return blocks(
+            RefusalCode.MISSING_IDS, f"{name} has no {'context' if turn.sampled else 'sampled'} ids"
+        )
     if not turn.is_whole or (turn.context, turn.sampled) != turn.claimed:
-        return _no(
+        return blocks(
             RefusalCode.TORN_TURN,
             f"{name} holds {turn.context} context and {turn.sampled} sampled ids, and was logged with"
             f" {turn.claimed[0]} and {turn.claimed[1]}",
         )
     logprobs = turn.logprobs
     if len(logprobs) != turn.sampled:
-        return _no(
+        return blocks(
             RefusalCode.MISSING_LOGPROBS,
             f"{name} has {turn.sampled} sampled ids and {len(logprobs)} log-probs",
         )
     if not math.isfinite(sum(logprobs)):
-        return _no(RefusalCode.NAN_LOGPROB, f"{name} has a log-prob that is not a finite number")
+        return blocks(RefusalCode.NAN_LOGPROB, f"{name} has a log-prob that is not a finite number")
     if (largest := max(logprobs)) > _ABOVE_ZERO:
-        return _no(RefusalCode.POSITIVE_LOGPROB, f"{name} has a log-prob of {largest:g}, above 0")
+        return blocks(RefusalCode.POSITIVE_LOGPROB, f"{name} has a log-prob of {largest:g}, above 0")
     return None
 
 
 def _how_sampled(turn: TurnFacts) -> RunFinding | None:
     """Checks of sampling for turns that are trained; turns that a fork took over are context."""
-    name, sampling = f"turn {turn.index}", turn.sampling
+    sampling = turn.sampling
     if sampling.top_p < 1 or sampling.top_k > 0:
-        return _no(
-            RefusalCode.TRUNCATED_SAMPLING,
-            f"{name} was sampled with top-p or top-k: its support is not the policy's",
-        )
+        return blocks(RefusalCode.TRUNCATED_SAMPLING)
     if sampling.grammar is not None or sampling.shaping is not None:
-        return _no(
-            RefusalCode.CONSTRAINED,
-            f"{name} was sampled under a grammar (response_format, tool_choice) or shaped (logit_bias,"
-            " penalties, min_p and the like): not as the policy has it (its text can still imitate)",
-        )
-    if sampling.temperature == 0:
-        return _no(
-            RefusalCode.GREEDY, f"{name} was decoded greedily: its log-probs are not those of a sample"
-        )
-    return None
+        return blocks(RefusalCode.CONSTRAINED)
+    return blocks(RefusalCode.GREEDY) if sampling.temperature == 0 else None
 
 
 def _interface(run: RunFacts) -> Iterator[RunFinding]:
     profile = logged_profile(run)
     if profile is None and (missing := missing_tools(run.profile)):
-        yield _no(RefusalCode.OTHER_PROFILE, f"the run was given {missing}")
+        yield blocks(RefusalCode.OTHER_PROFILE, f"the run was given {missing}")
         return
     if profile is None or hashes(profile)[0] != run.profile_hash:
-        yield _no(
+        yield blocks(
             RefusalCode.OTHER_PROFILE,
             f"profile {run.profile} was another one when the run was made (its hash differs)",
         )
@@ -310,7 +304,7 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
         )
         return
     if hashes(profile)[1] != run.tools_hash:
-        yield _no(RefusalCode.OTHER_TOOLS, f"the hash of its tools is not that of profile {run.profile}")
+        yield blocks(RefusalCode.OTHER_TOOLS, f"the hash of its tools is not that of profile {run.profile}")
         return
     if profile.dialect == Api.name:
         reason = f"profile {profile.name}: hashes match; an API returned the calls beside the text"
@@ -323,7 +317,7 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
         offered = tools if turn.delegated_by is None else without_delegate(tools)
         parsed = DIALECTS.find(profile.dialect).parse(turn.text, offered)
         if tuple((call.name, call.arguments) for call in parsed.calls) != turn.calls:
-            yield _no(
+            yield blocks(
                 RefusalCode.CALLS_DIFFER, f"turn {turn.index}: the logged calls are not what its text says"
             )
             return
@@ -350,28 +344,29 @@ def _offered(profile: InterfaceProfile, names: tuple[str, ...] | None) -> tuple[
 def _verdict(run: RunFacts) -> Iterator[RunFinding]:
     verdict = run.verdict
     if verdict is None:
-        yield _no(RefusalCode.NO_VERDICT, "no verdict: give a --check, or grade it with nano-rl")
+        yield blocks(RefusalCode.NO_VERDICT)
     elif verdict.reward is None:
-        yield _no(RefusalCode.NO_REWARD, f"the verdict has no reward ({verdict.failure_kind})")
+        yield blocks(RefusalCode.NO_REWARD, f"the verdict has no reward ({verdict.failure_kind})")
     elif (verdict.failure_kind or "").partition(":")[0] in _OUR_FAILURES:
-        yield _no(
+        yield blocks(
             RefusalCode.OURS_SCORED,
             f"the verdict tells a failure of ours ({verdict.failure_kind}) and still has the reward"
             f" {verdict.reward:g}",
         )
     elif run.sealed is False:
-        yield _no(
-            RefusalCode.FOREIGN_VERDICT,
-            "its verdict was changed in the log after it was written: the seal does not hold",
+        yield blocks(
+            RefusalCode.FOREIGN_VERDICT, "its verdict was changed in the log: the seal does not hold"
         )
     elif (
         isinstance(run.task.hidden, AnswerChecks)
         and by_us(verdict.grader)
         and verdict.graded_hash != content_hash(["answer", run.answer])
     ):
-        yield _no(RefusalCode.FOREIGN_VERDICT, "the verdict was computed from another answer than this run's")
+        yield blocks(
+            RefusalCode.FOREIGN_VERDICT, "the verdict was computed from another answer than this run's"
+        )
     elif verdict.trust not in TRUSTED:
-        yield _no(RefusalCode.LOW_TRUST, f"the verdict's trust is too low ({verdict.trust})")
+        yield blocks(RefusalCode.LOW_TRUST, f"the verdict's trust is too low ({verdict.trust})")
     else:
         yield RunFinding(
             False, "verdict", f"reward {verdict.reward:g} from {verdict.grader}, trust {verdict.trust}"
@@ -388,5 +383,6 @@ def by_us(grader: str) -> bool:
     return grader.startswith("nano-grader ")
 
 
-def _no(code: RefusalCode, text: str) -> RunFinding:
-    return RunFinding(True, code.value, text)
+def blocks(code: RefusalCode, text: str = "") -> RunFinding:
+    """A finding that refuses the run; by default in the words of the code's meaning."""
+    return RunFinding(True, code.value, text or code.meaning)

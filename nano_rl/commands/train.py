@@ -429,8 +429,7 @@ def _report(
     from nano_rl.commands.progress import print_metrics
     from nano_rl.gather.rollouts import HELD_OUT_FILE
     from nano_rl.learn.metrics import read_rows
-    from nano_rl.logs.used_runs import learned_from, learned_table
-    from nano_shared.command_line import Console
+    from nano_rl.record import learned_from
 
     held_out = read_rows(folder / HELD_OUT_FILE) if (folder / HELD_OUT_FILE).exists() else []
     finite = {name: value if math.isfinite(value) else None for name, value in last.items()}
@@ -447,8 +446,6 @@ def _report(
                 for row in (held_out[0], held_out[-1])
             )
             print(f"held out: {first}, then {now}", file=sys.stderr)
-        if table := learned_table(rows):
-            Console(stderr=True).print(table)
         if len(rows) < steps:
             print(_why_ended(rows, steps), file=sys.stderr)
         print(target)

@@ -151,11 +151,12 @@ def _refuse_copies(runs: Sequence[CheckedRun]) -> list[CheckedRun]:
     judged = []
     for run, refusal in runs:
         if refusal is None or not refusal.damage:
-            if run.turns and run.draw in seen:
+            draw = run.draw
+            if run.turns and draw in seen:
                 refusal = RefusalCode.DUPLICATE
             elif refusal is None and run.task_id != current[run.group_key]:
                 refusal = RefusalCode.OTHER_TASK
-            seen.add(run.draw)
+            seen.add(draw)
         judged.append((run, refusal))
     return judged
 

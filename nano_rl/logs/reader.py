@@ -32,7 +32,7 @@ from nano_coder.verify.trainable import RefusalCode
 from nano_rl.config import TrainConfig
 from nano_rl.learn.rows import Group, GroupMember, is_dead
 from nano_rl.logs.admission import RunCheck, RunVerifier, TargetPolicy, check_runs, may_imitate
-from nano_rl.logs.used_runs import USED, read_used
+from nano_rl.record import USED, read_used
 from nano_shared import snapshot
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, read_checkpoint, resolve_checkpoint
 from nano_shared.errors import CheckpointError, UsageError

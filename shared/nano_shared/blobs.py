@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nano_shared.errors import LogError
 from nano_shared.extensions import Extensions, refuse_missing
-from nano_shared.files import content_hash, full_disk_explained, user_path
+from nano_shared.files import content_hash, full_disk_explained, replacing, user_path
 
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
 # workspaces are snapshotted after each turn: speed matters more than the last tenth of the size
@@ -62,7 +61,9 @@ class BlobStore:
         if not target.exists():
             with full_disk_explained(self.root):
                 try:
-                    _write(target, pack(data))
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with replacing(target) as temporary:
+                        temporary.write_bytes(pack(data))
                 except PermissionError as error:
                     raise LogError(
                         f"cannot write blobs in {self.root}: {error.strerror}; check its owner"
@@ -100,19 +101,6 @@ def unpack(blob: str, packed: bytes, where: str) -> bytes:
             f"blob {blob} is corrupt: the content of {where} has another hash; restore it from a copy"
         )
     return data
-
-
-def _write(target: Path, data: bytes) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class MemoryBlobs(BlobStore):

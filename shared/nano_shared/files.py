@@ -136,16 +136,20 @@ def write_text(path: Path, text: str, error_type: type[NanoError] = LogError) ->
     except UnicodeEncodeError as error:
         part = ascii(text[max(0, error.start - 20) : error.end])
         raise error_type(f"{path}: {part} is not Unicode, and the file holds text") from None
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with full_disk_explained(path, error_type):
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with full_disk_explained(path, error_type), replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file name beside `path`; synced and renamed to `path` if the block raises nothing."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -166,17 +170,12 @@ def new_file(path: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def new_binary(path: Path) -> Iterator[Path]:
-    """A temporary file name beside `path`; renamed to `path` if the block ends without an error."""
+    """As `replacing`, for a name that must be free."""
     _refuse_unwritable(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     with full_disk_explained(path, UsageError):
-        try:
+        with replacing(path) as temporary:
             yield temporary
-            sync(temporary)
-            os.replace(temporary, path)
-            sync(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+        sync(path.parent)
 
 
 @contextmanager

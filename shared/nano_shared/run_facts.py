@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import cache, lru_cache, partial
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
@@ -313,18 +314,20 @@ def stream_facts(connection: sa.Connection, chosen: RunFilter) -> Iterator[RunFa
     """Facts of the selected runs, sorted by task key, then oldest first."""
     streaming = connection.execution_options(stream_results=True, yield_per=_BATCH)
     rows = (row for row in streaming.execute(_runs(chosen)) if chosen.takes(row.key))
-    tasks, given = _Tasks(connection), _GivenTools(connection)
+    # runs of a task follow each other, and those of a project share their tools
+    task_of = lru_cache(maxsize=1)(partial(_stored_task, connection))
+    tools_of = cache(partial(_given_tools, connection))
     while batch := list(islice(rows, _BATCH)):
         turns = _turns(connection, [row.id for row in batch])
         for row in batch:
             columns = {name: getattr(row, f"verdict_{name}") for name in (*_JUDGED, *_SEALED)}
             seal = columns["seal"]
-            task, task_id = tasks.of(row.task_id, row.key)
+            task, task_id = task_of(row.task_id, row.key)
             yield RunFacts(
                 task=task, task_id=task_id, stop=_STOPS.get(row.stop), turns=tuple(turns.get(row.id, ())),
                 verdict=None if columns["trust"] is None else _verdict(columns),
                 sealed=None if seal is None else seal == verdict_seal(row.id, row.task_id, columns),
-                opinions=bool(row.opinions), given_tools=given.of(row.given_tools),
+                opinions=bool(row.opinions), given_tools=tools_of(tuple(row.given_tools or ())),
                 columns={name: getattr(row, name) for name in _RUN},
             )  # fmt: skip
 
@@ -343,42 +346,23 @@ def _runs(chosen: RunFilter) -> sa.Select[Any]:
     return query.outerjoin(verdicts, verdicts.c.id == newest.scalar_subquery())
 
 
-class _Tasks:
-    """Reads each task once, since its runs follow each other."""
-
-    def __init__(self, connection: sa.Connection) -> None:
-        self._connection = connection
-        self._stored, self._last = "", (Task(key="-", prompt="-"), "")
-
-    def of(self, stored: str, key: str) -> tuple[Task, str]:
-        """The task of a row, and its content hash as it was listed. A damaged one has its key alone."""
-        if self._stored != stored:
-            query = sa.select(schema.tasks.c.body).where(schema.tasks.c.id == stored)
-            try:
-                task = Task.model_validate(self._connection.scalar(query))
-            except ValueError:
-                task = Task.model_construct(key=key, prompt="")
-            listed = task.listed
-            self._stored, self._last = stored, (task, stored if listed is task else listed.id)
-        return self._last
+def _stored_task(connection: sa.Connection, stored: str, key: str) -> tuple[Task, str]:
+    """The task of a row, and its content hash as it was listed. A damaged one has its key alone."""
+    query = sa.select(schema.tasks.c.body).where(schema.tasks.c.id == stored)
+    try:
+        task = Task.model_validate(connection.scalar(query))
+    except ValueError:
+        task = Task.model_construct(key=key, prompt="")
+    listed = task.listed
+    return task, stored if listed is task else listed.id
 
 
-class _GivenTools:
-    """Reads each set of given tools once: the runs of a project share theirs."""
-
-    def __init__(self, connection: sa.Connection) -> None:
-        self._connection = connection
-        self._known: dict[tuple[str, ...], tuple[ToolSpec, ...]] = {(): ()}
-
-    def of(self, hashes: list[str] | None) -> tuple[ToolSpec, ...]:
-        """None of them where one is damaged or lost."""
-        key = tuple(hashes or ())
-        if key not in self._known:
-            try:
-                self._known[key] = tools_by_hash(self._connection, key)
-            except ValueError:
-                self._known[key] = ()
-        return self._known[key]
+def _given_tools(connection: sa.Connection, hashes: tuple[str, ...]) -> tuple[ToolSpec, ...]:
+    """None of them where one is damaged or lost."""
+    try:
+        return tools_by_hash(connection, hashes)
+    except ValueError:
+        return ()
 
 
 def _turns(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[TurnFacts]]:

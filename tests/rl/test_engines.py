@@ -17,8 +17,7 @@ from nano_rl.config import TrainConfig
 from nano_rl.gather import engine_pool
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.logs.used_runs import read_used
-from nano_rl.record import read_events
+from nano_rl.record import read_events, read_used
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.store import LogStore
 

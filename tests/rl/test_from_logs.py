@@ -16,7 +16,7 @@ from nano_coder.models.opening import local_policy, open_weights
 from nano_rl.cli import cli
 from nano_rl.gather.rollouts import collect
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.logs.used_runs import USED, read_used
+from nano_rl.record import USED, read_used
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.errors import CheckpointError, GuardTripped, UsageError
 from nano_shared.store import LogStore

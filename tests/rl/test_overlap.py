@@ -17,7 +17,7 @@ from nano_rl.gather.rollout_queue import WeightsCopy
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.logs.used_runs import read_used
+from nano_rl.record import read_used
 from nano_rl.resume import TrainingStopped
 from nano_shared.errors import ConfigError, GuardTripped, UsageError
 from nano_shared.settings import parse_config

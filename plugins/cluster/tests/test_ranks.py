@@ -19,7 +19,7 @@ from looping import TASKS, tiny_model
 from safetensors.torch import load_file
 
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.logs.used_runs import read_used
+from nano_rl.record import read_used
 
 SCRIPT = Path(__file__).with_name("on_ranks.py")
 BOUND = 1e-10

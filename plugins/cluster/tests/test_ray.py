@@ -35,8 +35,7 @@ from nano_rl.config import TrainConfig
 from nano_rl.gather.engine_pool import EnginePool, EngineState
 from nano_rl.gather.rollouts import episode_seed
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.logs.used_runs import read_used
-from nano_rl.record import read_events
+from nano_rl.record import read_events, read_used
 from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tasks.task_file import make_tasks, write_tasks
 from nano_shared.errors import ConfigError, LogError, RolloutsFailed, UsageError

@@ -250,11 +250,6 @@ def scrub_bytes(data: bytes, redactor: Redactor, known: Known | None = None) -> 
     return encode(_render(text, list(spans))[0]) if spans else data
 
 
-def scrub_blob(blob: str, source: BlobStore, target: BlobStore, redactor: Redactor, known: Known) -> str:
-    """Copy a blob without its secrets; returns its id in `target`. Raises LogError if it is missing."""
-    return target.put(scrub_bytes(source.get(blob), redactor, known))
-
-
 def scrub_snapshot(
     snapshot: str,
     source: BlobStore,
@@ -271,7 +266,7 @@ def scrub_snapshot(
     for entry in load(snapshot, source).entries:
         content = entry.content
         if content is not None and entry.kind is EntryKind.FILE:
-            content = scrub_blob(content, source, target, redactor, known)
+            content = target.put(scrub_bytes(source.get(content), redactor, known))
         elif content is not None:
             content = redactor.scrub(content, known)[0]
         entries.append(replace(entry, content=content))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate, pairwise
@@ -62,54 +64,48 @@ def _stretches(length: int, masked: set[int]) -> Iterable[range]:
     return [range(a + 1, b) for a, b in pairwise(edges) if b > a + 1]
 
 
-def mask_ids(tokens: TurnTokens, masked: Callable[[int], bool]) -> TurnTokens:
-    """The same number of ids, with the placeholder where `masked(position)` is true (position in context +
-    sampled); masked sampled ids get log-prob 0."""
-    split = len(tokens.context_ids)
-    ids = [
-        REDACTED_ID if masked(at) else i for at, i in enumerate((*tokens.context_ids, *tokens.sampled_ids))
-    ]
-    return tokens.model_copy(
-        update={
-            "context_ids": tuple(ids[:split]),
-            "sampled_ids": tuple(ids[split:]),
-            "logprobs": tuple(0.0 if masked(split + at) else p for at, p in enumerate(tokens.logprobs)),
-        }
-    )
-
-
 def mask_turns(
     turns: Sequence[Turn], decode: DecodeIds | None, redactor: Redactor, known: Known
 ) -> tuple[Turn, ...]:
-    """The turns with their ids masked, row by row. Without `decode`, it is unknown which ids spell the
-    secret, and all are masked."""
-    rows: dict[int, list[int]] = {}
-    places: list[tuple[int, int] | None] = []
-    for turn in turns:
-        tokens = turn.completion.tokens
-        if tokens is None:
-            places.append(None)
-            continue
-        row = rows.setdefault(tokens.row, [])
-        places.append((tokens.row, len(row)))
-        row += (*tokens.context_ids, *tokens.sampled_ids)
+    """The turns with their ids masked, row by row: a placeholder for each id, log-prob 0 for a sampled one.
+
+    Without `decode`, it is unknown which ids spell the secret, and all are masked.
+    """
     masked = {
         number: set(range(len(ids))) if decode is None else masked_positions(ids, decode, redactor, known)
-        for number, ids in rows.items()
+        for number, ids in _rows(turns).items()
     }
-    return tuple(
-        turn if place is None else _with_tokens(turn, masked[place[0]], place[1])
-        for turn, place in zip(turns, places, strict=True)
-    )
+    begins: Counter[int] = Counter()
+    changed = []
+    for turn in turns:
+        if (tokens := turn.completion.tokens) is not None:
+            begin, split = begins[tokens.row], len(tokens.context_ids)
+            ids = [
+                REDACTED_ID if begin + at in masked[tokens.row] else i
+                for at, i in enumerate((*tokens.context_ids, *tokens.sampled_ids))
+            ]
+            begins[tokens.row] += len(ids)
+            sampled = zip(ids[split:], tokens.logprobs, strict=True)
+            of_tokens = {
+                "context_ids": tuple(ids[:split]),
+                "sampled_ids": tuple(ids[split:]),
+                "logprobs": tuple(0.0 if i == REDACTED_ID else p for i, p in sampled),
+            }
+            hidden = tokens.model_copy(update=of_tokens)
+            turn = turn.model_copy(
+                update={"completion": turn.completion.model_copy(update={"tokens": hidden})}
+            )
+        changed.append(turn)
+    return tuple(changed)
 
 
-def _with_tokens(turn: Turn, masked: set[int], begin: int) -> Turn:
-    tokens = turn.completion.tokens
-    assert tokens is not None
-    if not any(begin + at in masked for at in range(len(tokens.context_ids) + len(tokens.sampled_ids))):
-        return turn
-    changed = mask_ids(tokens, lambda at: begin + at in masked)
-    return turn.model_copy(update={"completion": turn.completion.model_copy(update={"tokens": changed})})
+def _rows(turns: Sequence[Turn]) -> dict[int, list[int]]:
+    """The ids of each token row."""
+    rows: dict[int, list[int]] = {}
+    for turn in turns:
+        if (tokens := turn.completion.tokens) is not None:
+            rows.setdefault(tokens.row, []).extend((*tokens.context_ids, *tokens.sampled_ids))
+    return rows
 
 
 T = TypeVar("T")
@@ -128,7 +124,7 @@ def scrub_trajectory(
     A secret that is recognised anywhere is hidden everywhere, and so are eight characters of a long one, as
     truncated observations leave them. `decode` gives the text of ids; without it, all ids of a run that holds
     a secret are masked. `blobs` allows reading the full outputs behind truncated observations for secrets;
-    they and the snapshots are not changed (see `scrub_blob`, `scrub_snapshot`).
+    they and the snapshots are not changed (see `scrub_snapshot`).
     """
     redactor = redactor or Redactor()
     known = Known()
@@ -137,7 +133,7 @@ def scrub_trajectory(
         for text in _outputs(trajectory, blobs):
             known.add(redactor.secrets(text))
     if decode is not None:
-        for ids in _rows(trajectory):
+        for ids in _rows(trajectory.turns).values():
             text = "".join("\n" if i == REDACTED_ID else decode([i]) for i in ids)
             known.add(redactor.secrets(text))
     scrubbed = scrub_value(trajectory, redactor, known)
@@ -179,25 +175,13 @@ def map_texts(value: T, change: Callable[[str], str]) -> T:
     return result  # type: ignore[no-any-return]
 
 
-def _rows(trajectory: Trajectory) -> list[list[int]]:
-    rows: dict[int, list[int]] = {}
-    for turn in trajectory.turns:
-        if turn.completion.tokens is not None:
-            tokens = turn.completion.tokens
-            rows.setdefault(tokens.row, []).extend((*tokens.context_ids, *tokens.sampled_ids))
-    return list(rows.values())
-
-
-def _outputs(trajectory: Trajectory, blobs: BlobStore) -> list[str]:
-    texts = []
+def _outputs(trajectory: Trajectory, blobs: BlobStore) -> Iterator[str]:
+    """The full outputs; one whose blob is missing is not exported either."""
     for turn in trajectory.turns:
         for observation in turn.observations:
             if observation.blob is not None:
-                try:
-                    texts.append(blobs.get(observation.blob).decode("utf-8", "replace"))
-                except LogError:
-                    continue  # the blob is missing, so it is not exported either
-    return texts
+                with suppress(LogError):
+                    yield blobs.get(observation.blob).decode("utf-8", "replace")
 
 
 def redacted_runs(runs: Iterable[LoggedRun], blobs: BlobStore) -> Iterator[LoggedRun]:
@@ -321,8 +305,7 @@ class RedactingStore(LogStore):
         run = self._of(run_id)
         learn(turn, self.redactor, run.known)
         for observation in turn.observations:
-            if observation.blob is not None:
-                self._learn_output(observation.blob, run)
+            self._learn_output(observation, run)
         run.turns.append(turn)
         super().append_turn(
             run_id, scrub_value(self._mask_newest_turn(run), self.redactor, run.known), request
@@ -331,8 +314,7 @@ class RedactingStore(LogStore):
     def add_observation(self, run_id: str, turn: int, observation: Observation) -> None:
         run = self._of(run_id)
         learn(observation, self.redactor, run.known)
-        if observation.blob is not None:
-            self._learn_output(observation.blob, run)
+        self._learn_output(observation, run)
         super().add_observation(run_id, turn, scrub_value(observation, self.redactor, run.known))
 
     def finish(self, run_id: str, **end: Any) -> None:
@@ -363,20 +345,16 @@ class RedactingStore(LogStore):
         turn = run.turns[-1]
         if turn.completion.tokens is None:
             return turn
-        if self._decode is None and not self._tells(run):
-            return turn
-        return mask_turns(run.turns, self._decode, self.redactor, run.known)[-1]
-
-    def _tells(self, run: _Run) -> bool:
-        """Whether the turns so far contain a secret: then, without a decoder, all ids are masked."""
         turns = tuple(run.turns)
-        return scrub_value(turns, self.redactor, run.known) != turns
+        if self._decode is None and scrub_value(turns, self.redactor, run.known) == turns:
+            return turn  # no secret so far; with one, all ids are masked for want of a decoder
+        return mask_turns(turns, self._decode, self.redactor, run.known)[-1]
 
-    def _learn_output(self, blob: str, run: _Run) -> None:
-        try:
-            run.known.add(self.redactor.secrets(self.get_blob(blob).decode("utf-8", "replace")))
-        except LogError:
-            return  # in that case the log cannot contain any of it
+    def _learn_output(self, observation: Observation, run: _Run) -> None:
+        if observation.blob is not None:
+            with suppress(LogError):  # of a blob that is missing the log cannot contain anything
+                output = self.get_blob(observation.blob).decode("utf-8", "replace")
+                run.known.add(self.redactor.secrets(output))
 
     def _scrubbed(self, run_id: str, value: Any) -> Any:
         run = self._of(run_id)
