@@ -35,7 +35,7 @@ from nano_shared.files import NotReadable, read_regular
 from nano_shared.policy import DecodeIds
 from nano_shared.printable import printable
 from nano_shared.redact.redactor import RedactConfig, Redactor
-from nano_shared.redact.store import RedactingStore
+from nano_shared.redact.runs import RedactingStore
 from nano_shared.settings import no_such_setting
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Usage

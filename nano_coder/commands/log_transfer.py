@@ -20,7 +20,7 @@ from nano_shared.extensions import is_reference, refuse_missing
 from nano_shared.files import new_file, new_folder
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
-from nano_shared.redact.trajectory import redacted_runs
+from nano_shared.redact.runs import redacted_runs
 from nano_shared.run_facts import ChosenRuns, moment
 from nano_shared.store import LogStore
 

@@ -21,7 +21,7 @@ from nano_rl.record import TrainArguments
 from nano_rl.tasks.task_file import write_tasks
 from nano_shared.command_line import run_command
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.redact.store import RedactingStore
+from nano_shared.redact.runs import RedactingStore
 from nano_shared.store import LogStore
 from nano_shared.types import Task, ToolCall
 
