@@ -72,7 +72,7 @@ def slow_tools_and_trainer() -> None:
     from nano_coder.tools.tool import Tool
     from nano_rl.learn.update import Updater
 
-    call, learn, draw = Tool.__call__, Updater.learn, random.Random(0)
+    call, learn, draw = Tool.__call__, Updater.update, random.Random(0)
 
     def slow_call(self: Tool, *arguments: Any) -> Any:
         with lasting(TOOL_LEAST * (TOOL_MOST / TOOL_LEAST) ** draw.random()):
@@ -84,4 +84,4 @@ def slow_tools_and_trainer() -> None:
             return learn(self, rows, *arguments)
 
     Tool.__call__ = slow_call  # type: ignore[method-assign]
-    Updater.learn = slow_learn  # type: ignore[method-assign]
+    Updater.update = slow_learn  # type: ignore[method-assign]

@@ -82,7 +82,7 @@ class Steps:
         batch = RolloutBatch(credited=[credit_group(group, terms, None) for group in groups])
         with self._flops():
             rows = updater.credit(batch, self.step)
-            values = updater.learn(rows, group_metrics(groups), None, self.step)
+            values = updater.update(rows, group_metrics(groups), None, self.step)
         return_freed_memory()
         self.step += 1
         generated = sum(len(turn.completion.tokens.sampled_ids) for run in runs for turn in run.turns)

@@ -31,16 +31,15 @@ from log_arms import GROUP, Bench, difference, rate
 from negative_controls import mask_off, shuffled_rewards, wrong_groups
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 from nano_coder.models.opening import open_weights
+from nano_preferences import critic
 from nano_preferences.config import DpoConfig
 from nano_preferences.dpo import train_dpo
 from nano_preferences.log_pairs import log_pairs
 from nano_preferences.pairs import pair_rows
 from nano_rl.imitation import reader_of
-from nano_rl.learn import critic
-from nano_rl.learn.config import GuardConfig, ObjectiveConfig, OptimizerConfig, UpdateConfig
+from nano_rl.learn.config import GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 
 STEPS, PROMPTS = 40, 8
@@ -86,7 +85,7 @@ def run_arm(home: Path, seed: int, arm: str, *, scale: Scale = SCALE, steps: int
                 )
         if arm == PPO_GAE:
             terms = critic.CriticTerms(gae_lambda=0.95)
-            with patch.object(critic, "open_critic", partial(_open_critic, terms)):
+            with patch.object(critic, "Critic", partial(critic.Critic, terms=terms)):
                 return bench.train(arm, warm, objective=ObjectiveConfig(objective="ppo"), **size)
         return bench.train(arm, warm, objective=ObjectiveConfig(objective=arm), **size)
 
@@ -94,12 +93,6 @@ def run_arm(home: Path, seed: int, arm: str, *, scale: Scale = SCALE, steps: int
     made = make()
     told = {"steps": steps, "train_seconds": time.monotonic() - started, "peak_mb": peak_mb()}
     bench.arm(arm, lambda: made, **told)
-
-
-def _open_critic(terms: critic.CriticTerms, policy: nn.Module, config: UpdateConfig) -> critic.Critic:
-    return critic.Critic(
-        policy, steps=config.steps, lora_rank=0, max_tokens=config.max_tokens, seed=config.seed, terms=terms
-    )
 
 
 def peak_mb() -> float:

@@ -39,6 +39,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_preferences.config import DpoConfig, RewardModelConfig
+from nano_preferences.critic import scalar_model
 from nano_preferences.dpo import train_dpo
 from nano_preferences.log_pairs import log_pairs
 from nano_preferences.pairs import PairRows, pair_rows, read_pairs, write_pairs
@@ -50,7 +51,6 @@ from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation import reader_of, train_sft
 from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig
-from nano_rl.learn.critic import scalar_model
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.rewards import open_reward, parse_reward

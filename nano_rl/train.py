@@ -26,7 +26,7 @@ from nano_rl.learn.logprob import refuse_untrainable
 from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
 from nano_rl.learn.plan import FlopCounter, available_bytes, row_bytes, utilisation
 from nano_rl.learn.rows import Group, group_metrics, row_tokens
-from nano_rl.learn.update import Updater
+from nano_rl.learn.update import CRITICS, Updater
 from nano_rl.record import USED, EventKind, Phases, UsedRuns, note
 from nano_rl.resume import (
     STATES,
@@ -71,11 +71,8 @@ def train(
         )
     refuse_untrainable(model)
     opened = replace(opened, loaded=replace(opened.loaded, model=model))
-    updater, identity = (
-        _open_updater(model, runtime, config, folder),
-        identify(opened, runtime, sources, config),
-    )
-    learner = updater.learner
+    updater = _open_updater(model, runtime, config, folder)
+    identity, learner = identify(opened, runtime, sources, config), updater.learner
     with States(folder / STATES).claimed() as states, interruptible() as interrupt:
         if saved := saved_progress(states, identity, resume=config.resume):
             sources = sources.only(saved["logged"], runtime.store.blobs)
@@ -97,6 +94,7 @@ def train(
                 live = _live(opened, runtime, config, version)
                 measured = held_out.measure(live, step, config.steps)
 
+                # 1. gather: groups of rollouts of each task, fresh, from logs, or both
                 with phases("rollout"):
                     batch = gatherer.gather(live, step, version, watch.on_run)
                     if batch.exhausted:
@@ -106,24 +104,27 @@ def train(
                 runs = [run for group in batch.groups for run in group.trajectories]
                 values = {**group_metrics(batch.groups), **success_metrics(batch.groups), **batch.metrics}
                 values |= {"step": float(step), **hack_metrics(runs, controls)}
-
                 with phases("save"):
-                    states.join()
+                    states.join()  # what is being written are the weights that change now
                 with_signal = [c.group for c in batch.credited if c.has_signal]
                 _refuse_long_row(model, with_signal, config)
+
                 with phases("train"), flops():
                     progress.judge(values, off_policy_steps=batch.off_policy_steps)
                     # preferably a row that is trained on
                     probe = Probe.of([*with_signal, *batch.groups], model)
+                    # 2. credit: token rows, each token with its advantage
                     rows = updater.credit(batch, version)
-                    values |= updater.learn(rows, values, probe, version, progress.history)
+                    # 3. update: the loss, its gradient, and the guards before the weights change
+                    values |= updater.update(rows, values, probe, version, progress.history)
                     values |= _checked(values, probe, opened, config, version + 1)
                     values |= gatherer.record(batch.credited)
                 values |= phases.metrics([*runs, *controls], trained_tokens=values.get("tokens", 0.0))
                 values |= utilisation(values, flops, model, config) | measured
                 values |= dashboard_names(values)
-
                 return_freed_memory()
+
+                # 4. save: the runs, the metrics, and every `save_every` steps the state
                 used.append(step, batch.groups)
                 metrics.write(step, values)
                 progress.history = [*progress.history, values][-config.guards.patience :]
@@ -153,9 +154,7 @@ def _open_updater(model: nn.Module, runtime: Runtime, config: TrainConfig, folde
     learner = open_learner(model, config.optimizer, steps=config.steps)
     critic = None
     if config.objective.terms.critic:
-        from nano_rl.learn.critic import open_critic
-
-        critic = open_critic(model, config)
+        critic = CRITICS.find("ppo")(model, config)
         learner.attach("critic", critic)
     return Updater(learner=learner, config=config, reference=reference, critic=critic)
 

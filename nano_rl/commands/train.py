@@ -112,7 +112,7 @@ def command(
     from nano_rl.record import TrainArguments
 
     arguments = TrainArguments(
-        name=name, model=model, tasks=tasks, held_out=held_out, from_logs=from_logs,
+        name=name or "", model=model, tasks=tasks, held_out=held_out, from_logs=from_logs,
         fresh=FRESH if fresh is None and from_logs else fresh, curriculum=curriculum, envs=env or (),
         logs=log or log_of_environment(), tools=tools or (), device=device, agent=agent,
         agent_folders=_names(agent_folders), limit=parse_limits(limit) | ({"net": net} if net else {}),

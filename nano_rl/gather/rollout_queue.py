@@ -29,15 +29,10 @@ from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import OnRun, Workers, collect
 from nano_rl.gather.sources import Gatherer, RolloutBatch, Sources, by_group
 from nano_rl.learn.rows import Group
-from nano_shared.errors import UsageError
 from nano_shared.types import Task, Trajectory
 
 AT_ONCE = 2
 """steps that are rolled out at a time: the next begins while the last rollouts of one end"""
-NOT_FROM_LOGS = (
-    "--async rolls out tasks ahead, and groups that begin in a log are not drawn ahead: give"
-    " --tasks FILE instead of --from-logs, or leave the other out"
-)
 
 
 @dataclass(slots=True)
@@ -128,9 +123,7 @@ class QueueGatherer(Gatherer):
     def __init__(
         self, sources: Sources, config: TrainConfig, weights: RolloutWeights, workers: Workers | None = None
     ) -> None:
-        """Without `workers` rollouts run here. Raises UsageError for logs with a bound above 0."""
-        if config.off_policy_bound and sources.from_logs:
-            raise UsageError(NOT_FROM_LOGS)
+        """Without `workers` rollouts run here."""
         super().__init__(sources, config, workers.collect if workers else collect)
         self._weights, self._workers = weights, workers
         self._replaced = 0

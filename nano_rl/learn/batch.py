@@ -58,8 +58,6 @@ class Batch:
     """trained tokens of the whole step, over all micro-batches and ranks; already part of `weight_BT`"""
     run_ids: tuple[str, ...]
     """[B]"""
-    keys: tuple[str, ...] = ()
-    """[B] `TrainSample.key` of each row"""
     old_logprobs_BT: Tensor | None = None
     """the trainer's log-probs at the start of the step; None if the weights have not changed since"""
     reference_logprobs_BT: Tensor | None = None
@@ -179,5 +177,4 @@ def _collate(
         temperature_B=torch.tensor([s.temperature for s in rows], dtype=dtype),
         num_action_tokens=num_action_tokens,
         run_ids=tuple(s.run_id for s in rows),
-        keys=tuple(s.key for s in rows),
     )

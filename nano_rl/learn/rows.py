@@ -193,8 +193,6 @@ class TrainSample:
     """[L] advantage of each token, if turns or tokens are credited separately"""
     turn_ids_T: tuple[int, ...] = ()
     """[L] index of the turn of each token; empty if the row was not made from turns"""
-    key: str = ""
-    """name of the row within a step, where rows of one run must be distinguished"""
 
     def __post_init__(self) -> None:
         lengths = (len(self.ids), len(self.mask), len(self.logprobs), len(self.versions))

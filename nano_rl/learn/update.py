@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,13 +34,11 @@ from nano_rl.learn.advantage import (
 from nano_rl.learn.batch import Batch, enough_tokens, make_batches
 from nano_rl.learn.config import Objective, UpdateConfig
 from nano_rl.learn.guards import LogprobMonitor, Probe, check_step, mismatch_ahead
-from nano_rl.learn.learner import BatchLoss, Learner, LossPart, Reference
+from nano_rl.learn.learner import BatchLoss, Learner, LossPart, Reference, Stateful
 from nano_rl.learn.logprob import can_share, score_tokens, token_logprobs
 from nano_rl.learn.loss import EXTREMA, clamped_exp, policy_loss, token_weights
 from nano_rl.learn.rows import Group, StepRow, TrainSample, recent_samples
-
-if TYPE_CHECKING:
-    from nano_rl.learn.critic import Critic
+from nano_shared.extensions import Extensions
 
 Metrics = dict[str, float]
 
@@ -73,6 +71,25 @@ class LossTerm(Protocol):
 
     def part(self, drawn: Sequence[Any], index: int, count: int, *, trees: bool) -> TermPart:
         """The part of the drawn items that belongs to minibatch `index` of `count`."""
+
+
+class Critic(Stateful, Protocol):
+    """Credits tokens by what it expected: an extension of `nano.critics`, made of policy and settings."""
+
+    def group_rows(
+        self, groups: Sequence[Group], turn_rewards: Sequence[Sequence[Sequence[float] | None]]
+    ) -> list[list[StepRow]]:
+        """[groups] the rows of each with advantages, given the reward of each turn; rollouts without one are
+        left out."""
+
+    def update(self, critic_rows: Sequence[StepRow], *, ends_step: bool) -> Metrics:
+        """One optimizer step on these rows. Raises GuardTripped."""
+
+    def explained(self, rows: Sequence[StepRow]) -> Metrics:
+        """Metrics of what it expected and what came."""
+
+
+CRITICS: Extensions[Callable[[nn.Module, UpdateConfig], Critic]] = Extensions("nano.critics")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +195,7 @@ class Updater:
             behaviour_weights=batch.behaviour_weights,
         )  # fmt: skip
 
-    def learn(
+    def update(
         self, rows: StepRows, values: Mapping[str, float], probe: Probe | None, version: int,
         history: Sequence[Metrics] = (),
     ) -> Metrics:  # fmt: skip
@@ -210,11 +227,9 @@ class Updater:
                 judged.pop("tokens", None)  # those of the terms are counted by themselves
             check_step(judged, config.guards, earlier=history, bfloat16=config.dtype == "bfloat16")
 
-        learned = self._update(self._minibatches(rows, trees=trees), guard, monitor)
+        learned = self._passes(self._minibatches(rows, trees=trees), guard, monitor)
         if self.critic is not None:
-            from nano_rl.learn.critic import explained_variance
-
-            learned |= explained_variance([row for of_group in rows.groups for row in of_group])
+            learned |= self.critic.explained([row for of_group in rows.groups for row in of_group])
         return {**learned, **metrics, "tree_fallback": float(not trees), "skipped": 0.0}
 
     def _rows(self, live: Sequence[CreditedGroup]) -> list[list[StepRow]]:
@@ -255,7 +270,7 @@ class Updater:
             )
         return minibatches
 
-    def _update(
+    def _passes(
         self, minibatches: Sequence[Minibatch], guard: Callable[[int, Metrics], None], monitor: LogprobMonitor
     ) -> Metrics:
         """Every pass over the minibatches; each update passes the guards before it is applied."""

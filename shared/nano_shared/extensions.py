@@ -254,6 +254,7 @@ PLUGINS = {
     group: {name: plugin for plugin, names in brought.items() for name in names.split()}
     for group, brought in {
         "nano.blob_stores": {"cluster": "s3 gs az"},
+        "nano.critics": {"preferences": "ppo"},
         "nano.environments": {"formats": "nemo-gym openenv verifiers"},
         "nano.learners": {"cluster": "ranks"},
         "nano.log_databases": {"cluster": "postgresql"},

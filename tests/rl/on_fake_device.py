@@ -21,13 +21,13 @@ from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.policy import LocalPolicy, Lockstep
 from nano_coder.models.local.sampler import GenerationRequest
 from nano_preferences.config import DpoConfig
+from nano_preferences.critic import Chain, Critic, CriticTerms, scalar_model
 from nano_preferences.dpo import PairObjective, pair_batches, reference_scores
 from nano_preferences.pairs import PairRows
 from nano_preferences.reward_model import bradley_terry, pair_margins
 from nano_rl.learn import prefix_tree
 from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.critic import Chain, Critic, CriticTerms, scalar_model
 from nano_rl.learn.learner import Learner, Reference, prepare
 from nano_rl.learn.logprob import can_share, token_logprobs
 from nano_shared.types import Sampling

@@ -11,7 +11,7 @@ import pytest
 import torch
 from builders import tiny_llama, trajectory, turn
 
-from nano_rl.learn.critic import (
+from nano_preferences.critic import (
     Chain,
     Critic,
     CriticTerms,

@@ -16,12 +16,12 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.opening import open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
+from nano_preferences.critic import scalar_model
 from nano_preferences.log_pairs import log_pairs
 from nano_preferences.reward_checkpoint import SavedRewardModel
 from nano_preferences.reward_model import row_scores
 from nano_preferences.rewards.preference import Preference
 from nano_rl.imitation import reader_of, run_messages
-from nano_rl.learn.critic import scalar_model
 from nano_shared import snapshot
 from nano_shared.errors import LogError
 from nano_shared.logged_run import Feedback, FeedbackKind

@@ -9,12 +9,12 @@ import pytest
 import torch
 from builders import tiny_llama, trajectory, turn
 
+from nano_preferences.critic import Critic, CriticTerms
 from nano_rl.config import TrainConfig
 from nano_rl.imitation import Demonstrations, ImitationTerm, own_successes
 from nano_rl.learn.advantage import RolloutBatch, credit_group
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.config import GuardConfig, ObjectiveConfig, OptimizerConfig
-from nano_rl.learn.critic import Critic, CriticTerms
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.loss import sft_loss
@@ -64,7 +64,7 @@ def step(
     terms = [imitation] if settings.lambda_sft else []
     updater = Updater(learner=learner, config=settings, critic=critic, terms=terms)
     rows = updater.credit(credited(of, settings), 0)
-    return updater.learn(rows, {"step": 0.0}, None, 0), learner
+    return updater.update(rows, {"step": 0.0}, None, 0), learner
 
 
 MIXED = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
@@ -111,7 +111,7 @@ def test_the_rate_is_set_once_a_step() -> None:
     learner = Learner(model, settings.optimizer, steps=4)
     updater = Updater(learner=learner, config=settings)
     rows = updater.credit(credited(groups(MIXED), settings), 0)
-    rates = [updater.learn(rows, {"step": float(i)}, None, 0)["learning_rate"] for i in range(2)]
+    rates = [updater.update(rows, {"step": float(i)}, None, 0)["learning_rate"] for i in range(2)]
     assert rates == [1.0, 0.75]
 
 

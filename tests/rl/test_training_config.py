@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from nano_preferences.critic import CriticTerms
 from nano_rl.config import RewardConfig, SftConfig, TrainConfig
 from nano_rl.learn.config import Config, GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
-from nano_rl.learn.critic import CriticTerms
 from nano_shared.errors import ConfigError
 from nano_shared.settings import parse_config, section_of, setting_fields
 

@@ -32,10 +32,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nano_rl.learn.advantage import group_advantages, turn_advantages
+from nano_rl.learn.advantage import gae, group_advantages, turn_advantages, whitened
 from nano_rl.learn.batch import Batch
 from nano_rl.learn.config import Aggregation, Objective, find_objective
-from nano_rl.learn.critic import gae, whitened
 from nano_rl.learn.loss import policy_loss, token_share, token_weights
 from nano_rl.learn.rows import TrainSample
 

@@ -32,7 +32,6 @@ AGAIN = (
     "nano_rl.learn.objectives",
     "nano_rl.learn.loss",
     "nano_rl.learn.advantage",
-    "nano_rl.learn.critic",
     "nano_rl.learn.rows",
     ADAPTER,
 )
@@ -53,7 +52,7 @@ class Mutant:
 M = Mutant
 CLIP = CISPO = REINFORCE = "learn/objectives.py"
 KLF = IMP = LOSS = RATIO = AGG = "learn/loss.py"
-ADV, GAE = "learn/advantage.py", "learn/critic.py"
+ADV = GAE = "learn/advantage.py"
 GRPO, PLAIN = "grid / grpo: no weights", "grid / recipe: no weights"
 SEQ, MASKED = "grid / recipe: truncated sequence weights", "grid / recipe: masked weights"
 ROWS = "grid / recipe, ratio of sequences: no weights"

@@ -79,11 +79,11 @@ def reward_model(
     """Train a reward model on the backbone of --model; --reward preference:NAME=1 then uses it."""
     config = settings.config()
     parent = _looked_first(model, pairs, from_logs, log)
+    from nano_preferences.critic import scalar_model
     from nano_preferences.reward_checkpoint import CALIBRATION, save_reward_model
     from nano_preferences.reward_model import held_out, measure, train_reward_model
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import training_folder, weights_to_train
-    from nano_rl.learn.critic import scalar_model
 
     target, folder = training_folder(name)
     opened = weights_to_train(parent, config.dtype, device)

@@ -25,11 +25,11 @@ from torch.nn.functional import logsigmoid
 
 from nano_coder.models.opening import OpenedWeights
 from nano_preferences.config import DpoConfig
+from nano_preferences.critic import by_budget
 from nano_preferences.pairs import PairRows, PreferencePair, pair_rows
 from nano_rl.config import TrainConfig
 from nano_rl.imitation import RunEncoder, reader_of
 from nano_rl.learn.batch import Batch, make_batches
-from nano_rl.learn.critic import by_budget
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.rows import Group, TrainSample
@@ -84,7 +84,7 @@ def reference_scores(model: nn.Module, pairs: Sequence[PairRows], config: DpoCon
 def side_scores(logprobs_BT: Tensor, batch: Batch, *, mean: bool) -> dict[str, Tensor]:
     """Key of a side -> the sum, or mean, of the log-probs of its trained tokens over all its rows."""
     rows: dict[str, list[int]] = defaultdict(list)
-    for row, side in enumerate(batch.keys):
+    for row, side in enumerate(batch.run_ids):
         rows[side].append(row)
     sum_B, count_B = logprobs_BT.sum(dim=1), batch.mask_BT.sum(dim=1)
     return {side: sum_B[of].sum() / (count_B[of].sum() if mean else 1) for side, of in rows.items()}
@@ -93,7 +93,7 @@ def side_scores(logprobs_BT: Tensor, batch: Batch, *, mean: bool) -> dict[str, T
 def pair_batches(pairs: Sequence[PairRows], indices: Sequence[int], max_tokens: int) -> list[Batch]:
     """Micro-batches with both sides of each of their pairs.
 
-    Row keys are the position in `indices` and the side: a step across two epochs may have a pair twice.
+    Row ids are the position in `indices` and the side: a step across two epochs may have a pair twice.
     """
     lengths = [max(len(row.ids) for row in _all(pairs[i])) * len(_all(pairs[i])) for i in indices]
     batches = []
@@ -128,7 +128,7 @@ class PairObjective:
         loss = preference_loss(margin_P, config).sum() / self._pairs
         self._count("loss_preference", loss * self._pairs)
         if config.lambda_sft > 0:
-            imitated = torch.tensor([side.endswith(CHOSEN) for side in batch.keys])
+            imitated = torch.tensor([side.endswith(CHOSEN) for side in batch.run_ids])
             nll = -logprobs_BT[imitated.to(logprobs_BT.device)].sum() / self._chosen_tokens
             self._count("loss_sft", config.lambda_sft * nll * self._pairs)
             loss = loss + config.lambda_sft * nll
@@ -157,7 +157,7 @@ def _all(pair: PairRows) -> tuple[TrainSample, ...]:
 
 def _named(place: int, pair: PairRows) -> list[TrainSample]:
     sides = ((pair.chosen, CHOSEN), (pair.rejected, REJECTED))
-    return [replace(row, key=f"{place}{sign}") for rows, sign in sides for row in rows]
+    return [replace(row, run_id=f"{place}{sign}") for rows, sign in sides for row in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ import torch
 from nano_coder.agent.profiles import find_profile
 from nano_coder.models.opening import OpenedWeights, bound_template
 from nano_coder.models.weights import end_of_turn, place, quiet_transformers
+from nano_preferences.critic import ScalarModel, by_budget
 from nano_preferences.reward_model import RewardModelReport, row_scores
 from nano_rl.checkpoints.checkpoint import sign_checkpoint
 from nano_rl.imitation import RunEncoder
 from nano_rl.learn.config import Config
-from nano_rl.learn.critic import ScalarModel, by_budget
 from nano_shared.blobs import BlobStore
 from nano_shared.checkpoint import (
     Listed,

@@ -123,7 +123,7 @@ def test_long_sides_that_share_no_prefix_stay_in_one_batch() -> None:
         return row([token] + [9] * 699, [0] + [1] * 699)
 
     (batch,) = pair_batches([pair(long(1), long(2))], [0], 1)
-    assert sorted(batch.keys) == ["0+", "0-"]
+    assert sorted(batch.run_ids) == ["0+", "0-"]
 
 
 def test_imitation_beside_it_is_the_mean_over_chosen_tokens() -> None:

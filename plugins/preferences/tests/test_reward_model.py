@@ -11,6 +11,7 @@ import torch
 from builders import tiny_llama, trajectory, turn
 
 from nano_preferences.config import RewardModelConfig
+from nano_preferences.critic import ScalarModel, scalar_model
 from nano_preferences.pairs import PairRows
 from nano_preferences.reward_model import (
     bradley_terry,
@@ -21,7 +22,6 @@ from nano_preferences.reward_model import (
     train_reward_model,
 )
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.critic import ScalarModel, scalar_model
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.rows import TrainSample, to_samples
 from nano_shared.errors import UsageError

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nano_rl.learn.advantage import gae, whitened
 from nano_rl.learn.batch import split_samples
 from nano_rl.learn.config import OptimizerConfig, UpdateConfig
 from nano_rl.learn.learner import Learner, prepare
@@ -72,22 +73,6 @@ def _places(rows: Sequence[TrainSample]) -> list[tuple[int, int]]:
     return sorted(sampled, key=when)
 
 
-def gae(
-    rewards: Sequence[float], values: Sequence[float], *, discount: float, lam: float
-) -> tuple[list[float], list[float]]:
-    """[N] advantages and [N] returns (advantage + value) of a chain of N sampled tokens.
-
-    d_k = r_k + discount * V_(k+1) - V_k with V_N = 0, and A_k = d_k + discount * lam * A_(k+1).
-    """
-    advantages = [0.0] * len(rewards)
-    following = next_value = 0.0
-    for k in range(len(rewards) - 1, -1, -1):
-        following = rewards[k] + discount * next_value - values[k] + discount * lam * following
-        next_value = values[k]
-        advantages[k] = following
-    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
-
-
 def chain_gae(
     chain: Chain, values: Sequence[Sequence[float]], *, discount: float, lam: float
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
@@ -101,23 +86,6 @@ def chain_gae(
         lam=lam,
     )
     return _spread(chain, places, advantages_N), _spread(chain, places, returns_N)
-
-
-def whitened(
-    advantages: Sequence[Sequence[float]], masks: Sequence[Sequence[int]]
-) -> list[tuple[float, ...]]:
-    """[rows][L] advantages with mean 0 and standard deviation 1 over the sampled tokens of all rows; 0
-    elsewhere."""
-    flat = [
-        a for row, mask in zip(advantages, masks, strict=True) for a, m in zip(row, mask, strict=True) if m
-    ]
-    mean = math.fsum(flat) / max(len(flat), 1)
-    deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in flat) / max(len(flat), 1))
-    scale = 0.0 if not flat or min(flat) == max(flat) else 1 / (deviation + 1e-8)
-    return [
-        tuple((a - mean) * scale * m for a, m in zip(row, mask, strict=True))
-        for row, mask in zip(advantages, masks, strict=True)
-    ]
 
 
 def _spread(
@@ -292,6 +260,9 @@ class Critic:
             "value_clipped": metrics["value_clipped"],
             "value_grad_norm": metrics["grad_norm"],
         }
+
+    def explained(self, rows: Sequence[StepRow]) -> dict[str, float]:
+        return explained_variance(rows)
 
     def state_dict(self) -> dict[str, Any]:
         return self._learner.state()
