@@ -27,15 +27,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from integration.tiny_model import build_tiny
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.sampler import GenerationRequest
 from nano_coder.models.weights import BASE, load_policy
+from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.model.learner import Learner, prepare
-from nano_rl.learn.model.logprob import token_logprobs
-from nano_rl.learn.rows.batch import Batch, make_batches
-from nano_rl.learn.rows.sample import TrainSample
-from nano_rl.tiny_model import build_tiny
+from nano_rl.learn.learner import Learner, prepare
+from nano_rl.learn.logprob import token_logprobs
+from nano_rl.learn.rows import TrainSample
 from nano_shared.lora import merge_adapter
 from nano_shared.types import Sampling
 
@@ -90,7 +90,7 @@ def _likelihood(model: Any, batch: Batch) -> tuple[Tensor, dict[str, float]]:
 
 
 def _engine(model: Any) -> Engine:
-    return Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=1024)
+    return Engine(model, eos_ids=frozenset(), context_limit=1024)
 
 
 def shares(name: str, rate: float, updates: list[int], rows: int) -> list[dict[str, float]]:

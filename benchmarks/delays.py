@@ -38,8 +38,7 @@ def lasting(seconds: float) -> Iterator[None]:
 
 
 def slow_engine() -> None:
-    from nano_coder.models.local.continuous_batching import ContinuousDecoder
-    from nano_coder.models.local.speculative import NGramSpeculator
+    from nano_coder.models.local.continuous_batching import ContinuousDecoder, NGramSpeculator
 
     prefill, decode, busy = ContinuousDecoder._prefill, ContinuousDecoder._decode, [0.0]
     file = os.open(os.environ[BUSY], os.O_RDWR | os.O_CREAT)

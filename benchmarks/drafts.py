@@ -17,13 +17,13 @@ from statistics import median
 from typing import Any
 
 from nano_coder.models.local import continuous_batching as continuous
-from nano_coder.models.local import speculative
+from nano_coder.models.local import continuous_batching as speculative
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.gather.rollouts import collect
-from nano_rl.tasks.make import make_tasks
+from nano_rl.tasks.task_file import make_tasks
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split
 

@@ -14,7 +14,7 @@ from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.verify.trainable import verify
 from nano_rl.gather.rollouts import collect
-from nano_rl.tasks.make import read_tasks
+from nano_rl.tasks.task_file import read_tasks
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Trajectory
 

@@ -86,7 +86,7 @@ class Work:
     def ours(self, *, keep: bool = True) -> float:
         """A new engine each time, as at each training step."""
         started = time.perf_counter()
-        engine = Engine(self.model, eos_ids=frozenset(), pad_id=0, context_limit=1024)
+        engine = Engine(self.model, eos_ids=frozenset(), context_limit=1024)
         rows = self.fresh()
         for turn in range(self.case.turns):
             requests = [
@@ -167,7 +167,7 @@ def print_peak(name: str, side: str, shrink: int) -> None:
 def run_step(rounds: int, shrink: int) -> None:
     """A step of 32 rows behind their prompts against the linear layers of the same step, step by step."""
     work = Work(CASES["smol"], shrink)
-    engine = Engine(work.model, eos_ids=frozenset(), pad_id=0, context_limit=1024)
+    engine = Engine(work.model, eos_ids=frozenset(), context_limit=1024)
     steps, products = [], []
     for _ in range(rounds):
         engine.admit(
@@ -195,7 +195,7 @@ def run_step(rounds: int, shrink: int) -> None:
 def run_long(rounds: int, shrink: int) -> None:
     """A step of one row by the tokens before it: what a long completion costs a token as it grows."""
     model = smollm()
-    engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=8192)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=8192)
     steps: dict[int, list[float]] = {}
     for lap in range(rounds):
         for tokens in (64, 1024, 4096):

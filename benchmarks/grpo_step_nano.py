@@ -23,15 +23,15 @@ from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.weights import load_policy
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.config.training import TrainConfig
+from nano_rl.config import TrainConfig
 from nano_rl.learn.advantage import RolloutBatch, credit_group
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
-from nano_rl.learn.model.learner import Learner, prepare
-from nano_rl.learn.model.plan import FlopCounter
-from nano_rl.learn.rows.group import form_groups, group_metrics
+from nano_rl.learn.learner import Learner, prepare
+from nano_rl.learn.plan import FlopCounter
+from nano_rl.learn.rows import form_groups, group_metrics
 from nano_rl.learn.update import Updater
-from nano_shared.malloc import return_freed_memory
 from nano_shared.policy import Conversation
+from nano_shared.process import return_freed_memory
 from nano_shared.types import (
     Limits,
     Message,
@@ -64,7 +64,7 @@ class Steps:
         self.learner = Learner(self.model, self.config.optimizer, steps=self.config.steps)
         # no token ends a turn: lengths are the case's
         self.engine = Engine(
-            self.model, eos_ids=frozenset(), pad_id=0, context_limit=model.config.max_position_embeddings
+            self.model, eos_ids=frozenset(), context_limit=model.config.max_position_embeddings
         )
         self.sandbox = open_sandbox() if case.turns > 1 else None
         self.tasks = [Task(key=f"problem-{i}", prompt=self._prompt(i)) for i in range(case.prompts)]

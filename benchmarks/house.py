@@ -210,7 +210,7 @@ def options_shown() -> dict[str, str]:
 def settings() -> dict[str, str]:
     from pydantic import BaseModel
 
-    from nano_rl.config.training import TrainConfig
+    from nano_rl.config import TrainConfig
 
     def leaves(model: type[BaseModel]) -> int:
         kinds = [field.annotation for field in model.model_fields.values()]
@@ -279,7 +279,7 @@ class Journeys:
     """Runs the four commands in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        from nano_rl.tiny_model import build_tiny
+        from integration.tiny_model import build_tiny
 
         self.folder, self.result = folder, folder / "seen.json"
         packages = [*PACKAGES.values(), *(ROOT / "plugins").glob("*/nano_*")]

@@ -138,7 +138,7 @@ def tokenizer() -> Any:
     """Of words; the ids that a random model samples beyond them are no text."""
     from transformers import AutoTokenizer
 
-    from nano_rl.tiny_model import build_tiny
+    from integration.tiny_model import build_tiny
 
     texts = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     with tempfile.TemporaryDirectory() as folder:
@@ -168,7 +168,7 @@ def one_row(model: Any, shape: str, case: Case) -> dict[str, Any]:
     from nano_coder.models.local.sampler import GenerationRequest
     from nano_shared.types import Sampling
 
-    engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=4096)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=4096)
     vocabulary, tokens = SHAPES[shape]["vocab_size"], case.new_tokens
     seconds = []
     for seed in range(1 + STEPS):
@@ -182,12 +182,12 @@ def one_row(model: Any, shape: str, case: Case) -> dict[str, Any]:
 def long_row(model: Any, shape: str, tokens: int) -> dict[str, Any]:
     import torch
 
-    from nano_rl.config.training import TrainConfig
+    from nano_rl.config import TrainConfig
+    from nano_rl.learn.batch import make_batches
     from nano_rl.learn.config import OptimizerConfig
-    from nano_rl.learn.model.learner import Learner, prepare
-    from nano_rl.learn.model.logprob import can_share
-    from nano_rl.learn.rows.batch import make_batches
-    from nano_rl.learn.rows.sample import TrainSample
+    from nano_rl.learn.learner import Learner, prepare
+    from nano_rl.learn.logprob import can_share
+    from nano_rl.learn.rows import TrainSample
     from nano_rl.learn.update import PolicyLoss
 
     config = TrainConfig(
@@ -225,7 +225,7 @@ def memory_plan(shape: str, config: Any, case: Case, *, rows: int) -> dict[str, 
 
     from nano_coder.models.local.engine import kv_bound
     from nano_coder.models.weights import build_empty
-    from nano_rl.learn.model.plan import Workload, plan_memory
+    from nano_rl.learn.plan import Workload, plan_memory
 
     architecture = AutoConfig.for_model(**SHAPES[shape])
     work = Workload(
@@ -255,7 +255,7 @@ def memory(planned: dict[str, float]) -> dict[str, Any]:
 def bf16_flops(device: str) -> float:
     import torch
 
-    from nano_rl.learn.model.plan import measured_flops
+    from nano_rl.learn.plan import measured_flops
 
     return measured_flops(torch.device(device), torch.bfloat16)
 

@@ -42,7 +42,7 @@ from flywheel import Scale  # noqa: E402
 from log_arms import Bench  # noqa: E402
 
 from nano_rl.learn.metrics import METRICS, read_metrics  # noqa: E402
-from nano_rl.tasks.make import write_tasks  # noqa: E402
+from nano_rl.tasks.task_file import write_tasks  # noqa: E402
 from nano_shared.store import LogStore  # noqa: E402
 
 RESULT = ROOT / "docs" / "results" / "scale_costs.json"

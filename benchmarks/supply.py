@@ -12,8 +12,8 @@ import time
 from collections import Counter
 
 from nano_rl.commands.tasks import parse_levels
-from nano_rl.tasks.admission import admitted_tasks
-from nano_rl.tasks.make import draw_tasks
+from nano_rl.tasks.check import admitted_tasks
+from nano_rl.tasks.task_file import draw_tasks
 from nano_shared.types import Split
 
 BAR = 5000 / 600

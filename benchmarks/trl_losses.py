@@ -186,11 +186,11 @@ def python_of(venv: Path) -> Path:
 
 
 def main() -> None:
-    from nano_rl.commands.conformance import _show
     from rich.console import Console
     from rich.table import Table
 
     from nano_conformance.suite import run_suite
+    from nano_rl.commands.plan import _show
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "nano-trl-1.16.0")

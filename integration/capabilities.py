@@ -32,29 +32,26 @@ from typing import Any
 import torch
 from log_arms import over_seeds
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import COMPACT_1, serving_profile
-from nano_coder.agent.prompt import first_messages, offered_tools
+from nano_coder.agent.profiles import COMPACT_1, first_messages, offered_tools, serving_profile
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.checkpoints.checkpoint import save_checkpoint
 from nano_rl.commands.eval import without_tools
-from nano_rl.config.training import SftConfig, TrainConfig
+from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.gather.sources import Sources
-from nano_rl.imitation.demonstrations import oracle_runs, reader_of, train_sft
-from nano_rl.imitation.rows import RunEncoder
+from nano_rl.imitation import RunEncoder, oracle_runs, reader_of, train_sft
 from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
-from nano_rl.learn.model.learner import prepare
+from nano_rl.learn.learner import prepare
 from nano_rl.tasks.attempts import ORACLE
-from nano_rl.tasks.make import draw_tasks
-from nano_rl.tiny_model import build_tiny
+from nano_rl.tasks.task_file import draw_tasks
 from nano_rl.train import train
 from nano_rl.watch import Watch
-from nano_shared.policy import Conversation
-from nano_shared.profile import CompactionFormat, InterfaceProfile
+from nano_shared.policy import CompactionFormat, Conversation, InterfaceProfile
 from nano_shared.store import LogStore
 from nano_shared.types import (
     Completion,

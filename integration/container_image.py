@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 
 SUITE, PACKAGES = "bookworm", ("python3", "python3-pytest", "procps")
 LEFT_OUT = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale")

@@ -22,7 +22,7 @@ from engine_process import EngineProcess
 from log_arms import over_seeds
 from remote_engine import check, finish, mean, report, start_training
 
-from nano_rl.tasks.make import make_tasks, write_tasks
+from nano_rl.tasks.task_file import make_tasks, write_tasks
 from nano_shared.types import Split
 
 SEEDS = (0, 1, 2)

@@ -23,17 +23,15 @@ from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.checkpoints.evaluate import cluster_of, table
-from nano_rl.checkpoints.statistics import paired_bootstrap
-from nano_rl.config.training import SftConfig, TrainConfig
+from nano_rl.checkpoints.evaluate import cluster_of, paired_bootstrap, table
+from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources
-from nano_rl.imitation.demonstrations import logged_successes, reader_of, train_sft
+from nano_rl.imitation import logged_successes, reader_of, train_sft
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.learn.model.learner import prepare
-from nano_rl.logs.lineage import lineage
-from nano_rl.logs.reader import read_logs
+from nano_rl.logs.reader import lineage, read_logs
 from nano_rl.logs.used_runs import learned_from
 from nano_rl.train import train
 from nano_rl.watch import Watch

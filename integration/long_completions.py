@@ -27,13 +27,12 @@ from typing import Any
 import torch
 from own_project import nano, told, write
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from integration.tiny_model import build_tiny
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.sampler import GenerationRequest
 from nano_coder.models.weights import load_policy
-from nano_rl.tasks.make import read_tasks
-from nano_rl.tiny_model import build_tiny
+from nano_rl.tasks.task_file import read_tasks
 from nano_shared.types import Sampling
 
 LINES = 2000
@@ -172,7 +171,7 @@ def decoding(folder: Path, rounds: int = 3) -> dict[int, float]:
     prompt = tuple(torch.randint(5, model.config.vocab_size, (64,)).tolist())
     for _ in range(rounds):
         for length, taken in seconds.items():
-            engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=POSITIONS)
+            engine = Engine(model, eos_ids=frozenset(), context_limit=POSITIONS)
             started = time.perf_counter()
             engine.generate([GenerationRequest(prompt, Sampling(max_tokens=length), 0)])
             taken.append(time.perf_counter() - started)

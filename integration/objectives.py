@@ -38,10 +38,10 @@ from nano_preferences.config import DpoConfig
 from nano_preferences.dpo import train_dpo
 from nano_preferences.log_pairs import log_pairs
 from nano_preferences.pairs import pair_rows
-from nano_rl.imitation.demonstrations import reader_of
+from nano_rl.imitation import reader_of
+from nano_rl.learn import critic
 from nano_rl.learn.config import GuardConfig, ObjectiveConfig, OptimizerConfig, UpdateConfig
-from nano_rl.learn.model import critic
-from nano_rl.learn.model.learner import prepare
+from nano_rl.learn.learner import prepare
 
 STEPS, PROMPTS = 40, 8
 SCALE = Scale(

@@ -32,8 +32,8 @@ from random import Random
 from statistics import mean
 from typing import Any
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from integration.tiny_model import build_tiny
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
@@ -45,21 +45,20 @@ from nano_preferences.pairs import PairRows, pair_rows, read_pairs, write_pairs
 from nano_preferences.reward_checkpoint import open_reward_model, save_reward_model
 from nano_preferences.reward_model import held_out, measure, train_reward_model
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.config.training import SftConfig, TrainConfig
+from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources
-from nano_rl.imitation.demonstrations import reader_of, train_sft
+from nano_rl.imitation import reader_of, train_sft
 from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.critic import scalar_model
+from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.model.scalar_model import scalar_model
 from nano_rl.rewards import open_reward, parse_reward
-from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_rl.watch import Watch
 from nano_shared.checkpoint import read_checkpoint
-from nano_shared.feedback import Feedback, FeedbackKind
 from nano_shared.hidden_checks import AnswerChecks
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Message, Role, Sampling, Split, Task, Trajectory
 from nano_view.report.training import GOLD, over_optimised, proxy_of

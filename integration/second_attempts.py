@@ -33,16 +33,14 @@ from flywheel import Scale, TaskSets
 from log_arms import Bench, over_seeds
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import serving_profile
-from nano_coder.agent.prompt import offered_tools
+from nano_coder.agent.profiles import offered_tools, serving_profile
 from nano_coder.models.opening import open_policy
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime, grade_run, reflect_run
-from nano_coder.run.reflection import can_reflect, is_reflection
+from nano_coder.run.execution import Runtime, can_reflect, grade_run, is_reflection, reflect_run
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.attempts import runtime_for
-from nano_rl.tasks.make import make_tasks, write_tasks
+from nano_rl.tasks.task_file import make_tasks, write_tasks
 from nano_shared import snapshot
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, ToolCall, Trajectory

@@ -8,7 +8,7 @@ COMMANDS = {
     "run": ("nano_coder.commands.run", "Run a task in a sandboxed copy of a directory."),
     "resume": ("nano_coder.commands.resume:resume", "Go on with a run that was killed or interrupted."),
     "say": ("nano_coder.commands.resume:say", "Go on with a run that has ended, with a further message."),
-    "chat": ("nano_coder.commands.chat", "Work on a directory in a conversation on the terminal."),
+    "chat": ("nano_coder.commands.resume:chat", "Work on a directory in a conversation on the terminal."),
     "apply": ("nano_coder.commands.changes:apply", "Apply a run's changes to the directory it started from."),
     "diff": ("nano_coder.commands.changes:diff", "Show what a run changed."),
     "undo": ("nano_coder.commands.changes:undo", "Take back what applying a run did."),
@@ -30,7 +30,10 @@ COMMANDS = {
         "List the tools that a run would offer, with their schemas.",
     ),
     "models": ("nano_coder.commands.config:models", "List the models that are at hand."),
-    "trust": ("nano_coder.commands.trust", "Let a project's nano.toml choose model, log and all else."),
+    "trust": (
+        "nano_coder.commands.config:trust_project",
+        "Let a project's nano.toml choose model, log and all else.",
+    ),
     "config": ("nano_coder.commands.config", "Show the configuration and where each value came from."),
 }
 

@@ -9,24 +9,123 @@ import os
 import shlex
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    field_serializer,
+    field_validator,
+)
 
-from nano_coder.plugin_settings import TABLES, HostsSetting, missing_table, with_tables
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
-from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import ConfigError, UsageError
+from nano_shared.extensions import PLUGINS, Extensions, call_extension, missing_plugin
+from nano_shared.files import NotReadable, read_regular
+from nano_shared.policy import DecodeIds
 from nano_shared.printable import printable
-from nano_shared.redact.redactor import RedactConfig
+from nano_shared.redact.redactor import RedactConfig, Redactor
+from nano_shared.redact.runs import RedactingStore
 from nano_shared.settings import no_such_setting
+from nano_shared.store import LogStore
 from nano_shared.types import Limits, Usage
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _checked_hosts(value: str) -> str:
+    from nano_coder.sandbox.protocol import allowed_hosts
+
+    try:
+        allowed_hosts(value)
+    except UsageError:
+        raise ValueError("say none, or allow=HOST,... with names such as api.example.org") from None
+    return value
+
+
+HostsSetting = Annotated[str, AfterValidator(_checked_hosts)]
+"""none, or allow=HOST,..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectTable:
+    """A file of a project that holds settings of a plug-in. It is not read before the user trusts it."""
+
+    file: str
+    """its name, as .mcp.json"""
+    brings: str
+    """what it holds, as a plural"""
+    read: Callable[[Path, bytes], dict[str, Any]]
+    """the values of the table, tables by name. Raises ConfigError, which names the path"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsTable:
+    """The settings of a plug-in, and how the core handles them. Values are plain, as TOML holds them."""
+
+    model: type[BaseModel]
+    """frozen, with a default for each setting; it forbids what it does not know"""
+    joined: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] = lambda below, above: below | above
+    """the table of a layer over that of those below"""
+    masked: Callable[[Any, str | None], BaseModel] = lambda settings, mark: settings
+    """the settings as they are shown: a mark for each secret, or with None nothing"""
+    project: ProjectTable | None = None
+
+    def over(self, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+        return dict(call_extension(self.joined, below, above, name="settings of a plug-in"))
+
+    def shown(self, settings: object, mark: str | None) -> BaseModel:
+        masked: BaseModel = call_extension(self.masked, settings, mark, name="settings of a plug-in")
+        return masked
+
+    def in_project(self, path: Path, content: bytes) -> dict[str, Any]:
+        """The values of the project's file. Raises ConfigError."""
+        assert self.project is not None
+        return dict(call_extension(self.project.read, path, content, name=str(path)))
+
+
+TABLES: Extensions[SettingsTable] = Extensions("nano.settings", SettingsTable)
+
+
+def with_tables(name: str, kind: type[M]) -> type[M]:
+    """The model of a configuration with the tables of the installed plug-ins.
+
+    Raises ConfigError for a plug-in that cannot be loaded, and for a table that has the name of a setting.
+    """
+    if clash := [table for table in TABLES if table in kind.model_fields]:
+        raise ConfigError(
+            f"{TABLES.source(clash[0])}: {clash[0]} is a setting of nano; name the table otherwise"
+        )
+    fields: dict[str, Any] = {
+        key: (table.model, Field(table.model(), description=table.model.__doc__))
+        for key, table in TABLES.items()
+    }
+    return create_model(name, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **fields)
+
+
+def settings_of(config: BaseModel, table: str, kind: type[M]) -> M:
+    """The settings of a plug-in in a configuration."""
+    found = getattr(config, table)
+    assert isinstance(found, kind)
+    return found
+
+
+def missing_table(name: str) -> str | None:
+    """About a setting of our plug-in that is not installed."""
+    table = name.partition(".")[0]
+    plugin = PLUGINS[TABLES.group].get(table)
+    return str(missing_plugin(f"[{table}]", plugin)) if plugin and table not in TABLES else None
+
 
 COMPLETION = "max_completion_tokens"
 """the limit of one answer of the model, of which the profile has the usual one"""
@@ -485,3 +584,15 @@ def parse_toml(path: Path, content: bytes) -> dict[str, Any]:
     if any(isinstance(value, int) and value.bit_length() > 63 for value in table.values()):
         raise ConfigError(f"cannot read {path}: an integer of more than 64 bits")
     return table
+
+
+def redacting_store(
+    store: LogStore, decode: DecodeIds | None = None, config: AgentConfig | None = None
+) -> LogStore:
+    """The store, or one that redacts on write if the configuration says so (None: the current one).
+
+    `decode` is needed to mask only the ids that spell a secret; without it all ids of a run with a secret are
+    masked. Everything that executes runs writes through this. Raises ConfigError for invalid settings.
+    """
+    settings = (config or load_config({}, Path())[0]).redact
+    return RedactingStore(store, Redactor(settings), decode) if settings.on == "write" else store

@@ -23,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from nano_coder.config import LIMITS, parse_limits
 from nano_coder.grading.grade import ungraded
 from nano_coder.tools.run_control import submit
-from nano_coder.tools.schema import object_schema
-from nano_coder.tools.tool import Tool, ToolFailure, ToolResult
+from nano_coder.tools.tool import Tool, ToolFailure, ToolResult, object_schema
 from nano_shared.errors import ConfigError, EnvironmentFailed, UsageError
 from nano_shared.extensions import (
     Extensions,
@@ -32,9 +31,11 @@ from nano_shared.extensions import (
     call_extension,
     described,
     is_reference,
+    read_number,
     refuse_missing,
+    source_hash,
 )
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.printable import one_line, printable
 from nano_shared.types import (
@@ -48,7 +49,6 @@ from nano_shared.types import (
     Trust,
     Verdict,
 )
-from nano_shared.user_code import read_number, source_hash
 
 MOST_TASKS = 1000
 """of one environment, where its `tasks=N` says nothing: some make them without an end"""

@@ -17,8 +17,8 @@ import platformdirs
 from filelock import FileLock
 from pydantic import TypeAdapter, ValidationError
 
-from nano_shared.durable import NotReadable, read_regular, write_text
 from nano_shared.errors import ConfigError
+from nano_shared.files import NotReadable, read_regular, write_text
 from nano_shared.types import InstructionFile
 
 PROJECT_FILE = "nano.toml"

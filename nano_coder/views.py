@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from nano_coder.serve.access import Access
-    from nano_shared.console import Console
+    from nano_shared.command_line import Console
     from nano_shared.store import LogStore
 
 

@@ -21,7 +21,7 @@ COMMANDS = {
     "dpo": ("+preferences", "From preference pairs straight to the policy."),
     "plan": ("nano_rl.commands.plan", "Memory and speed of a training, before anything is loaded."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
-    "export": ("nano_rl.commands.export", "Preference pairs, or rows of tokens, for other trainers."),
+    "export": ("nano_rl.commands.export", "Rows of tokens with advantages, for other trainers."),
     "grade": ("nano_rl.commands.grade", "Grade a folder, or logged runs without running them again."),
     "report": ("+view", "How a training went, and how much it hacked."),
     "conformance": ("+conformance", "Hold our losses, or yours, against a published suite."),
@@ -55,7 +55,7 @@ preferences = lazy_app(
 
 def main() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun started several of us
-        from nano_rl.gather.engines.workers import run_on_ranks
+        from nano_rl.learn.learner import run_on_ranks
 
         run_command(cli, through=run_on_ranks)
     else:

@@ -17,35 +17,36 @@ from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.models.weights import build_empty
 from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.checkpoint import save_adapter
-from nano_rl.config.training import TrainConfig
+from nano_rl.config import TrainConfig
+from nano_rl.gather.rollouts import HeldOut, hack_metrics, success_metrics
 from nano_rl.gather.sources import Gatherer, Sources, pair_term
-from nano_rl.gather.success import HeldOut, hack_metrics, success_metrics
-from nano_rl.learn.guards import check_update
+from nano_rl.learn.guards import Probe, check_update
+from nano_rl.learn.learner import RANKED_TRAININGS, Learner, Reference, started_ranks
+from nano_rl.learn.logprob import refuse_untrainable
 from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
-from nano_rl.learn.mismatch import Probe
-from nano_rl.learn.model.learner import Learner, Reference
-from nano_rl.learn.model.logprob import refuse_untrainable
-from nano_rl.learn.model.plan import FlopCounter, available_bytes, row_bytes, utilisation
-from nano_rl.learn.rows.group import Group, group_metrics, row_tokens
+from nano_rl.learn.plan import FlopCounter, available_bytes, row_bytes, utilisation
+from nano_rl.learn.rows import Group, group_metrics, row_tokens
 from nano_rl.learn.update import Updater
 from nano_rl.logs.used_runs import USED, UsedRuns
 from nano_rl.record import EventKind, Phases, note
-from nano_rl.resume.progress import (
+from nano_rl.resume import (
+    STATES,
+    Identity,
     Progress,
+    States,
     TrainingStopped,
     interruptible,
     saved_progress,
     seed_all,
     usual_save_every,
 )
-from nano_rl.resume.states import STATES, Identity, States
 from nano_rl.watch import Watch
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
-from nano_shared.malloc import return_freed_memory
+from nano_shared.extensions import source_hashes
+from nano_shared.files import content_hash
 from nano_shared.printable import printable
+from nano_shared.process import return_freed_memory
 from nano_shared.types import Sampling, Trajectory
-from nano_shared.user_code import source_hashes
 
 
 def train(
@@ -59,13 +60,11 @@ def train(
 ) -> list[str]:
     """Train `model` in place, continuing from a state saved in `folder`. Returns the ids of the runs used.
 
-    `runtime` makes the rollouts; at each step its policy is replaced by the current weights, and its sampling
-    by the temperature of `config` over the whole vocabulary. A training on logs alone ends when their runs
-    are used up.
-
-    Raises CheckpointError for a saved state of another model, other tasks or other settings; GuardTripped,
-    with the state before that step on disk; TrainingStopped after a signal, with the last step on disk;
-    PolicyError or SandboxError if every rollout of a step failed for a reason that is not the policy's.
+    `runtime` makes the rollouts; each step gives it the current weights, and samples over the whole
+    vocabulary. A training on logs alone ends when their runs are used up. Raises CheckpointError for a saved
+    state of another model, other tasks or other settings; GuardTripped, with the state before that step on
+    disk; TrainingStopped after a signal, with the last step on disk; PolicyError or SandboxError if every
+    rollout of a step failed for a reason that is not the policy's.
     """
     if not (sources.tasks or sources.from_logs):
         raise UsageError(
@@ -128,7 +127,7 @@ def train(
                 return_freed_memory()
                 used.append(step, batch.groups)
                 metrics.write(step, values)
-                progress.note(values, config.guards.patience)
+                progress.history = [*progress.history, values][-config.guards.patience :]
                 if learner.step % save_every == 0:
                     progress.save()
                 watch.on_step(learner.step, config.steps, values)
@@ -146,8 +145,6 @@ def train(
 
 def _open_updater(model: nn.Module, runtime: Runtime, config: TrainConfig, folder: Path) -> Updater:
     """What updates the weights: in this process, or in all those that torchrun started."""
-    from nano_rl.gather.engines.workers import RANKED_TRAININGS, started_ranks
-
     reference = Reference(model) if config.objective.beta > 0 else None
     ranks = started.leader() if (started := started_ranks()) else None
     open_learner: Callable[..., Learner] = Learner
@@ -157,7 +154,7 @@ def _open_updater(model: nn.Module, runtime: Runtime, config: TrainConfig, folde
     learner = open_learner(model, config.optimizer, steps=config.steps)
     critic = None
     if config.objective.terms.critic:
-        from nano_rl.learn.model.critic import open_critic
+        from nano_rl.learn.critic import open_critic
 
         critic = open_critic(model, config)
         learner.attach("critic", critic)
@@ -165,7 +162,6 @@ def _open_updater(model: nn.Module, runtime: Runtime, config: TrainConfig, folde
 
 
 def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig) -> Identity:
-    """The identity of a training: everything that determines its steps."""
     completion = runtime.sampling.max_tokens
     said = {"completion": completion} if completion != Sampling().max_tokens else {}
     return Identity(
@@ -185,7 +181,7 @@ def _terms(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: Tr
     """The losses beside that of the policy: imitation and preferences."""
     terms = []
     if config.lambda_sft:
-        from nano_rl.imitation.demonstrations import imitation_term
+        from nano_rl.imitation import imitation_term
 
         terms.append(imitation_term(config, sources.every_task, runtime, opened, sources.rest))
     if paired := pair_term(config):
@@ -200,9 +196,9 @@ def _open_gatherer(
     """The gatherer: rollouts of each step when it comes, or of further steps ahead, here or on servers."""
     if not (config.engine or config.off_policy_bound):
         return Gatherer(sources, config)
-    from nano_rl.gather.engines.adapter_publisher import ADAPTERS, open_publisher
-    from nano_rl.gather.engines.workers import ROLLOUT_CLUSTERS
+    from nano_rl.gather.adapter_publisher import ADAPTERS, open_publisher
     from nano_rl.gather.rollout_queue import QueueGatherer, WeightsCopy
+    from nano_rl.gather.rollouts import ROLLOUT_CLUSTERS
 
     def changed(why: str) -> None:
         print(f"nano: {printable(why)}", file=sys.stderr)
@@ -220,7 +216,6 @@ def _open_gatherer(
 
 
 def _live(opened: OpenedWeights, runtime: Runtime, config: TrainConfig, version: int) -> Runtime:
-    """The runtime with the current weights as policy, sampling from the whole vocabulary."""
     policy = local_policy(opened.loaded, opened.profile, version=version, scheduler=config.scheduler)
     pinned = {"temperature": config.temperature, "top_p": 1.0, "top_k": 0}
     return replace(runtime, policy=policy, sampling=runtime.sampling.model_copy(update=pinned))

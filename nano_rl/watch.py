@@ -13,10 +13,10 @@ from typing import Any, Self
 
 from nano_coder.views import VIEWS, TrainingView
 from nano_rl.learn.metrics import SUCCESS, MetricsRow
-from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows import Group
 from nano_rl.record import ROLLOUTS, EventKind, RolloutsWriter, note
 from nano_rl.sinks import Sink
-from nano_shared.console import Console
+from nano_shared.command_line import Console
 from nano_shared.errors import GuardTripped
 from nano_shared.extensions import call_extension
 from nano_shared.types import Trajectory

@@ -74,7 +74,7 @@ def test_one_place_turns_any_exception_into_data() -> None:
     ]
     # the grading of what a policy left always gives a verdict; code of strangers may raise anything,
     # and so may the client of MCP servers, by what they send
-    ours = ["connection.py", "grade.py", "user_code.py"]
+    ours = ["connection.py", "extensions.py", "grade.py"]
     assert sorted(place.partition(":")[0] for place in broad) == ours
 
 
@@ -89,9 +89,9 @@ def test_no_child_interpreter_on_the_host_imports_from_the_current_folder() -> N
             isinstance(n, ast.Constant) and n.value in ("spawn", "forkserver") for n in ast.walk(tree)
         )
         if spawns or "multiprocessing.Process" in path.read_text():
-            assert "nano_shared.interpreter" in imports(path), path
+            assert "nano_shared.process" in imports(path), path
     # the grader of a task of Harbor runs in a container of others
-    assert sorted(set(own)) == ["grade.py", "interpreter.py"]
+    assert sorted(set(own)) == ["grade.py", "process.py"]
 
 
 def wheel_names(project: Path, folder: Path) -> set[str]:

@@ -12,7 +12,7 @@ from tables import of, table
 from nano_coder import cli as coder
 from nano_coder.config import AgentConfig
 from nano_rl import cli as rl
-from nano_rl.config.training import SftConfig, TrainConfig
+from nano_rl.config import SftConfig, TrainConfig
 from nano_shared.command_line import COMMON_PANEL
 from nano_shared.settings import section_of, setting_fields
 

@@ -1,11 +1,15 @@
-"""Chat templates: render the new messages of a conversation to token ids, without touching earlier ones."""
+"""Chat templates: a conversation becomes token ids. `ChatTemplate` only appends to what it rendered;
+`NativeTemplate` is a model's own, rendered by transformers as `apply_chat_template` does."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,10 +17,11 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from nano_coder.agent.dialects.dialect import Dialect, Parsed, function_schema
 from nano_shared.errors import PolicyError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Conversation
-from nano_shared.types import Message, Role
+from nano_shared.types import Message, Role, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -269,3 +274,269 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
+
+
+TemplateMessage = dict[str, Any]
+"""a message as chat templates take it: role, content, tool_calls, name, tool_call_id"""
+TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError)
+"""what an expression of a template can raise"""
+_REASONING_KEYS = ("reasoning_content", "thinking")
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "probe",
+        "parameters": {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}},
+    },
+}
+
+
+class NativeTemplate(ChatTemplate):
+    """The chat template of a model, with the dialect in which the model writes its calls.
+
+    Each prompt is the whole conversation as the template writes it. Where it continues the recorded tokens,
+    the row goes on; where the template rewrites history, a new row begins. A sampled turn is given to the
+    template as content and calls if the template writes these as the model did, else as text; in a new row
+    always as content and calls.
+
+    `facts` names the roles that the template cannot express and how their messages are folded.
+    """
+
+    def __init__(self, source: str, tokenizer: Any, dialect: Dialect, end_id: int | None = None) -> None:
+        """`end_id` is the token that ends a demonstrated turn, if it is not the tokenizer's EOS.
+
+        Raises PolicyError if the template cannot render a user message."""
+        self.source = source
+        self.encoder = Encoder(tokenizer)
+        self._tokenizer, self._dialect, self._end_id = tokenizer, dialect, end_id
+        self._written: dict[str, str | None] = {}
+        self._reasoning_key = next((key for key in _REASONING_KEYS if key in source), None)
+        self._text([_user("probe")])
+        self._system_role = self._shows({"role": "system", "content": "nano-probe"}, _user("x"))
+        self._repeats = self._shows(_user("x"), _user("nano-probe"))
+        call = self._calls((ToolCall(name="probe_tool", arguments={"x": "nano-probe"}),), 0)
+        call_message: TemplateMessage = {"role": "assistant", "content": "", "tool_calls": call}
+        answered = _answered("y", call[0])
+        self._call_field = self._shows(_user("x"), call_message, answered)
+        said = call_message if self._call_field else {"role": "assistant", "content": "x"}
+        self._tool_role = self._shows(_user("x"), said, _answered("nano-probe", call[0]))
+        facts = {
+            "no system role: its message begins the first user message": self._system_role,
+            "no tool role: tool results are user messages": self._tool_role,
+            "no tool calls: they are shown as the text that was sampled": self._call_field,
+            "no two user messages in a row: they are joined": self._repeats,
+        }
+        self.facts = tuple(fact for fact, able in facts.items() if not able)
+
+    def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
+        """The row of the next turn, and the ids to append to it before sampling.
+
+        Raises PolicyError if the template rejects the messages.
+        """
+        everything = len(conversation.messages)
+        if not conversation.tokens:
+            return conversation.row, tuple(self._whole(conversation, everything))
+        with suppress(PolicyError):  # it may refuse the texts of turns, and take their content and calls
+            whole = self._whole(conversation, conversation.row_start)
+            kept = self._kept(conversation.tokens, whole)
+            if kept is not None:
+                return conversation.row, tuple(whole[kept:])
+        return conversation.last_row + 1, tuple(self._whole(conversation, everything))
+
+    def delta(self, conversation: Conversation) -> tuple[int, ...]:
+        return self.next_row(conversation)[1]
+
+    def written(self, context: Sequence[int], text: str, eos_id: int) -> tuple[int, ...]:
+        """The ids of an assistant's text after `context`, control tokens parsed, and its end of turn."""
+        controls = self.encoder.control_tokens
+        anchor = next((i for i in range(len(context) - 1, -1, -1) if context[i] in controls), 0)
+        tail = list(context[anchor:])
+        ids = self.encoder.rendered(self.encoder.decode(tail) + text, "\0")
+        if ids[: len(tail)] != tail:  # the text merges with the end of the prompt
+            ids, tail = self.encoder.rendered(text, "\0"), []
+        return (*ids[len(tail) :], eos_id if self._end_id is None else self._end_id)
+
+    def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
+        given = self._messages(messages, (), 0)
+        return self._text(given, generation_prompt=generation_prompt)
+
+    def messages(self, conversation: Conversation, *, row: int) -> list[TemplateMessage]:
+        """The messages as the template gets them for a prompt of that row, its own or the next."""
+        structured = conversation.row_start if row == conversation.row else len(conversation.messages)
+        return self._messages(conversation.messages, conversation.tools, structured)
+
+    def _kept(self, tokens: Sequence[int], whole: list[int]) -> int | None:
+        """How many ids of the whole prompt the recorded tokens are; None if their texts differ."""
+        if whole[: len(tokens)] == list(tokens):
+            return len(tokens)
+        # the same text in other tokens than the tokenizer's
+        text = self.encoder.decode(tokens)
+        place = bisect_left(range(len(whole)), len(text), key=lambda n: len(self.encoder.decode(whole[:n])))
+        return place if self.encoder.decode(whole[:place]) == text else None
+
+    def _whole(self, conversation: Conversation, structured: int) -> list[int]:
+        given = self._messages(conversation.messages, conversation.tools, structured)
+        tools = [function_schema(tool) for tool in conversation.tools]
+        mark, defuse = self.encoder.defuser([json.dumps([given, tools], ensure_ascii=False)])
+        defused, described = _mapped(given, defuse), _mapped(tools, defuse)
+        return self.encoder.rendered(self._text(defused, described, conversation.started), mark)
+
+    def _messages(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], structured: int
+    ) -> list[TemplateMessage]:
+        """The messages in the roles that the template has; assistant messages before `structured` as content
+        and calls, those after it where the template writes that as the text."""
+        given: list[TemplateMessage] = []
+        answers: list[list[TemplateMessage]] = []
+        system, number = "", 0
+        for place, message in enumerate(messages):
+            match message.role:
+                case Role.SYSTEM if not self._system_role:
+                    system = f"{message.content}\n\n"
+                case Role.SYSTEM:
+                    given.append({"role": "system", "content": message.content})
+                case Role.ASSISTANT:
+                    parsed = self._dialect.parse(message.content, tools)
+                    calls = self._calls(parsed.calls, number)
+                    number += len(calls)
+                    said = self._assistant_messages(message.content, parsed, calls, always=place < structured)
+                    given.append(said[0])
+                    # a template that takes one call a message gets each with its result
+                    answers = [[call, *(said[n : n + 1] if n else [])] for n, call in enumerate(calls)]
+                case Role.TOOL if answers and self._tool_role:
+                    call, *before = answers.pop(0)
+                    given += [*before, _answered(message.content, call)]
+                case _:
+                    content, system = system + message.content, ""
+                    if given and given[-1]["role"] == "user" and not self._repeats:
+                        given[-1] = _user(f"{given[-1]['content']}\n{content}")
+                    else:
+                        given.append(_user(content))
+        return given
+
+    def _assistant_messages(
+        self, text: str, parsed: Parsed, calls: list[TemplateMessage], *, always: bool
+    ) -> list[TemplateMessage]:
+        """A sampled turn as content and calls if the template writes these as the text, or `always` where it
+        accepts them; else the text. One message, or one for each call."""
+        content = parsed.thought
+        if calls and not self._call_field:
+            content = self._dialect.render(content, parsed.calls, ())
+        message: TemplateMessage = {"role": "assistant", "content": content}
+        if calls and self._call_field:
+            message["tool_calls"] = calls
+        forms = [[message]]
+        if parsed.reasoning and self._reasoning_key:
+            forms.insert(0, [{**message, self._reasoning_key: parsed.reasoning}])
+        elif parsed.reasoning:
+            message["content"] = f"<think>\n{parsed.reasoning}\n</think>\n\n{content}"
+        if len(calls) > 1 and self._call_field:
+            forms.append([{**message, "content": content if call is calls[0] else "", "tool_calls": [call]}
+                          for call in calls])  # fmt: skip
+        for form in forms:
+            alone = [self._alone(m) for m in form]
+            if None not in alone and (always or text in str(alone[0])):
+                return form
+        return [{"role": "assistant", "content": text}]
+
+    def _calls(self, calls: Sequence[ToolCall], number: int) -> list[TemplateMessage]:
+        """The calls with ids, counted from `number`."""
+        name = getattr(self._dialect, "call_id", lambda _, n: f"call{n:05d}")
+        return [
+            {
+                "type": "function",
+                "id": name(call.name, n),
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for n, call in enumerate(calls, number)
+        ]
+
+    def _alone(self, message: TemplateMessage) -> str | None:
+        """The message as the template writes it after a user message; None if it refuses it."""
+        key = json.dumps(message, ensure_ascii=False)
+        if key not in self._written:
+            try:
+                self._written[key] = self._text([_user("x"), message], generation_prompt=False)
+            except PolicyError:
+                self._written[key] = None
+        return self._written[key]
+
+    def _shows(self, *messages: TemplateMessage) -> bool:
+        try:
+            return "nano-probe" in self._text(messages)
+        except PolicyError:
+            return False
+
+    def _text(
+        self,
+        messages: Sequence[TemplateMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        started: float | None = None,
+        generation_prompt: bool = True,
+    ) -> str:
+        clock = {} if started is None else {"strftime_now": datetime.fromtimestamp(started, UTC).strftime}
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, chat_template=self.source, tokenize=False,
+                add_generation_prompt=generation_prompt, **clock,
+            )  # fmt: skip
+        except TEMPLATE_FAILURES as error:
+            roles = ", ".join(str(message["role"]) for message in messages)
+            raise PolicyError(f"{self.name} refuses messages of roles [{roles}]: {error}") from error
+        return str(text)
+
+
+def shows_tools(tokenizer: Any, source: str) -> bool:
+    """Whether a chat template writes the tools that it is given."""
+    try:
+        text = tokenizer.apply_chat_template(
+            [_user("x")], tools=[PROBE_TOOL], chat_template=source, tokenize=False, add_generation_prompt=True
+        )
+    except TEMPLATE_FAILURES:
+        return False
+    return "probe_tool" in text
+
+
+DIALECT_MARKS = (
+    ("harmony", "<|channel|>"),
+    ("kimi", "<|tool_call_argument_begin|>"),
+    ("deepseek-3", "<｜tool▁call▁begin｜>", "```json"),
+    ("deepseek", "<｜tool▁call▁begin｜>"),
+    ("mistral-args", "[ARGS]"),
+    ("mistral", "[TOOL_CALLS]"),
+    ("glm", "<arg_key>"),
+    ("glm-4", "<|observation|>"),
+    ("qwen-coder", "<function="),
+    ("phi", "<|tool_call|>"),
+    ("hermes-json", "<tool_call>"),
+    ("pythonic", "<|tool_call_start|>"),
+    ("pythonic", "func_name1("),
+    ("llama-3", "<|python_tag|>"),
+    ("llama-3", '"parameters":'),
+    ("gemma", "<start_of_turn>"),
+)
+"""dialects, each with the texts that its templates hold; the first that fits is a template's dialect"""
+
+
+def dialect_of(source: str) -> str | None:
+    """The dialect whose marks a chat template writes; None if it writes none that is known."""
+    return next((name for name, *marks in DIALECT_MARKS if all(mark in source for mark in marks)), None)
+
+
+def _user(content: str) -> TemplateMessage:
+    return {"role": "user", "content": content}
+
+
+def _answered(content: str, call: TemplateMessage) -> TemplateMessage:
+    return {"role": "tool", "content": content, "tool_call_id": call["id"], "name": call["function"]["name"]}
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    match value:
+        case str():
+            return change(value)
+        case list():
+            return [_mapped(item, change) for item in value]
+        case dict():
+            return {key: _mapped(item, change) for key, item in value.items()}
+    return value

@@ -13,10 +13,9 @@ from functools import cached_property
 
 from nano_coder.agent.actions import cut_to
 from nano_coder.agent.dialects.dialect import function_schema
-from nano_coder.agent.prompt import rendered
+from nano_coder.agent.profiles import rendered
 from nano_shared.errors import ContextFull
-from nano_shared.policy import Conversation, Policy
-from nano_shared.profile import CompactionFormat
+from nano_shared.policy import CompactionFormat, Conversation, Policy
 from nano_shared.types import Completion, Message, Role, Turn, Usage
 
 MOST_SUMMARIES = 50

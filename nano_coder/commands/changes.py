@@ -8,11 +8,11 @@ from typing import Annotated
 
 from typer import Option
 
-from nano_coder.agent.workspace import workspace_after, workspaces_since
+from nano_coder.agent.actions import workspace_after, workspaces_since
 from nano_coder.commands.options import Log, RunArgument, open_log
-from nano_shared import snapshot
+from nano_shared import snapshot, snapshot_change
 from nano_shared.errors import UsageError
-from nano_shared.feedback import edited_workspace
+from nano_shared.logged_run import edited_workspace
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
@@ -70,7 +70,7 @@ def apply_to(
     conflict: snapshot.Conflict | None = None
     for before in dict.fromkeys((trajectory.snapshot, workspace_after(trajectory, trajectory.inherited))):
         try:
-            return list(snapshot.apply(before, after, store.blobs, directory))
+            return list(snapshot_change.apply(before, after, store.blobs, directory))
         except snapshot.Conflict as found:
             conflict = conflict or found
     assert conflict is not None
@@ -96,7 +96,7 @@ def diff(
     # a run that was killed left steps, but no diff; a kept diff only names files that are no text
     if step is not None or (trajectory.snapshot and (trajectory.stop is None or (named and not shown))):
         start, then = (workspace_after(trajectory, at) for at in (0, step))
-        text = snapshot.diff(start, then, store.blobs, whole=not shown)
+        text = snapshot_change.diff(start, then, store.blobs, whole=not shown)
     if trajectory.directory is not None:
         print(f"changes to {printable(trajectory.directory)}", file=sys.stderr)
     if shown:
@@ -132,7 +132,7 @@ def undo(
     target = workspace_after(trajectory, step)
     edits = (edited_workspace(row) for row in reversed(store.feedback(trajectory.id)))
     stages = [*filter(None, edits), *workspaces_since(trajectory, step)]
-    changed = snapshot.undo(stages, target, store.blobs, place)
+    changed = snapshot_change.undo(stages, target, store.blobs, place)
     for path in changed:
         print(printable(path))
     if not changed:

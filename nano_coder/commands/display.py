@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.syntax import Syntax
 from rich.text import Text
 
 from nano_coder.serve.given_reward import GRADER
-from nano_shared.console import Console
+from nano_shared.command_line import Console
 from nano_shared.printable import printable
 from nano_shared.types import (
     Completion,
@@ -28,6 +28,9 @@ from nano_shared.types import (
     Turn,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from nano_coder.run.execution import RunHooks
 
 _FOLDED = 15
 """lines of an output on a terminal"""
@@ -89,9 +92,12 @@ class Display:
             how = "" if file.trusted else ", shown as untrusted data (nano-coder trust DIR lets it instruct)"
             self._progress.print(f"reads {printable(file.path)}{how}", style="dim")
 
-    def listener(self) -> Callable[[str], None] | None:
-        """What shows completions as they come; None where nobody watches."""
-        return self._text if self._progress.is_terminal and not self._progress.quiet else None
+    def hooks(self) -> RunHooks:
+        """What shows runs as they go on, completions as they come where somebody watches."""
+        from nano_coder.run.execution import RunHooks
+
+        text = self._text if self._progress.is_terminal and not self._progress.quiet else None
+        return RunHooks(start=self.start, turn=self.turn, grading=self._grading, text=text)
 
     def _text(self, text: str) -> None:
         if not text:
@@ -169,7 +175,7 @@ class Display:
         if len(text) < len(message.content):
             self._progress.print(Text("│", "blue"), f"({len(message.content):,} characters; -v shows them)")
 
-    def grading(self, trajectory: Trajectory) -> None:
+    def _grading(self, trajectory: Trajectory) -> None:
         if trajectory.task.check and trajectory.stop and not trajectory.stop.ours:
             self._progress.print(f"\nchecking in a fresh sandbox: {printable(trajectory.task.check)}")
 

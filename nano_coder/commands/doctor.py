@@ -12,8 +12,7 @@ from typer import Option
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.doctor import EscapeFinding, examine
-from nano_shared.command_line import JsonOption, emit
-from nano_shared.console import Console
+from nano_shared.command_line import Console, JsonOption, emit
 from nano_shared.errors import SandboxError
 
 _SANDBOX = 6

@@ -11,18 +11,17 @@ from typing import Annotated, Any, TextIO
 
 from typer import Argument, Option
 
-from nano_coder.agent.initial_messages import opening, tools
+from nano_coder.agent.profiles import opening, tools
 from nano_coder.commands.options import Log, PolicyChoice, SinceChoice, SuccessChoice, TaskChoice, open_log
-from nano_coder.formats import messages
-from nano_coder.formats.run_format import RUN_FORMATS, RunFormat
+from nano_coder.formats import RUN_FORMATS, Calls, RunFormat, message_rows
 from nano_shared.blobs import BlobStore
-from nano_shared.durable import new_file, new_folder
-from nano_shared.errors import LogError, UsageError
+from nano_shared.errors import LogError, Refused, UsageError
 from nano_shared.extensions import is_reference, refuse_missing
-from nano_shared.logged_run import ChosenRuns, LoggedRun, moment
+from nano_shared.files import new_file, new_folder
+from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
-from nano_shared.redact.trajectory import redacted_runs
-from nano_shared.refusal import Refused
+from nano_shared.redact.runs import redacted_runs
+from nano_shared.run_facts import ChosenRuns, moment
 from nano_shared.store import LogStore
 
 WRITTEN = ("jsonl", "messages", "atif", "nemo-gym", "harbor")
@@ -40,7 +39,7 @@ def export(
         Path | None, Option("-o", "--out", help="New file, or folder; standard output without it.")
     ] = None,
     calls: Annotated[
-        messages.Calls,
+        Calls,
         Option(help="messages: calls in the assistant's text as they were written, or in `tool_calls`."),
     ] = "text",
     redact: Annotated[bool, Option("--redact", help="Take secrets out first; blobs stay behind.")] = False,
@@ -80,9 +79,7 @@ def export(
 class _Export:
     """One export: the runs that went into it, and why others did not."""
 
-    def __init__(
-        self, store: LogStore, runs: Iterable[LoggedRun], *, calls: messages.Calls, blobs: bool
-    ) -> None:
+    def __init__(self, store: LogStore, runs: Iterable[LoggedRun], *, calls: Calls, blobs: bool) -> None:
         self.store, self.runs, self.calls, self.blobs = store, runs, calls, blobs
         self.written = 0
         self.refused: Counter[str] = Counter()
@@ -140,7 +137,7 @@ class _Export:
         first = opening(run.trajectory, self.store.blobs)
         offered = tools(run.trajectory)
         if self.calls == "native":
-            return messages.write(run.trajectory, first, calls=self.calls, tools=offered)
+            return message_rows(run.trajectory, first, calls=self.calls, tools=offered)
         assert format.write_run is not None
         return format.write_run(run, first, offered)
 

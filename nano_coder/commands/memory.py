@@ -12,7 +12,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from nano_coder.commands.options import Log
-from nano_coder.commands.review import open_editor
+from nano_coder.commands.run import open_editor
 from nano_coder.config import load_config
 from nano_shared.command_line import JsonOption, emit, lazy_app
 from nano_shared.errors import UsageError

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from typer import Argument, Option
 
 from nano_coder.config import (
+    TABLES,
     TEMPERATURE,
     AgentConfig,
     load_config,
@@ -19,17 +20,16 @@ from nano_coder.config import (
     parse_limits,
     user_config_path,
 )
-from nano_coder.plugin_settings import TABLES
-from nano_shared.durable import real_path
 from nano_shared.errors import UsageError
+from nano_shared.files import real_path
 from nano_shared.printable import without_password
-from nano_shared.settings_options import Settings, settings_options
+from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.run.execution import Runtime
     from nano_coder.run.git_history import GitHistory
     from nano_coder.sandbox.protocol import Sandbox
-    from nano_shared.profile import InterfaceProfile
+    from nano_shared.policy import InterfaceProfile
     from nano_shared.store import LogStore
     from nano_shared.types import InstructionFile, Trajectory
 
@@ -174,17 +174,17 @@ def open_runtime(
     `limits` take the place of a task's own (`overriding_limits`).
     """
     from nano_coder.agent.profiles import days_profile, with_tools
-    from nano_coder.models.opening import open_configured
+    from nano_coder.config import redacting_store
+    from nano_coder.models.opening import open_policy
     from nano_coder.run.execution import Project, RunSettings, Runtime
-    from nano_coder.run.further_tools import further_tools
-    from nano_coder.run.redacting_log import redacting_store
     from nano_coder.sandbox.protocol import allowed_hosts
+    from nano_coder.tools.tool import further_tools
     from nano_shared.redact.redactor import Redactor
     from nano_shared.types import Sampling
 
     sandbox = _open_sandbox(config, directory)
     more = further_tools(config, lambda: (sandbox, store))
-    opened = open_configured(config, model=model, own_temperature=config.temperature is None)
+    opened = open_policy(model or config.model, config, own_temperature=config.temperature is None)
     profile = opened.profile if config.profile else days_profile(opened.profile)
     return Runtime(
         policy=opened.policy,
@@ -242,7 +242,7 @@ def reopen_runtime(run: Trajectory, setup: Setup, store: LogStore) -> Runtime:
 
     Its git history is shown only by `git = true`, as the log keeps no --exclude of the run.
     """
-    from nano_coder.models.registry import find_opener
+    from nano_coder.models.opening import find_opener
 
     config, directory = setup.config, Path(run.directory or "")
     if config.profile is None and find_opener(config.model or run.policy) is not None:  # a hosted model

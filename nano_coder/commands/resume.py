@@ -1,21 +1,30 @@
-"""`nano-coder resume`, `say` and `fork`: go on with a run that was killed, that ended, or from its steps."""
+"""`nano-coder resume`, `say`, `chat` and `fork`: what goes on with a logged run."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
+from nano_coder.commands.changes import apply_to
 from nano_coder.commands.display import Display, exit_code, outcome, summary
-from nano_coder.commands.options import RunArgument, Setup, Verbose, agent_options, reopen_runtime
-from nano_coder.run.execution import Runtime, grade_run, refuse_ended, resume_run, with_limits
-from nano_coder.run.fork import refuse_unsaid, say_to_run
-from nano_shared.command_line import JsonOption, emit
-from nano_shared.console import Console
-from nano_shared.errors import CheckpointError, UsageError
+from nano_coder.commands.options import (
+    DirectoryOption,
+    RunArgument,
+    Setup,
+    Verbose,
+    agent_options,
+    reopen_runtime,
+)
+from nano_coder.commands.run import make_task, open_work, take_snapshot
+from nano_coder.run.execution import Runtime, grade_run, refuse_ended, resume_run, run_task, with_limits
+from nano_coder.run.fork import fork_run, refuse_step, refuse_unsaid, say_to_run
+from nano_shared.command_line import Console, JsonOption, emit
+from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory, Value
@@ -25,9 +34,9 @@ from nano_shared.types import Trajectory, Value
 def resume(run: RunArgument, setup: Setup, verbose: Verbose = False, as_json: JsonOption = False) -> int:
     """Go on with RUN (an id, the beginning of one, or `last`) from its last finished turn."""
 
-    def go_on(logged: Trajectory, runtime: Runtime, display: Display) -> Trajectory:
-        display.start(logged)
-        return grade_run(resume_run(logged.id, runtime, on_turn=display.turn), runtime)
+    def go_on(logged: Trajectory, runtime: Runtime) -> Trajectory:
+        runtime.hooks.start(logged)
+        return resume_run(logged.id, runtime)
 
     return _continued(run, setup, refuse_ended, go_on, verbose=verbose, as_json=as_json)
 
@@ -49,33 +58,24 @@ def say(
     text = sys.stdin.read() if message == "-" else message
     return _continued(
         run, setup, lambda logged: refuse_unsaid(logged, text),
-        lambda logged, runtime, display: answer(logged, text, runtime, display, seed),
+        lambda logged, runtime: say_to_run(logged, text, runtime, seed=seed),
         verbose=verbose, as_json=as_json,
     )  # fmt: skip
 
 
-def answer(
-    run: Trajectory, text: str, runtime: Runtime, display: Display, seed: int | None = None
-) -> Trajectory:
-    """The graded run that a message makes of one that has ended, each step shown."""
-    said = say_to_run(run, text, runtime, seed=seed, on_start=display.start, on_turn=display.turn)
-    display.grading(said)
-    return grade_run(said, runtime)
-
-
 def _continued(
     run: str, setup: Setup, refuse: Callable[[Trajectory], None],
-    go_on: Callable[[Trajectory, Runtime, Display], Trajectory], *, verbose: bool, as_json: bool,
+    go_on: Callable[[Trajectory, Runtime], Trajectory], *, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Go on with a logged run and show its end. `refuse` comes before the model, which takes seconds to
-    load."""
+    """Go on with a logged run, grade it and show its end. `refuse` comes before the model, which takes
+    seconds to load."""
     store = LogStore.open(setup.config.log, create=False)
     logged = store.get(run)
     refuse(logged)
     display = Display(quiet=as_json, verbose=verbose)
-    runtime = replace(reopen_runtime(logged, setup, store), on_text=display.listener())
+    runtime = replace(reopen_runtime(logged, setup, store), hooks=display.hooks())
     with display.naming_the_run():
-        trajectory = go_on(logged, runtime, display)
+        trajectory = grade_run(go_on(logged, runtime), runtime)
     emit(summary(trajectory, applied=False), as_json, lambda: display.end(trajectory, applied=False))
     return exit_code(trajectory)
 
@@ -129,8 +129,6 @@ def fork(
     of its own that names its parent and the step; forks of one step form a group that can be trained on.
     Without --temperature they are sampled at 1. Exit code 0 where one succeeds, 1 where none does.
     """
-    from nano_coder.run.fork import fork_run, refuse_step
-
     if check is not None and not check.strip():
         raise UsageError("--check is empty; give a shell line, or leave it out to grade as the run was")
     if setup.sources["temperature"] == "default":
@@ -175,3 +173,82 @@ def _line(console: Console, fork: Trajectory) -> None:
         f"fork {fork.id}: reward {reward}, {len(fork.own_turns)} turns, {fork.num_sampled_tokens} tokens,"
         f" {end}; check: {printable(outcome(fork))}"
     )
+
+
+_HELP = (
+    "/diff shows the changes, /apply applies them, /quit ends; Ctrl-C interrupts a run, to say something else"
+)
+
+
+@agent_options("model", "base_url", "profile", "check", "net", "log")
+def chat(
+    setup: Setup,
+    message: Annotated[str | None, Argument(metavar="[TEXT]", help="The first message.")] = None,
+    directory: DirectoryOption = Path(),
+    verbose: Verbose = False,
+) -> int:
+    """Work on DIR in a conversation: each message goes on where the one before ended, in a copy of DIR.
+
+    Every message is a run of the log, so `log show`, `fork`, `apply` and the training know it. Nothing is
+    applied before you say /apply.
+    """
+    store = LogStore.open(setup.config.log)
+    runtime = open_work(setup, store)
+    print(_HELP, file=sys.stderr)
+    run: Trajectory | None = None
+    while (text := message or _typed_line()) is not None:
+        message = None
+        if text.startswith("/"):
+            if text == "/quit":
+                break
+            _order(text, run, directory, store)
+        elif text.strip():
+            run = _answered(text, run, runtime, setup, Display(quiet=False, verbose=verbose))
+    return 0
+
+
+def _typed_line() -> str | None:
+    """The next line of the user; None at the end of the input."""
+    if sys.stdin.isatty():
+        print("\n> ", end="", file=sys.stderr, flush=True)
+    try:
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        return None
+    return line.removesuffix("\n") if line else None
+
+
+def _order(text: str, run: Trajectory | None, directory: Path, store: LogStore) -> None:
+    if text not in ("/diff", "/apply"):
+        print(_HELP, file=sys.stderr)
+    elif run is None:
+        print("nothing was done yet", file=sys.stderr)
+    elif text == "/diff":
+        Display(quiet=False).diff(run)
+    else:
+        try:
+            changed = apply_to(run, directory, store)
+        except (NanoError, OSError) as problem:
+            print(printable(f"not applied: {problem}"), file=sys.stderr)
+        else:
+            print(printable(f"applied: {', '.join(changed) or 'nothing'}"), file=sys.stderr)
+
+
+def _answered(
+    text: str, run: Trajectory | None, runtime: Runtime, setup: Setup, display: Display
+) -> Trajectory:
+    """The run that the message makes; the one before where it cannot."""
+    runtime = replace(runtime, hooks=display.hooks())
+    try:
+        if run is None or not run.turns:
+            task = make_task(text, take_snapshot(setup, runtime.store), setup, runtime)
+            run = grade_run(run_task(task, runtime), runtime)
+        else:
+            run = grade_run(say_to_run(run, text, runtime), runtime)
+    except NanoError as problem:
+        if run is None:
+            raise
+        print(printable(str(problem)), file=sys.stderr)
+        return run
+    display.answered(run)
+    return run

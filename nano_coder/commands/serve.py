@@ -71,12 +71,10 @@ def command(
         from nano_coder.serve.app import serve_app
         from nano_coder.serve.generation import ServerLimits
         from nano_coder.serve.http_json import BoundedConnection
-        from nano_coder.serve.tracing import open_tracing
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("nano"):
             raise
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
-    tracing = open_tracing()
     from nano_coder.serve.conversations import Conversations, end_interrupted
     from nano_shared.store import LogStore
 
@@ -87,7 +85,7 @@ def command(
         conversations = Conversations(opener.open(config.model))
         pages = _pages(store, access)
         app = serve_app(
-            conversations, access=access, tracing=tracing,
+            conversations, access=access,
             adapters=opener.adapters(conversations.model),
             promoted=None if config.model else lambda: opener.promoted(conversations.model),
             pages=pages,
@@ -145,10 +143,10 @@ class _ModelOpener:
         self._loading = threading.Lock()
 
     def open(self, name: str | None) -> ServedModel:
-        from nano_coder.models.opening import open_configured
+        from nano_coder.models.opening import open_policy
 
         with self._loading:
-            found = open_configured(self._config, model=name, scheduler="free")
+            found = open_policy(name or self._config.model, self._config, scheduler="free")
         return self._served(found)
 
     def promoted(self, current: ServedModel) -> ServedModel | None:
@@ -176,7 +174,7 @@ class _ModelOpener:
         return Adapters(base.name, adapter_base_of, opened)
 
     def _served(self, found: OpenedPolicy) -> ServedModel:
-        from nano_coder.run.redacting_log import redacting_store
+        from nano_coder.config import redacting_store
         from nano_coder.serve.served_model import ServedModel
 
         decode = getattr(found.policy, "decode", None)

@@ -28,11 +28,10 @@ from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash, in_memory, scratch_folder
 from nano_shared.printable import printable, terminal_text
-from nano_shared.scratch import in_memory, scratch_folder
+from nano_shared.process import parse
 from nano_shared.snapshot import Entry, EntryKind, Snapshot
-from nano_shared.syntax import parse
 from nano_shared.types import CheckRun, Limits, Tampering, Trust, Verdict
 
 _PATIENCE = 120.0

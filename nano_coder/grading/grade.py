@@ -30,7 +30,7 @@ from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import LogError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import (
     AnswerChecks,
     ArtifactChecks,
@@ -45,8 +45,7 @@ from nano_shared.hidden_checks import (
     expects_answer,
 )
 from nano_shared.printable import printable
-from nano_shared.snapshot import Entry, EntryKind, Snapshot
-from nano_shared.snapshot.tree import make_snapshot
+from nano_shared.snapshot import Entry, EntryKind, Snapshot, make_snapshot
 from nano_shared.types import Limits, StopReason, Tampering, Task, Trajectory, Trust, Verdict
 
 LARGEST_ARTIFACT = 1 << 20

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 
 _PROBE = (Path(__file__).parent / "inside" / "probe.py").read_text(encoding="utf-8")
 _NAME = "_nano_probe_"

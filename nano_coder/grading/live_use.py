@@ -20,7 +20,7 @@ from fractions import Fraction
 from types import MappingProxyType
 
 from nano_shared.hidden_checks import Suite
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 
 _BUILTIN = frozenset(dir(builtins))
 

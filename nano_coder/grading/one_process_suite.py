@@ -29,7 +29,7 @@ from nano_coder.grading.two_jail_suite import (
 )
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 from nano_shared.types import Limits, Tampering, Trust
 
 

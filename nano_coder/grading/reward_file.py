@@ -29,8 +29,7 @@ from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.hidden_checks import RewardFileChecks
 from nano_shared.printable import printable
-from nano_shared.snapshot import Snapshot
-from nano_shared.snapshot.tree import clean_path
+from nano_shared.snapshot import Snapshot, clean_path
 from nano_shared.types import Limits, Tampering, Trust, Verdict
 
 _FETCH = (Path(__file__).parent / "inside" / "fetch_file.py").read_text(encoding="utf-8")

@@ -17,8 +17,16 @@ from pathlib import Path, PurePosixPath
 
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
-from nano_shared.snapshot import MAX_BYTES, MAX_ENTRIES, Entry, EntryKind, Snapshot
-from nano_shared.snapshot.tree import EXCLUDED, MODE_BITS, make_snapshot
+from nano_shared.snapshot import (
+    EXCLUDED,
+    MAX_BYTES,
+    MAX_ENTRIES,
+    MODE_BITS,
+    Entry,
+    EntryKind,
+    Snapshot,
+    make_snapshot,
+)
 from nano_shared.types import Tampering
 
 MAX_DEPTH = 64

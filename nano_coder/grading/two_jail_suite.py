@@ -30,7 +30,7 @@ from nano_coder.grading.inside.report import Malformed, read
 from nano_coder.grading.live_use import starred, used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import MutantChecks, Suite
 from nano_shared.types import Limits, Tampering, Task, Trust
 

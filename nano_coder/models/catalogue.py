@@ -18,11 +18,10 @@ from filelock import FileLock
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from nano_coder.config import CatalogueEntry, load_config
-from nano_shared.console import Console
-from nano_shared.durable import full_disk_explained
+from nano_shared.command_line import Console
 from nano_shared.errors import UsageError
-from nano_shared.interpreter import own_python
-from nano_shared.scratch import nano_home
+from nano_shared.files import full_disk_explained, nano_home
+from nano_shared.process import own_python
 
 if TYPE_CHECKING:
     import httpx

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,25 +15,61 @@ import typer
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.dialects.native import HERMES_JSON, KEEPS_TOOLS_JSON, TOOLS_JSON
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
+from nano_coder.config import CoreConfig
 from nano_coder.models.catalogue import catalogue, fetch, fetched, offer
-from nano_coder.models.registry import MODELS, ModelOptions, find_opener
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, latest_checkpoint, read_checkpoint
-from nano_shared.durable import user_path
-from nano_shared.errors import CheckpointError, PolicyError, UsageError
-from nano_shared.policy import Policy
-from nano_shared.profile import InterfaceProfile
+from nano_shared.errors import CheckpointError, ConfigError, PolicyError, UsageError
+from nano_shared.extensions import Extensions, call_extension, described, is_reference, takes
+from nano_shared.files import user_path
+from nano_shared.policy import InterfaceProfile, Policy
 
 if TYPE_CHECKING:
     from nano_coder.agent.chat_template import ChatTemplate
     from nano_coder.config import AgentConfig
-    from nano_coder.models.local.policy import LocalPolicy
-    from nano_coder.models.local.scheduler import SchedulerKind
+    from nano_coder.models.local.policy import LocalPolicy, SchedulerKind
     from nano_coder.models.weights import BaseBits, Dtype, LoadedModel
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """folder of the policy that comes with the package"""
 OWN_MODELS = ("shipped", "smollm2-135m-instruct")
 """names of models that come with nano, which no checkpoint may have"""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What the user said of the model beside its name; None where nothing was said."""
+
+    base_url: str | None = None
+    api_key: str | None = None
+    dtype: str = "auto"
+    own_temperature: bool = False
+    """whether a hosted model samples at its server's temperature"""
+
+
+Opener = Callable[[str, ModelOptions], Policy]
+"""NAME of `SCHEME:NAME`, and the options -> the policy"""
+MODELS: Extensions[Opener] = Extensions("nano.models", check=lambda value: takes(value, "name", "options"))
+
+
+def find_opener(model: str) -> Callable[[ModelOptions], Policy] | None:
+    """What opens a model named `SCHEME:NAME` or `path.py:function`; None for the name of local weights.
+
+    Raises ConfigError for an extension that cannot be loaded.
+    """
+    scheme, colon, name = (model, ":", "") if is_reference(model) else model.partition(":")
+    if not colon or (scheme not in MODELS and not is_reference(model)):
+        return None
+    return partial(_open, MODELS.find(scheme), name, model)
+
+
+def _open(opener: Opener, name: str, model: str, options: ModelOptions) -> Policy:
+    policy = call_extension(opener, name, options, name=f"model {model}")
+    if not isinstance(policy, Policy):
+        raise ConfigError(
+            f"model {model} is {described(policy)}, and no Policy: it needs id, version, context_limit,"
+            " template_hash, complete and count"
+        )
+    return policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,51 +81,33 @@ class OpenedPolicy:
 
 def open_policy(
     model: str | None,
+    config: AgentConfig | None = None,
     *,
-    base_url: str | None = None,
-    api_key: str | None = None,
-    dtype: str = "auto",
-    profile: str | None = None,
-    own_temperature: bool = False,
-    device: str = "auto",
-    kv_gib: float | None = None,
-    scheduler: SchedulerKind | None = None,
-) -> OpenedPolicy:
-    """The policy of that name; None: the promoted checkpoint, else the shipped policy.
-
-    Unless one is given, a model of `nano.models` runs under the profile that it names, else hermes-1. Raises
-    UsageError for an unknown name, CheckpointError for a damaged checkpoint or one that was trained under
-    another profile, ConfigError for an endpoint without a key or URL and for an extension that fails.
-    """
-    name = model or default_model()
-    if open_it := find_opener(name):
-        remote = open_it(
-            ModelOptions(base_url=base_url, api_key=api_key, dtype=dtype, own_temperature=own_temperature)
-        )
-        usual = getattr(remote, "profile", HERMES_1.name)
-        return OpenedPolicy(policy=remote, profile=find_profile(profile or usual), name=name)
-    opened = open_weights(name, dtype=cast("Dtype", dtype), profile=profile, device=device, kv_gib=kv_gib)
-    policy = local_policy(opened.loaded, opened.profile, version=opened.version, scheduler=scheduler)
-    for fact in getattr(policy.template, "facts", ()):
-        print(f"nano: {name}: its chat template has {fact}", file=sys.stderr)
-    return OpenedPolicy(policy=policy, profile=opened.profile, name=name)
-
-
-def open_configured(
-    config: AgentConfig,
-    *,
-    model: str | None = None,
     dtype: str | None = None,
     own_temperature: bool = False,
     scheduler: SchedulerKind | None = None,
 ) -> OpenedPolicy:
-    """The policy that a configuration names, or another `model` or `dtype` with its other settings. Raises as
-    `open_policy`."""
-    return open_policy(
-        model or config.model, base_url=config.base_url, api_key=config.api_key, dtype=dtype or config.dtype,
-        profile=config.profile, device=config.device, kv_gib=config.kv_gib,
-        own_temperature=own_temperature, scheduler=scheduler,
-    )  # fmt: skip
+    """The policy of that name, with the settings of a configuration; None: the promoted checkpoint, else the
+    shipped policy.
+
+    Unless one is set, a model of `nano.models` runs under the profile that it names, else hermes-1. Raises
+    UsageError for an unknown name, CheckpointError for a damaged checkpoint or one that was trained under
+    another profile, ConfigError for an endpoint without a key or URL and for an extension that fails.
+    """
+    name, config = model or default_model(), config or CoreConfig()
+    dtype = dtype or config.dtype
+    if open_it := find_opener(name):
+        options = ModelOptions(config.base_url, config.api_key, dtype, own_temperature)
+        remote = open_it(options)
+        usual = getattr(remote, "profile", HERMES_1.name)
+        return OpenedPolicy(policy=remote, profile=find_profile(config.profile or usual), name=name)
+    opened = open_weights(
+        name, dtype=cast("Dtype", dtype), profile=config.profile, device=config.device, kv_gib=config.kv_gib
+    )
+    policy = local_policy(opened.loaded, opened.profile, version=opened.version, scheduler=scheduler)
+    for fact in getattr(policy.template, "facts", ()):
+        print(f"nano: {name}: its chat template has {fact}", file=sys.stderr)
+    return OpenedPolicy(policy=policy, profile=opened.profile, name=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +271,6 @@ def local_policy(
     engine = Engine(
         loaded.model,
         eos_ids=loaded.eos_ids,
-        pad_id=loaded.pad_id,
         context_limit=loaded.context_limit,
         decode=template.encoder.decode,
         kv_bytes=kv_bound(next(loaded.model.parameters()).device, loaded.kv_gib),
@@ -262,8 +280,7 @@ def local_policy(
 
 def bound_template(profile: InterfaceProfile, tokenizer: Any, own: str) -> ChatTemplate:
     """The profile's chat template, else the model's `own`, with its tokenizer. Raises UsageError for none."""
-    from nano_coder.agent.chat_template import ChatTemplate
-    from nano_coder.agent.native_template import NativeTemplate
+    from nano_coder.agent.chat_template import ChatTemplate, NativeTemplate
     from nano_coder.models.weights import end_of_turn
 
     if profile.chat_template:
@@ -298,7 +315,7 @@ def own_profile(name: str) -> str:
     The base of the shipped policy, and a model whose template is the compact profile's, keep that profile.
     Raises UsageError for a model that has no chat template, one whose template fails, or no end of turn.
     """
-    from nano_coder.agent.native_template import dialect_of, shows_tools
+    from nano_coder.agent.chat_template import dialect_of, shows_tools
     from nano_coder.models.weights import BASE, dequantised, load_tokenizer
 
     if name == BASE:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 
 from nano_shared.errors import ContextFull, PolicyError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Conversation
 from nano_shared.types import Completion, Finish, Sampling, TurnTokens
 

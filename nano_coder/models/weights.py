@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock
 
-from nano_coder.agent.native_template import PROBE_TOOL, TEMPLATE_FAILURES
-from nano_shared.durable import durable_folder, user_path
+from nano_coder.agent.chat_template import PROBE_TOOL, TEMPLATE_FAILURES
 from nano_shared.errors import UsageError
-from nano_shared.scratch import nano_home
+from nano_shared.files import durable_folder, nano_home, user_path
 
 if TYPE_CHECKING:
     import torch

@@ -1,40 +1,35 @@
-"""Executions: run a task, resume or continue a run, grade it.
-
-`run_task` is the only place that turns exceptions into stop reasons: a failed rollout is data, not a crash.
-"""
+"""Executions: run a task, resume or continue a run, grade it; `execute` is the body of all of them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nano_coder import __version__
-from nano_coder.agent.actions import Actions, spill_path
+from nano_coder.agent.actions import WORKSPACE_LOST, Actions, Workspace, shorten, spill_path
 from nano_coder.agent.compaction import compaction_of
-from nano_coder.agent.loop import Agent, Dialogue
+from nano_coder.agent.loop import Agent, Dialogue, last_main, observed_last, turn_cost, turn_length
 from nano_coder.agent.profiles import (
     COMPACT_1,
     continuing_profile,
+    first_started,
     given_tools,
+    offered_tools,
+    open_conversation,
     serving_profile,
     with_specs,
 )
-from nano_coder.agent.prompt import first_started, offered_tools, open_conversation
-from nano_coder.agent.workspace import WORKSPACE_LOST, Workspace
 from nano_coder.environment import Environments
+from nano_coder.grading.command_check import run_check
 from nano_coder.grading.grade import by_grader, find_grader, grade_trajectory, ungraded
-from nano_coder.run.foreign_agent import ForeignAgent, run_foreign_agent
 from nano_coder.run.git_history import GitHistory, open_with
-from nano_coder.run.reflection import can_reflect, with_reflection
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, allowed_hosts, connected, covers, in_image
 from nano_coder.tools.bash import ANEW, bash
-from nano_coder.tools.registry import RecordedAnswers
-from nano_coder.tools.tool import ToolContext
+from nano_coder.tools.tool import RecordedAnswers, ToolContext
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import (
     BudgetExhausted,
     ConfigError,
@@ -44,18 +39,33 @@ from nano_shared.errors import (
     SandboxError,
     UsageError,
 )
+from nano_shared.files import in_memory, scratch_folder
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.notes import Notes
-from nano_shared.policy import Policy
-from nano_shared.profile import InterfaceProfile
-from nano_shared.scratch import in_memory, scratch_folder
+from nano_shared.policy import InterfaceProfile, Policy
 from nano_shared.store import LogStore, new_run_id
-from nano_shared.types import Sampling, StopReason, Task, Trajectory, Turn, Verdict
+from nano_shared.types import Observation, Sampling, StopReason, Task, Trajectory, Turn, Verdict
 
 if TYPE_CHECKING:
     from nano_coder.config import SearchSettings
+    from nano_coder.environment import OpenSession
+    from nano_coder.run.foreign_agent import ForeignAgent
 
-OnTurn = Callable[[Turn], None]
+
+REFLECTION = "reflection"
+"""tool name of the observation that starts the second attempt; no policy can call it"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHooks:
+    """What is called as a run goes on, by default nothing."""
+
+    start: Callable[[Trajectory], object] = lambda run: None
+    turn: Callable[[Turn], object] = lambda turn: None
+    grading: Callable[[Trajectory], object] = lambda run: None
+    """before the check of a run that has ended"""
+    text: Callable[[str], None] | None = None
+    """gets a completion's text as it streams"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +112,8 @@ class Runtime:
     project: Project = Project()
     environments: Environments = Environments()  # noqa: RUF009
     """external environments whose tasks may be run"""
-    on_text: Callable[[str], None] | None = None
-    """called with streamed text of a completion; for one run at a time"""
+    hooks: RunHooks = RunHooks()
+    """what follows the runs; for one run at a time"""
 
 
 def with_limits(task: Task, limits: Mapping[str, Any]) -> Task:
@@ -112,36 +122,23 @@ def with_limits(task: Task, limits: Mapping[str, Any]) -> Task:
     return task if changed == task.limits else task.model_copy(update={"limits": changed})
 
 
-def _with_network(task: Task, runtime: Runtime) -> Task:
-    """The task with the hosts that its run may reach: its own, else those that the user consented to.
-
-    Raises UsageError for hosts without the user's consent.
-    """
+def as_served(task: Task, runtime: Runtime) -> Task:
+    """The task as its runs are logged: with the user's limits, and the hosts that it may reach, its own or
+    else those that the user consented to. Raises UsageError for hosts without the user's consent."""
+    task, allowed = with_limits(task, runtime.settings.limits), runtime.settings.hosts
     wanted = allowed_hosts(task.network)
-    if missing := sorted(host for host in wanted if not covers(runtime.settings.hosts, host)):
+    if missing := sorted(host for host in wanted if not covers(allowed, host)):
         raise UsageError(
             f"task {task.key!r} asks for the network ({task.network}), and nobody consented to {missing[0]};"
             f" --net {task.network} does"
         )
-    if wanted or not runtime.settings.hosts:
+    if wanted or not allowed:
         return task
-    return task.model_copy(update={"network": f"allow={','.join(sorted(runtime.settings.hosts))}"})
-
-
-def as_served(task: Task, runtime: Runtime) -> Task:
-    """The task with the limits and the network of the runtime, as its runs are logged. Raises UsageError for
-    hosts without the user's consent."""
-    return _with_network(with_limits(task, runtime.settings.limits), runtime)
+    return task.model_copy(update={"network": f"allow={','.join(sorted(allowed))}"})
 
 
 def run_task(
-    task: Task,
-    runtime: Runtime,
-    *,
-    seed: int | None = None,
-    run_id: str | None = None,
-    on_turn: OnTurn | None = None,
-    on_start: Callable[[Trajectory], None] | None = None,
+    task: Task, runtime: Runtime, *, seed: int | None = None, run_id: str | None = None
 ) -> Trajectory:
     """Execute a task from its starting workspace until there is a reason to stop; log each turn.
 
@@ -152,83 +149,68 @@ def run_task(
     task, run_id = as_served(task.listed, runtime), run_id or new_run_id()
     runtime = replace(runtime, profile=serving_profile(runtime.profile, task))
     _refuse_unserved(task, runtime)
-    session = None
-    if isinstance(task.hidden, EnvironmentChecks):
-        try:
-            session = runtime.environments.start(task)
-        except EnvironmentFailed as problem:
-            with runtime.store.claim(run_id):
-                why = StopReason.ENVIRONMENT_ERROR, str(problem)
-                return log_unexecuted(task, runtime, run_id, *why, seed=seed)
+    if runtime.settings.agent is not None:
+        from nano_coder.run.foreign_agent import run_foreign_agent
+
+        begun = _new_run(task, runtime, seed, run_id)
+        ended = run_foreign_agent(runtime.settings.agent, begun, runtime)
+        if isinstance(ended, Trajectory):
+            return ended
+        runtime.store.begin(begun)
+        return finish(begun, runtime, *ended)
+    if not isinstance(task.hidden, EnvironmentChecks):
+        return _run(_new_run(task, runtime, seed, run_id), runtime)
+    try:
+        session = runtime.environments.start(task)
+    except EnvironmentFailed as problem:
+        with runtime.store.claim(run_id):
+            why = StopReason.ENVIRONMENT_ERROR, str(problem)
+            return log_unexecuted(task, runtime, run_id, *why, seed=seed)
     with ExitStack() as failing:
-        if session is not None:
-            failing.callback(session.close)
-            task = session.joined(task)
-            runtime = replace(runtime, profile=with_specs(runtime.profile, session.tools))
-        begun = _new_trajectory(task, runtime, _starting_snapshot(task, runtime.store.blobs), seed, run_id)
-        if runtime.settings.agent is not None:
-            return run_foreign_agent(runtime.settings.agent, begun, runtime)
-        with runtime.store.claim(run_id), _jail(begun, runtime) as jail:
-            runtime.store.begin(begun)
-            if on_start:
-                on_start(begun)
-            agent = _agent(begun, runtime, jail)
-            agent.actions = replace(agent.actions, session=session)
-            run = _drive(agent, begun, runtime, on_turn)
+        failing.callback(session.close)
+        task = session.joined(task)
+        runtime = replace(runtime, profile=with_specs(runtime.profile, session.tools))
+        run = _run(_new_run(task, runtime, seed, run_id), runtime, session=session)
         failing.pop_all()
-    return run if session is None else run.model_copy(update={"verdict": session.end(run)})
-
-
-def log_unexecuted(
-    task: Task, runtime: Runtime, run_id: str, stop: StopReason, why: str, *, seed: int | None = None
-) -> Trajectory:
-    """Log a run that ended before its first turn; nobody can begin one of its id any more. Raises LogError if
-    the log holds it."""
-    task = as_served(task.listed, runtime)
-    start = _starting_snapshot(task, runtime.store.blobs)
-    trajectory = _new_trajectory(task, runtime, start, seed, run_id)
-    runtime.store.begin(trajectory)
-    return _finish(trajectory, runtime, stop, why)
+    return run.model_copy(update={"verdict": session.end(run)})
 
 
 def attempt_task(
-    task: Task,
-    runtime: Runtime,
-    *,
-    reflect: int = 0,
-    seed: int | None = None,
-    on_turn: OnTurn | None = None,
-    on_start: Callable[[Trajectory], None] | None = None,
-    on_end: Callable[[Trajectory], None] | None = None,
+    task: Task, runtime: Runtime, *, reflect: int = 0, seed: int | None = None
 ) -> tuple[Trajectory, ...]:
     """Run a task and grade it; while it fails, make up to `reflect` further attempts that see why.
 
-    Each attempt is a run of its own with its own verdict; `on_end` gets it before grading. Raises as
-    `run_task` does. If the check cannot be run again, returns the attempts so far.
+    Each attempt is a run of its own with its own verdict. Raises as `run_task` does. If the check cannot be
+    run again, returns the attempts so far.
     """
-    run = run_task(task, runtime, seed=seed, on_turn=on_turn, on_start=on_start)
-    attempts: list[Trajectory] = []
-    while True:
-        if on_end:
-            on_end(run)
-        attempts.append(grade_run(run, runtime))
-        if len(attempts) > reflect or not can_reflect(run := attempts[-1]):
-            return tuple(attempts)
+    attempts = [grade_run(run_task(task, runtime, seed=seed), runtime)]
+    for _ in range(reflect):
+        if not can_reflect(attempts[-1]):
+            break
         try:
-            run = reflect_run(run, runtime, seed=seed, on_turn=on_turn, on_start=on_start)
+            attempts.append(grade_run(reflect_run(attempts[-1], runtime, seed=seed), runtime))
         except SandboxError:
-            return tuple(attempts)
+            break
+    return tuple(attempts)
 
 
-def reflect_run(
-    failed: Trajectory,
-    runtime: Runtime,
-    *,
-    seed: int | None = None,
-    on_turn: OnTurn | None = None,
-    on_start: Callable[[Trajectory], None] | None = None,
-) -> Trajectory:
-    """Continue a run that failed its check, in a fork that sees its diff and the check's output.
+def can_reflect(run: Trajectory) -> bool:
+    """Whether another attempt makes sense: a reward below 1 on a run that can continue."""
+    ended = run.stop is not None and not run.stop.ours and run.stop is not StopReason.CONTEXT_FULL
+    goes_on = ended and bool(run.own_turns) and not isinstance(run.task.hidden, EnvironmentChecks)
+    return goes_on and run.reward is not None and run.reward < 1
+
+
+def is_reflection(run: Trajectory) -> bool:
+    """Whether the run starts with a reflection on the one before it."""
+    return bool(run.inherited) and any(
+        observation.tool == REFLECTION for observation in run.turns[run.inherited - 1].observations
+    )
+
+
+def reflect_run(failed: Trajectory, runtime: Runtime, *, seed: int | None = None) -> Trajectory:
+    """Continue a run that failed its check, in a fork that sees its diff and the check's output; of a hidden
+    check only that it failed.
 
     It gets as much of every limit as the attempt before. Raises UsageError for a run that passed, was not
     graded or did not end by itself, and SandboxError if the check cannot be run.
@@ -237,9 +219,63 @@ def reflect_run(
         raise UsageError(
             f"run {failed.id} has nothing to reflect on; a run that ended by itself and failed its check has"
         )
-    turns, limits = with_reflection(failed, runtime)
-    task = failed.task.model_copy(update={"limits": limits})
-    return branch_run(failed, turns, runtime, task=task, seed=seed, on_turn=on_turn, on_start=on_start)
+    turns = observed_last(failed.turns, _reflection(failed, runtime))
+    return branch_run(failed, turns, runtime, task=as_much_again(failed, runtime), seed=seed)
+
+
+def as_much_again(run: Trajectory, runtime: Runtime) -> Task:
+    """The run's task, which allows beside its limits what the run has used."""
+    limits, count, own = run.task.limits, runtime.policy.count, run.own_turns
+    more = {
+        "max_cost": limits.max_cost and limits.max_cost + sum(map(turn_cost, own)),
+        "max_turns": limits.max_turns + len(own),
+        "max_tokens": limits.max_tokens + sum(turn_length(t, count) for t in own),
+        "max_seconds": limits.max_seconds + sum(t.ended - t.started for t in own),
+    }
+    return run.task.model_copy(update={"limits": limits.model_copy(update=more)})
+
+
+def _reflection(run: Trajectory, runtime: Runtime) -> Observation:
+    started = time.time()
+    said, exit_code = _check(run, runtime)
+    changes = run.diff.rstrip("\n") or "none"
+    full = f"Not solved yet. Your changes:\n{changes}\n{said}\nCorrect it."
+    last = last_main(run.turns)
+    spill = spill_path(last.index, len(last.observations))
+    form = continuing_profile(runtime.profile, run).observation
+    text, cut = shorten(full, runtime.policy.count, form, full_output=spill)
+    data = full.encode("utf-8", "backslashreplace")
+    return Observation(
+        tool=REFLECTION,
+        ok=False,
+        text=text.encode("utf-8", "backslashreplace").decode(),
+        exit_code=exit_code,
+        bytes_total=len(data),
+        truncated=cut,
+        blob=runtime.store.put_blob(data) if cut else None,
+        started=started,
+        ended=time.time(),
+    )
+
+
+def _check(run: Trajectory, runtime: Runtime) -> tuple[str, int | None]:
+    """Output and exit code of the visible check on the run's result; of hidden checks only that they
+    failed."""
+    blobs, command = runtime.store.blobs, run.task.check
+    if command is None:
+        return "It was checked, and failed.", None
+    result = run_check(
+        command,
+        before=snapshot.load(str(run.snapshot), blobs),
+        after=snapshot.load(str(run.last_snapshot), blobs),
+        blobs=blobs,
+        sandbox=runtime.sandbox,
+        limits=run.task.limits,
+    )
+    output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
+    ending = "timed out" if result.timed_out else f"exit code {result.exit_code}"
+    hidden = " Other checks failed." if result.ok else ""
+    return f"Check: {command}\n{output}\n{ending}{hidden}".replace("\n\n", "\n"), result.exit_code
 
 
 def branch_run(
@@ -249,8 +285,6 @@ def branch_run(
     *,
     task: Task | None = None,
     seed: int | None = None,
-    on_turn: OnTurn | None = None,
-    on_start: Callable[[Trajectory], None] | None = None,
 ) -> Trajectory:
     """Continue from the first turns of a logged run, in a new run, with the files and tokens of the log.
 
@@ -264,65 +298,217 @@ def branch_run(
     _refuse_unserved(task, runtime)
     if parent.snapshot is None:
         raise UsageError(f"run {parent.id} never got a workspace; run the task again")
-    fork = _new_trajectory(task, runtime, parent.snapshot, seed, new_run_id()).model_copy(
-        update={
-            "turns": tuple(turns), "parent": parent.id, "parent_step": len(turns),
-            "directory": parent.directory,
-        }
-    )  # fmt: skip
-    record = RecordedAnswers(parent, runtime.store.get_blob, after=len(turns))
-    with runtime.store.claim(fork.id):
-        runtime.store.begin(fork)
-        if on_start:
-            on_start(fork)
-        return _go_on(fork, runtime, on_turn, record)
+    begun = {"turns": tuple(turns), "parent": parent.id, "parent_step": len(turns)}
+    fork = _new_run(task, runtime, seed, new_run_id(), start=parent.snapshot)
+    fork = fork.model_copy(update={**begun, "directory": parent.directory})
+    return _run(fork, runtime, record=RecordedAnswers(parent, runtime.store.get_blob, after=len(turns)))
 
 
-def run_without_turns(task: Task, runtime: Runtime) -> Trajectory:
-    """A run without any turn, not logged: for grading a task's starting workspace."""
-    start = _starting_snapshot(task, runtime.store.blobs)
-    run = _new_trajectory(task, runtime, start, None, new_run_id())
-    return run.model_copy(update={"stop": StopReason.GAVE_UP})
-
-
-def resume_run(run_id: str, runtime: Runtime, *, on_turn: OnTurn | None = None) -> Trajectory:
+def resume_run(run_id: str, runtime: Runtime) -> Trajectory:
     """Continue a run that was killed or interrupted, from its last finished turn.
 
     Raises LogError for an unknown run or one that another process executes, UsageError for one that ended.
     """
-    trajectory = runtime.store.get(run_id)
-    runtime = replace(runtime, profile=continuing_profile(runtime.profile, trajectory))
-    with runtime.store.claim(trajectory.id):
-        trajectory = runtime.store.get(trajectory.id)
-        _check_resumable(trajectory, runtime)
-        task = as_served(trajectory.task, runtime)
-        trajectory = trajectory.model_copy(
-            update={"task": task, "stop": None, "stop_detail": None, "ended": None}
-        )
-        runtime.store.reopen(trajectory.id)
-        return _go_on(trajectory, runtime, on_turn)
+    run = runtime.store.get(run_id)
+    runtime = replace(runtime, profile=continuing_profile(runtime.profile, run))
+    with runtime.store.claim(run.id):
+        run = runtime.store.get(run.id)
+        _refuse_unresumable(run, runtime)
+        begun_anew = {"task": as_served(run.task, runtime), "stop": None, "stop_detail": None, "ended": None}
+        run = run.model_copy(update=begun_anew)
+        with closing(_jail(run, runtime)) as jail:
+            runtime.store.reopen(run.id)
+            return execute(run, runtime, jail)
 
 
-def _go_on(
-    trajectory: Trajectory,
+def _run(
+    begun: Trajectory,
     runtime: Runtime,
-    on_turn: OnTurn | None,
+    *,
+    session: OpenSession | None = None,
     record: RecordedAnswers | None = None,
 ) -> Trajectory:
-    """Continue a run from its logged turns."""
-    with _jail(trajectory, runtime) as jail:
-        agent = _agent(trajectory, runtime, jail)
-        agent.actions = replace(agent.actions, record=record)
-        for turn in trajectory.turns:
-            whose = agent.of(turn)
-            whose.restore(turn)
-            add = whose.replay_turn if turn.index < trajectory.inherited else whose.append_turn
-            add(turn)
-            _restore_spills(turn, jail, runtime)
-        _finish_subagent(agent, trajectory, runtime)
-        if any(call.name == bash.spec.name for turn in trajectory.turns for call in turn.calls):
-            jail.write(ANEW, b"")
-        return _drive(agent, trajectory, runtime, on_turn)
+    """Log and execute a run that is new to the log."""
+    with runtime.store.claim(begun.id), closing(_jail(begun, runtime)) as jail:
+        runtime.store.begin(begun)
+        runtime.hooks.start(begun)
+        return execute(begun, runtime, jail, session=session, record=record)
+
+
+_ENDS = {
+    ContextFull: StopReason.CONTEXT_FULL,
+    BudgetExhausted: StopReason.MAX_SECONDS,
+    ConfigError: StopReason.POLICY_ERROR,  # a refused key
+    PolicyError: StopReason.POLICY_ERROR,
+    SandboxError: StopReason.SANDBOX_ERROR,
+    EnvironmentFailed: StopReason.ENVIRONMENT_ERROR,
+}
+"""what ends a run, and as what; the first that fits"""
+
+
+def execute(
+    run: Trajectory,
+    runtime: Runtime,
+    jail: Jail,
+    *,
+    session: OpenSession | None = None,
+    record: RecordedAnswers | None = None,
+) -> Trajectory:
+    """One execution, from behind the turns that the run has (a fork's, a resumed run's) to a reason to stop.
+
+    The only place that turns exceptions into stop reasons: a failed rollout is data, not a crash.
+    """
+    agent = _agent(run, runtime, jail, session, record)
+    for turn in run.turns:
+        whose = agent.of(turn)
+        whose.restore(turn)
+        add = whose.replay_turn if turn.index < run.inherited else whose.append_turn
+        add(turn)
+        _restore_spills(turn, jail, runtime)
+    if run.turns:
+        _finish_subagent(agent, run, runtime)
+    if any(call.name == bash.spec.name for turn in run.turns for call in turn.calls):
+        jail.write(ANEW, b"")
+    problem: Exception | None = None
+    try:
+        while agent.stop is None:
+            if (taken := agent.step()) is not None:
+                runtime.store.append_turn(run.id, taken)
+                runtime.hooks.turn(taken)
+            _finish_subagent(agent, run, runtime)
+    except tuple(_ENDS) as ended:
+        problem, agent.stop = ended, next(stop for kind, stop in _ENDS.items() if isinstance(ended, kind))
+    except KeyboardInterrupt:
+        agent.stop = StopReason.INTERRUPTED
+    finally:
+        agent.actions.context.held.close()
+    assert agent.stop is not None
+    detail = None if problem is None else str(problem)
+    if agent.stop is StopReason.FINISHED and agent.actions.workspace.lost:
+        agent.stop, detail = StopReason.GAVE_UP, WORKSPACE_LOST
+    if not agent.stop.ours:  # a sub-agent that was at work ends with the run
+        _finish_subagent(agent, run, runtime)
+    left = {"turns": tuple(agent.turns), "answer": agent.answer, "diff": agent.actions.workspace.diff()}
+    run = finish(run.model_copy(update=left), runtime, agent.stop, detail)
+    if isinstance(problem, ConfigError):  # every other run would meet it too
+        raise ConfigError(f"{problem}; nano-coder resume {run.id} goes on with the run") from None
+    return run
+
+
+def _agent(
+    run: Trajectory,
+    runtime: Runtime,
+    jail: Jail,
+    session: OpenSession | None,
+    record: RecordedAnswers | None,
+) -> Agent:
+    task, policy, profile, settings = run.task, runtime.policy, runtime.profile, runtime.settings
+    workspace = Workspace(
+        jail, runtime.store.blobs, start=str(run.snapshot), snapshot=str(run.last_snapshot),
+        most_mb=task.limits.workspace_mb,
+    )  # fmt: skip
+    conversation = open_conversation(profile, task, workspace.files(), first_started(run))
+    conversation.on_text, conversation.ends_repetition = runtime.hooks.text, settings.ends_repetition
+    conversation.run = run.id
+    most, form = task.limits.completion_tokens or runtime.sampling.max_tokens, profile.compaction
+    return Agent(
+        task=task,
+        profile=profile,
+        dialogue=Dialogue(
+            policy=policy,
+            conversation=conversation,
+            sampling=runtime.sampling.model_copy(update={"seed": run.seed}),
+            compaction=compaction_of(form, policy, conversation, most) if form else None,
+        ),
+        actions=Actions(
+            context=ToolContext(
+                jail=jail, limits=task.limits, sandbox=runtime.sandbox, network=task.network,
+                notes=runtime.project.notes, search=settings.search, run_id=run.id,
+            ),
+            workspace=workspace, profile=profile, count=policy.count, put_blob=runtime.store.put_blob,
+            session=session, record=record,
+        ),
+        began=time.monotonic() - sum(turn.ended - turn.started for turn in run.turns),
+    )  # fmt: skip
+
+
+def _jail(run: Trajectory, runtime: Runtime) -> LazyJail:
+    """A jail on the run's newest workspace, opened when the first tool needs it. Raises as `in_image`."""
+    task, history = run.task, runtime.project.history
+    placed = in_image(runtime.sandbox, task.image)
+
+    def opener() -> Jail:
+        with scratch_folder("start", in_memory()) as folder:
+            start = folder / "work"
+            snapshot.materialise(str(run.last_snapshot), runtime.store.blobs, start)
+            sandbox = connected(placed, allowed_hosts(task.network))
+            if history is not None:
+                return open_with(history, sandbox, start, task.limits)
+            return sandbox.open(start, task.limits)
+
+    return LazyJail(opener)
+
+
+def _finish_subagent(agent: Agent, run: Trajectory, runtime: Runtime) -> None:
+    """Log the answer of a sub-agent that has ended."""
+    if (answered := agent.finish_subagent()) is not None:
+        runtime.store.add_observation(run.id, *answered)
+
+
+def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
+    """Write whole outputs back to the paths that observations name: snapshots leave them out."""
+    for number, observation in enumerate(turn.observations):
+        if observation.blob is not None:
+            with suppress(OSError):
+                jail.write(spill_path(turn.index, number), runtime.store.blobs.get(observation.blob))
+
+
+def finish(run: Trajectory, runtime: Runtime, stop: StopReason, detail: str | None) -> Trajectory:
+    """Log the end of a run."""
+    ended = time.time()
+    runtime.store.finish(run.id, stop=stop, stop_detail=detail, answer=run.answer, diff=run.diff, ended=ended)
+    return run.model_copy(update={"stop": stop, "stop_detail": detail, "ended": ended})
+
+
+def log_unexecuted(
+    task: Task, runtime: Runtime, run_id: str, stop: StopReason, why: str, *, seed: int | None = None
+) -> Trajectory:
+    """Log a run that ended before its first turn; nobody can begin one of its id any more. Raises LogError if
+    the log holds it."""
+    run = _new_run(as_served(task.listed, runtime), runtime, seed, run_id)
+    runtime.store.begin(run)
+    return finish(run, runtime, stop, why)
+
+
+def run_without_turns(task: Task, runtime: Runtime) -> Trajectory:
+    """A run without any turn, not logged: for grading a task's starting workspace."""
+    return _new_run(task, runtime, None, new_run_id()).model_copy(update={"stop": StopReason.GAVE_UP})
+
+
+def _new_run(
+    task: Task, runtime: Runtime, seed: int | None, run_id: str, *, start: str | None = None
+) -> Trajectory:
+    """A run before its first turn, on the snapshot `start`; None is the task's own workspace."""
+    start = start or task.snapshot
+    try:
+        start = start or snapshot.snapshot_texts(task.files, runtime.store.blobs)
+    except snapshot.SnapshotError as problem:
+        raise UsageError(f"task {task.key!r}: its files cannot be written: {problem}") from None
+    return Trajectory(
+        id=run_id,
+        task=task,
+        runtime_version=__version__,
+        profile=runtime.profile.name,
+        profile_hash=runtime.profile.hash,
+        template_hash=runtime.policy.template_hash,
+        tools_hash=runtime.profile.tools_hash,
+        given_tools=given_tools(runtime.profile),
+        policy=runtime.policy_name or runtime.policy.id,
+        snapshot=start,
+        directory=runtime.project.directory,
+        started=time.time(),
+        seed=seed,
+    )
 
 
 def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
@@ -330,6 +516,7 @@ def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
 
     A task without a check gets no verdict.
     """
+    runtime.hooks.grading(trajectory)
     if isinstance(trajectory.task.hidden, EnvironmentChecks):
         verdict = trajectory.verdict or ungraded(str(trajectory.stop), trajectory.stop_detail or "")
     else:
@@ -363,24 +550,6 @@ def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None 
     verdict = by_grader(name, verdict)
     store.add_verdict(trajectory.id, verdict)
     return trajectory.model_copy(update={"verdict": verdict})
-
-
-def _new_trajectory(task: Task, runtime: Runtime, start: str, seed: int | None, run_id: str) -> Trajectory:
-    return Trajectory(
-        id=run_id,
-        task=task,
-        runtime_version=__version__,
-        profile=runtime.profile.name,
-        profile_hash=runtime.profile.hash,
-        template_hash=runtime.policy.template_hash,
-        tools_hash=runtime.profile.tools_hash,
-        given_tools=given_tools(runtime.profile),
-        policy=runtime.policy_name or runtime.policy.id,
-        snapshot=start,
-        directory=runtime.project.directory,
-        started=time.time(),
-        seed=seed,
-    )
 
 
 def refuse_served(trajectory: Trajectory) -> None:
@@ -420,7 +589,7 @@ def _refuse_unserved(task: Task, runtime: Runtime) -> None:
         )
 
 
-def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> None:
+def _refuse_unresumable(trajectory: Trajectory, runtime: Runtime) -> None:
     """Raises UsageError for a run that cannot be resumed."""
     run, profile = trajectory.id, runtime.profile
     refuse_ended(trajectory)
@@ -444,134 +613,3 @@ def _check_resumable(trajectory: Trajectory, runtime: Runtime) -> None:
             f"run {run} was made under profile {trajectory.profile} with another template than "
             f"this policy's; resume it with --model {trajectory.policy}"
         )
-
-
-def _starting_snapshot(task: Task, blobs: BlobStore) -> str:
-    """The task's starting workspace in the blob store."""
-    if task.snapshot is not None:
-        return task.snapshot
-    try:
-        return snapshot.snapshot_texts(task.files, blobs)
-    except snapshot.SnapshotError as problem:
-        raise UsageError(f"task {task.key!r}: its files cannot be written: {problem}") from None
-
-
-@contextmanager
-def _jail(run: Trajectory, runtime: Runtime) -> Iterator[Jail]:
-    """A jail on the run's newest workspace, opened when the first tool needs it. Raises as `in_image`."""
-    task, history = run.task, runtime.project.history
-    placed = in_image(runtime.sandbox, task.image)
-
-    def opener() -> Jail:
-        with scratch_folder("start", in_memory()) as folder:
-            start = folder / "work"
-            snapshot.materialise(str(run.last_snapshot), runtime.store.blobs, start)
-            sandbox = connected(placed, allowed_hosts(task.network))
-            if history is not None:
-                return open_with(history, sandbox, start, task.limits)
-            return sandbox.open(start, task.limits)
-
-    jail = LazyJail(opener)
-    try:
-        yield jail
-    finally:
-        jail.close()
-
-
-def _agent(run: Trajectory, runtime: Runtime, jail: Jail) -> Agent:
-    task, policy, profile, settings = run.task, runtime.policy, runtime.profile, runtime.settings
-    workspace = Workspace(
-        jail, runtime.store.blobs, start=str(run.snapshot), snapshot=str(run.last_snapshot),
-        most_mb=task.limits.workspace_mb,
-    )  # fmt: skip
-    conversation = open_conversation(profile, task, workspace.files(), first_started(run))
-    conversation.on_text, conversation.ends_repetition = runtime.on_text, settings.ends_repetition
-    conversation.run = run.id
-    most, form = task.limits.completion_tokens or runtime.sampling.max_tokens, profile.compaction
-    return Agent(
-        task=task,
-        profile=profile,
-        dialogue=Dialogue(
-            policy=policy,
-            conversation=conversation,
-            sampling=runtime.sampling.model_copy(update={"seed": run.seed}),
-            compaction=compaction_of(form, policy, conversation, most) if form else None,
-        ),
-        actions=Actions(
-            context=ToolContext(
-                jail=jail, limits=task.limits, sandbox=runtime.sandbox, network=task.network,
-                notes=runtime.project.notes, search=settings.search, run_id=run.id,
-            ),
-            workspace=workspace,
-            profile=profile,
-            count=policy.count,
-            put_blob=runtime.store.put_blob,
-        ),
-        began=time.monotonic() - sum(turn.ended - turn.started for turn in run.turns),
-    )  # fmt: skip
-
-
-def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
-    """Write whole outputs back to the paths that observations name: snapshots leave them out."""
-    for number, observation in enumerate(turn.observations):
-        if observation.blob is not None:
-            with suppress(OSError):
-                jail.write(spill_path(turn.index, number), runtime.store.blobs.get(observation.blob))
-
-
-_ENDS = {
-    ContextFull: StopReason.CONTEXT_FULL,
-    BudgetExhausted: StopReason.MAX_SECONDS,
-    ConfigError: StopReason.POLICY_ERROR,  # a refused key
-    PolicyError: StopReason.POLICY_ERROR,
-    SandboxError: StopReason.SANDBOX_ERROR,
-    EnvironmentFailed: StopReason.ENVIRONMENT_ERROR,
-}
-"""what ends a run, and as what; the first that fits"""
-
-
-def _drive(agent: Agent, run: Trajectory, runtime: Runtime, on_turn: OnTurn | None) -> Trajectory:
-    problem: Exception | None = None
-    try:
-        while agent.stop is None:
-            if (turn := agent.step()) is not None:
-                runtime.store.append_turn(run.id, turn)
-                if on_turn:
-                    on_turn(turn)
-            _finish_subagent(agent, run, runtime)
-    except tuple(_ENDS) as ended:
-        problem, agent.stop = ended, next(stop for kind, stop in _ENDS.items() if isinstance(ended, kind))
-    except KeyboardInterrupt:
-        agent.stop = StopReason.INTERRUPTED
-    finally:
-        agent.actions.context.held.close()
-    assert agent.stop is not None
-    detail = None if problem is None else str(problem)
-    if agent.stop is StopReason.FINISHED and agent.actions.workspace.lost:
-        agent.stop, detail = StopReason.GAVE_UP, WORKSPACE_LOST
-    if not agent.stop.ours:  # a sub-agent that was at work ends with the run
-        _finish_subagent(agent, run, runtime)
-    left = {"turns": tuple(agent.turns), "answer": agent.answer, "diff": agent.actions.workspace.diff()}
-    run = _finish(run.model_copy(update=left), runtime, agent.stop, detail)
-    if isinstance(problem, ConfigError):  # every other run would meet it too
-        raise ConfigError(f"{problem}; nano-coder resume {run.id} goes on with the run") from None
-    return run
-
-
-def _finish_subagent(agent: Agent, run: Trajectory, runtime: Runtime) -> None:
-    """Log the answer of a sub-agent that has ended."""
-    if (answered := agent.finish_subagent()) is not None:
-        runtime.store.add_observation(run.id, *answered)
-
-
-def _finish(trajectory: Trajectory, runtime: Runtime, stop: StopReason, detail: str | None) -> Trajectory:
-    ended = time.time()
-    runtime.store.finish(
-        trajectory.id,
-        stop=stop,
-        stop_detail=detail,
-        answer=trajectory.answer,
-        diff=trajectory.diff,
-        ended=ended,
-    )
-    return trajectory.model_copy(update={"stop": stop, "stop_detail": detail, "ended": ended})

@@ -14,7 +14,7 @@ from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any
 
-from nano_coder.agent.workspace import Workspace
+from nano_coder.agent.actions import Workspace
 from nano_coder.sandbox.protocol import (
     ExecResult,
     InterruptibleJail,
@@ -25,10 +25,9 @@ from nano_coder.sandbox.protocol import (
 )
 from nano_coder.sandbox.proxy import PORT
 from nano_shared import snapshot
-from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError, SandboxError, UsageError
+from nano_shared.files import in_memory, real_path, scratch_folder
 from nano_shared.printable import printable
-from nano_shared.scratch import in_memory, scratch_folder
 from nano_shared.types import StopReason, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -88,11 +87,13 @@ class ForeignAgent:
         return {**ours, **self.environment}
 
 
-def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, runtime: Runtime) -> Trajectory:
+def run_foreign_agent(
+    agent: ForeignAgent, begun: Trajectory, runtime: Runtime
+) -> Trajectory | tuple[StopReason, str]:
     """Let the agent work on the task of `begun`, from its workspace. Its requests are the turns.
 
-    The longest of its conversations is the run; others are logged without a verdict. An agent that sent no
-    request leaves a run without turns, with a stop reason that counts as our failure."""
+    The longest of its conversations is the run; others are logged without a verdict. Of an agent that sent no
+    request nothing is logged: returns why, a stop reason that counts as our failure."""
     try:
         from nano_coder.serve.app import episode_app
         from nano_coder.serve.episode import AgentEpisode
@@ -123,7 +124,7 @@ def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, runtime: Runtime) 
         run = episode.end(workspace.snapshot, workspace.diff(), stop, detail)
     except SandboxError as problem:
         run = episode.end(start, "", StopReason.SANDBOX_ERROR, str(problem))
-        return run or _without_turns(begun, StopReason.SANDBOX_ERROR, str(problem), runtime)
+        return run or (StopReason.SANDBOX_ERROR, str(problem))
     finally:
         jail.close()
     if run is not None:
@@ -131,14 +132,7 @@ def run_foreign_agent(agent: ForeignAgent, begun: Trajectory, runtime: Runtime) 
     said = printable((ended.stderr or ended.stdout).decode(errors="replace").strip()[-400:])
     detail = f"the agent had no answer of the model (exit code {ended.exit_code}): {said}"
     stop = StopReason.POLICY_ERROR if stop is StopReason.POLICY_ERROR else StopReason.SANDBOX_ERROR
-    return _without_turns(begun, stop, detail, runtime)
-
-
-def _without_turns(begun: Trajectory, stop: StopReason, detail: str, runtime: Runtime) -> Trajectory:
-    ended = time.time()
-    runtime.store.begin(begun)
-    runtime.store.finish(begun.id, stop=stop, stop_detail=detail, ended=ended)
-    return begun.model_copy(update={"stop": stop, "stop_detail": detail, "ended": ended})
+    return stop, detail
 
 
 def _sandbox(sandbox: Sandbox, agent: ForeignAgent) -> SupportsListening:

@@ -13,15 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 
-from nano_coder.agent.loop import SAID
+from nano_coder.agent.loop import SAID, cut_turns, observed_last
 from nano_coder.agent.profiles import continuing_profile
-from nano_coder.agent.sub_agent import cut_turns, observed_last
-from nano_coder.models.local.scheduler import cancel_pending, slots_for
-from nano_coder.run.execution import OnTurn, Runtime, branch_run, grade_run, refuse_served
-from nano_coder.run.reflection import as_much_again
-from nano_coder.verify.tokens import PromptRenderer, prove_prompts
+from nano_coder.models.local.policy import cancel_pending, slots_for
+from nano_coder.run.execution import Runtime, as_much_again, branch_run, grade_run, refuse_served
+from nano_coder.verify.deep import PromptRenderer, prove_prompts
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.types import Observation, StopReason, Task, Trajectory
 
@@ -137,15 +135,7 @@ def _refuse_other_reader(run: Trajectory, runtime: Runtime, at: int) -> None:
         )
 
 
-def say_to_run(
-    run: Trajectory,
-    text: str,
-    runtime: Runtime,
-    *,
-    seed: int | None = None,
-    on_turn: OnTurn | None = None,
-    on_start: Callable[[Trajectory], None] | None = None,
-) -> Trajectory:
+def say_to_run(run: Trajectory, text: str, runtime: Runtime, *, seed: int | None = None) -> Trajectory:
     """Continue a run with a message of the user. What the run has used of its limits is added to them.
 
     Raises UsageError for a run that nothing can follow, and as `branch_run` does.
@@ -154,8 +144,7 @@ def say_to_run(
     now = time.time()
     said = Observation(tool=SAID, ok=True, text=text, bytes_total=len(text.encode()), started=now, ended=now)
     turns = observed_last(run.turns, said)
-    task = run.task.model_copy(update={"limits": as_much_again(run, runtime.policy.count)})
-    return branch_run(run, turns, runtime, task=task, seed=seed, on_turn=on_turn, on_start=on_start)
+    return branch_run(run, turns, runtime, task=as_much_again(run, runtime), seed=seed)
 
 
 def refuse_unsaid(run: Trajectory, text: str) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from nano_coder.sandbox.launcher.files import OURS
 from nano_coder.sandbox.protocol import Jail, Sandbox, SupportsMounts
-from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import SandboxError, UsageError
+from nano_shared.files import NotReadable, read_regular
 from nano_shared.printable import printable
 from nano_shared.types import Limits
 

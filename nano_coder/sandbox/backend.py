@@ -15,8 +15,8 @@ from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_coder.sandbox.root_plan import cannot_isolate
 from nano_shared.errors import ConfigError, SandboxError, UsageError
 from nano_shared.extensions import Extensions, call_extension, described, is_reference, refuse_missing, takes
+from nano_shared.files import scratch_folder
 from nano_shared.printable import printable
-from nano_shared.scratch import scratch_folder
 from nano_shared.types import Limits
 
 SANDBOXES: Extensions[Callable[..., Sandbox]] = Extensions(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nano_coder.sandbox.escape_attempts import ATTEMPTS
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
-from nano_shared.scratch import scratch_folder
+from nano_shared.files import scratch_folder
 from nano_shared.types import Limits
 
 _PROGRAM = Path(__file__).with_name("escape_attempts.py").read_text(encoding="utf-8")

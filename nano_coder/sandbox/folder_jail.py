@@ -46,7 +46,7 @@ from nano_coder.sandbox.request import (
     snapshot_error,
 )
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.scratch import ScratchFolder
+from nano_shared.files import ScratchFolder
 from nano_shared.types import Limits
 
 

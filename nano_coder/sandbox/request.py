@@ -23,8 +23,8 @@ from nano_coder.sandbox.launcher import files, message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.protocol import ExecResult
 from nano_shared.errors import UsageError
+from nano_shared.files import is_scratch
 from nano_shared.printable import printable
-from nano_shared.scratch import is_scratch
 from nano_shared.snapshot import SnapshotError
 from nano_shared.types import Limits
 

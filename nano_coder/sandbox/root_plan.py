@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.sandbox.launcher import files, kernel, root, seccomp, zygote
-from nano_shared.durable import NotReadable, read_regular
 from nano_shared.errors import SandboxError
-from nano_shared.snapshot.tree import DEFAULT_EXCLUDES
+from nano_shared.files import NotReadable, read_regular
+from nano_shared.snapshot import DEFAULT_EXCLUDES
 from nano_shared.types import Limits
 
 FILE_MB = 256

@@ -26,7 +26,7 @@ from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.request import Drain, Output, RunnerClient
 from nano_coder.sandbox.root_plan import cannot_isolate
 from nano_shared.errors import SandboxError
-from nano_shared.interpreter import own_python
+from nano_shared.process import own_python
 
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from launcher.zygote import main; main()"
 _PATIENCE_S = 30.0

@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nano_coder.agent.dialects.compact import Compact
-from nano_coder.agent.dialects.dialect import Dialect
+from nano_coder.agent.dialects.dialect import Compact, Dialect
 from nano_coder.serve.request import AnswerForm, BadRequest
 from nano_shared.types import ToolCall, ToolSpec
 

@@ -21,7 +21,6 @@ from nano_coder.serve.request import (
     TextDelta,
     form_of,
     objects,
-    prefilled,
     role_of,
     sampling_of,
     split_at_stop,
@@ -49,9 +48,6 @@ def read_messages(body: Body, longest: int) -> ModelRequest:
         read += _message(message, f"messages[{at}]")
     if not read:
         raise BadRequest("messages hold no text, no call and no result", param="messages")
-    before, prefill = tuple(read), ""
-    if read[-1].role is Role.ASSISTANT:
-        before, prefill = prefilled(read, "messages")
     tools = [tool for tool in objects(body.get("tools"), "tools") if "input_schema" in tool]
     choice = body.get("tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == "none":
@@ -60,8 +56,7 @@ def read_messages(body: Body, longest: int) -> ModelRequest:
     output = body.get("output_config")
     form = output.get("format") if isinstance(output, Mapping) else body.get("output_format")
     return ModelRequest(
-        messages=before,
-        prefill=prefill,
+        messages=tuple(read),
         tools=offered,
         form=form_of(form, choice, offered, param="output_config.format"),
         sampling=sampling_of(body, longest, limits=("max_tokens",)),

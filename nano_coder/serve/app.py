@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,10 +14,9 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Mount, Route
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.models.local.constraint import MISSING
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve import anthropic, chat, completions, responses
 from nano_coder.serve.access import RIGHTS, Access, Action
@@ -30,24 +29,28 @@ from nano_coder.serve.generation import (
     EventWriter,
     Generation,
     ServerLimits,
+    ServerMetrics,
 )
 from nano_coder.serve.given_reward import MOST_COMPONENTS, MOST_REWARD
 from nano_coder.serve.http_json import ERROR_HANDLERS, data_line, error_response, read_body
-from nano_coder.serve.openapi import check_fields, openapi
-from nano_coder.serve.request import SHAPED, BadRequest, ClientMessage, ModelRequest, check_shaping, number
+from nano_coder.serve.request import (
+    SHAPED,
+    BadRequest,
+    ModelRequest,
+    check_fields,
+    check_shaping,
+    number,
+)
 from nano_coder.serve.served_model import ServedModel, passed_on
 from nano_coder.serve.served_models import Adapters, Promoted, ServedModels
-from nano_coder.serve.server_metrics import ServerMetrics
-from nano_coder.serve.tracing import Tracing
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.malloc import return_freed_memory
+from nano_shared.process import return_freed_memory
 from nano_shared.types import Role
 
 if TYPE_CHECKING:
     from nano_coder.models.local.engine import TokenScore
 
-_OPEN = {"continue_final_message": True, "add_generation_prompt": False}
-_PASSED_ON = {"response_format": None, "tool_choice": None, **dict.fromkeys(_OPEN)}
+_PASSED_ON = {"response_format": None, "tool_choice": None}
 """what the server behind reads itself"""
 _SWEEP_SECONDS = 2.0
 _ANY_CONTEXT = 1 << 20
@@ -69,13 +72,12 @@ class Server:
         limits: ServerLimits | None = None,
         promoted: Promoted | None = None,
         adapters: Adapters | None = None,
-        tracing: Tracing | None = None,
     ) -> None:
         self._limits = limits or ServerLimits()
         self._conversations = conversations
         self._models = ServedModels(conversations, adapters, promoted)
         self._metrics = ServerMetrics(conversations.model.name)
-        self._generation = Generation(conversations, self._metrics, self._limits, tracing)
+        self._generation = Generation(conversations, self._metrics, self._limits)
         self._access = access or Access()
 
     # ------------------------------------------------------------------------------------- models
@@ -215,7 +217,7 @@ class Server:
             asked = await self._formed(chat.read_chat, body, model)
         decode = getattr(model.policy, "decode", None)
         choices = number(body, "n", int, 1, chat.MOST_CHOICES, 1)
-        requests = [completions.seeded(asked, index) for index in range(choices)]
+        requests = [asked.seeded(index) for index in range(choices)]
         id = f"chatcmpl-{secrets.token_hex(12)}"
         if body.get("stream"):
             chunks = [chat.ChatChunks(body, model.name, decode, id, index) for index in range(choices)]
@@ -233,6 +235,8 @@ class Server:
         body = await self._body(request, "messages")
         model = await self._model_of(body)
         asked = await self._formed(anthropic.read_messages, body, model)
+        if asked.messages[-1].role is Role.ASSISTANT:  # to be continued, in this API
+            raise BadRequest("messages end with the assistant's; an answer begins anew", param="messages")
         asked = _shaped_behind(asked, body, model)
         id = f"msg_{secrets.token_hex(12)}"
         if body.get("stream"):
@@ -287,22 +291,6 @@ class Server:
             raise BadRequest(str(problem), status=409, param="replace") from None
         return JSONResponse({"session": session, "runs": runs, "reward": value})
 
-    async def _opened(self, asked: ModelRequest, model: ServedModel) -> ModelRequest:
-        """The request as a raw prompt, where the client began its answer. Raises BadRequest where that cannot
-        be continued."""
-        policy = model.policy
-        if not asked.prefill:
-            return asked
-        if model.upstream:
-            last = ClientMessage(role=Role.ASSISTANT, text=asked.prefill)
-            return replace(asked, messages=(*asked.messages, last), prefill="", more={**asked.more, **_OPEN})
-        if not isinstance(policy, LocalPolicy) or not asked.form.any:
-            why = "a form of answers" if isinstance(policy, LocalPolicy) else "this model"
-            raise BadRequest(f"the last message is the assistant's, and {why} begins anew", param="messages")
-        ids = await asyncio.to_thread(self._conversations.rendered_ids, asked, policy)
-        shown = (ClientMessage(role=Role.USER, text=policy.decode(ids)),)
-        return replace(asked, prompt_ids=ids, messages=shown)
-
     async def _formed(
         self, read: Callable[[Mapping[str, Any], int], ModelRequest], body: Mapping[str, Any],
         model: ServedModel,
@@ -313,7 +301,6 @@ class Server:
         form, policy = asked.form, model.policy
         if not model.upstream:
             check_shaping(asked.sampling, policy, formed=not form.any)
-        asked = await self._opened(asked, model)
         if form.any:
             return asked
         param = "tool_choice" if form.calls else form.param
@@ -326,6 +313,8 @@ class Server:
                 grammar = grammar_of(form, asked.tools, dialect, policy.template.encoder.added_tokens)
                 policy.check_grammar(grammar)
             except ModuleNotFoundError:
+                from nano_coder.models.local.sampler import MISSING
+
                 raise BadRequest(f"{param}: {MISSING}", status=501, param=param) from None
             except (UsageError, ValueError) as problem:
                 raise BadRequest(f"{param} cannot be constrained: {problem}", param=param) from None
@@ -371,13 +360,12 @@ def serve_app(
     limits: ServerLimits | None = None,
     promoted: Promoted | None = None,
     adapters: Adapters | None = None,
-    tracing: Tracing | None = None,
     pages: Mapping[str, Starlette] | None = None,
 ) -> Starlette:
     """The application over these conversations, and further pages by path, which check their own keys.
     `promoted` is asked every two seconds."""
     server = Server(
-        conversations, access=access, limits=limits, promoted=promoted, adapters=adapters, tracing=tracing
+        conversations, access=access, limits=limits, promoted=promoted, adapters=adapters
     )  # fmt: skip
 
     @asynccontextmanager
@@ -402,23 +390,12 @@ def serve_app(
         Route("/sessions/{session}/reward", _endpoint(server, server.reward), methods=["POST"]),
     ]
     mounts = [Mount(f"/{name}", page) for name, page in (pages or {}).items()]
-    return _application(server, [*routes, *mounts], lifespan=lifespan)
+    return Starlette(routes=[*routes, *mounts], exception_handlers=ERROR_HANDLERS, lifespan=lifespan)
 
 
 def episode_app(conversations: Conversations) -> Starlette:
     """The application of one foreign agent: the APIs alone, so that it cannot reward itself."""
-    server = Server(conversations)
-    return _application(server, _apis(server, ""))
-
-
-def _application(server: Server, routes: Sequence[BaseRoute], **options: Any) -> Starlette:
-    """These routes, and the description of them."""
-
-    async def description(request: Request) -> Response:
-        return JSONResponse(openapi(routes))
-
-    described = Route("/openapi.json", _endpoint(server, description))
-    return Starlette(routes=[*routes, described], exception_handlers=ERROR_HANDLERS, **options)
+    return Starlette(routes=_apis(Server(conversations), ""), exception_handlers=ERROR_HANDLERS)
 
 
 def _apis(server: Server, prefix: str) -> list[Route]:

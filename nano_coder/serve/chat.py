@@ -21,7 +21,6 @@ from nano_coder.serve.request import (
     form_of,
     number,
     objects,
-    prefilled,
     role_of,
     sampling_of,
     text_of,
@@ -51,28 +50,13 @@ def read_chat(body: Body, longest: int) -> ModelRequest:
     if not messages:
         raise BadRequest("messages must be a list that is not empty", param="messages")
     tools = _tools(body)
-    read, prefill = tuple(_message(m, f"messages[{at}]") for at, m in enumerate(messages)), ""
-    if _continues(body):
-        read, prefill = prefilled(read, "continue_final_message")
     return ModelRequest(
-        messages=read,
-        prefill=prefill,
+        messages=tuple(_message(m, f"messages[{at}]") for at, m in enumerate(messages)),
         tools=tools,
         form=form_of(body.get("response_format"), body.get("tool_choice"), tools),
         top_logprobs=top_logprobs(body) if body.get("logprobs") else 0,
         sampling=sampling_of(body, longest, limits=("max_completion_tokens", "max_tokens")),
     )
-
-
-def _continues(body: Body) -> bool:
-    """Whether the last message is the beginning of the answer. Raises BadRequest for no turn to write."""
-    last, new = body.get("continue_final_message") or False, body.get("add_generation_prompt")
-    if not isinstance(last, bool) or (new is not None and new is last):
-        raise BadRequest(
-            "continue_final_message and add_generation_prompt: one of them must be true, the other false",
-            param="continue_final_message",
-        )
-    return last
 
 
 def _tools(body: Body) -> tuple[ToolSpec, ...]:

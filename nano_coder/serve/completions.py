@@ -82,19 +82,11 @@ def read_completion(body: Body, policy: Policy) -> CompletionRequest:
         )
         for ids in prompts
     ]  # fmt: skip
-    each_choice = [seeded(each, index) for each in requests for index in range(choices)]
+    each_choice = [each.seeded(index) for each in requests for index in range(choices)]
     return CompletionRequest(
         requests=tuple(replace(each, choice=number) for number, each in enumerate(each_choice)),
         echo=bool(body.get("echo")), logprobs=logprobs, scores=scores,
     )  # fmt: skip
-
-
-def seeded(asked: ModelRequest, index: int) -> ModelRequest:
-    """The request of a choice: each samples with a seed of its own."""
-    seed = asked.sampling.seed
-    if index == 0 or seed is None:
-        return replace(asked, choice=index)
-    return replace(asked, choice=index, sampling=asked.sampling.model_copy(update={"seed": seed + index}))
 
 
 def _prompts(body: Body, policy: LocalPolicy) -> list[tuple[int, ...]]:

@@ -22,10 +22,10 @@ from nano_coder.serve.given_reward import end_conversation, give_reward
 from nano_coder.serve.request import ClientMessage, ModelAnswer, ModelRequest, OnText, split_at_stop
 from nano_coder.serve.served_model import ServedModel
 from nano_shared.errors import LogError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Conversation, Policy
 from nano_shared.redact.redactor import MARKER
-from nano_shared.rows import ClientRequest
+from nano_shared.schema import ClientRequest
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
@@ -385,14 +385,13 @@ class Conversations:
             self._held.move_to_end(run.id)
 
     def rendered_ids(self, request: ModelRequest, policy: LocalPolicy, contexts: int = 1) -> tuple[int, ...]:
-        """Ids of a conversation that begins with these messages, and of the answer's beginning. Raises
-        ContextFull for more than so many contexts."""
+        """Ids of a conversation that begins with these messages. Raises ContextFull for more than so many
+        contexts."""
         conversation = Conversation(started=time.time())
         for message in self.model.rendered(request.messages, request.tools, opening=True):
             conversation.append(message)
-        said = [*(m.content for m in conversation.messages), request.prefill]
-        policy.refuse_long(said, contexts * policy.context_limit)
-        return (*policy.template.delta(conversation), *policy.template.encoder.text(request.prefill))
+        policy.refuse_long([m.content for m in conversation.messages], contexts * policy.context_limit)
+        return policy.template.delta(conversation)
 
     def log_scored(self, request: ModelRequest, session: ClientSession, model: ServedModel) -> None:
         """Log a prompt that was scored: a run without turns."""

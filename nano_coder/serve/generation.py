@@ -1,4 +1,4 @@
-"""Generation: requests are sampled in threads, whole or as a stream, and bounded, measured and traced."""
+"""Generation: requests are sampled in threads, whole or as a stream, and bounded and measured."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import asyncio
 import heapq
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import add
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from nano_coder.models.endpoint.model_card import RUN_HEADER
+from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve.conversations import ClientSession, Conversations
 from nano_coder.serve.http_json import data_line, error_shape
 from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest, OnText, TextDelta
 from nano_coder.serve.served_model import ServedModel
-from nano_coder.serve.server_metrics import ServerMetrics
-from nano_coder.serve.tracing import RequestTimes, Tracing
 from nano_shared.errors import NanoError
+from nano_shared.types import Finish
 
 _T = TypeVar("_T")
 _SESSION_HEADER = "x-session-id"
@@ -51,7 +53,6 @@ class Client:
     session: ClientSession
     agent: str
     """its user agent"""
-    headers: Mapping[str, str]
     received: float
     """unix seconds"""
     connected: threading.Event
@@ -66,7 +67,7 @@ class Client:
                 _session_name(request), request.state.owner, request.headers.get(RUN_HEADER, "")[:200]
             ),
             agent=request.headers.get("user-agent", "")[:200],
-            headers=request.headers, received=time.time(), connected=connected,
+            received=time.time(), connected=connected,
         )  # fmt: skip
 
 
@@ -84,6 +85,58 @@ class EventWriter(NamedTuple):
     close: Callable[[], Sequence[str]] = tuple
     error: Callable[[dict[str, Any]], dict[str, Any]] = dict
     """with the error in the shape of the API"""
+
+
+class ServerMetrics:
+    """Metrics of the server in Prometheus' format, with vLLM's names."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self.running = self._new(Gauge, "num_requests_running", "Requests that are being answered.")
+        self.waiting = self._new(Gauge, "num_requests_waiting", "Requests that wait for a place.")
+        self.kv_usage = self._new(Gauge, "kv_cache_usage_perc", "Share of the KV budget in use; 1 is full.")
+        self.prompt = self._new(Counter, "prompt_tokens", "Tokens of prompts.")
+        self.sampled = self._new(Counter, "generation_tokens", "Sampled tokens.")
+        self.queries = self._new(Counter, "prefix_cache_queries", "Prompt tokens looked up in the KV cache.")
+        self.hits = self._new(Counter, "prefix_cache_hits", "Prompt tokens whose KV was cached.")
+        self.success = self._new(Counter, "request_success", "Answered requests.", "finished_reason")
+        self.first = self._new(Histogram, "time_to_first_token_seconds", "From a request to its first token.")
+        self.between = self._new(Histogram, "inter_token_latency_seconds", "Between two tokens of an answer.")
+        self.whole = self._new(Histogram, "e2e_request_latency_seconds", "From a request to its end.")
+        self._counted: WeakKeyDictionary[LocalPolicy, tuple[int, int]] = WeakKeyDictionary()
+        shown = self.prompt, self.sampled, self.queries, self.hits, self.first, self.between, self.whole
+        for metric in (self.running, self.waiting, *shown):
+            metric.labels(model)
+        self.running, self.waiting = self.running.labels(model), self.waiting.labels(model)
+
+    def _new(self, kind: Any, name: str, help: str, *labels: str) -> Any:
+        return kind(f"vllm:{name}", help, ["model_name", *labels], registry=self.registry)
+
+    def answered(self, model: str, answer: ModelAnswer, seconds: float) -> None:
+        self.prompt.labels(model).inc(answer.prompt_tokens)
+        self.sampled.labels(model).inc(answer.sampled_tokens)
+        reason = {Finish.CANCELLED: "abort"}.get(answer.completion.finish, answer.completion.finish.value)
+        self.success.labels(model, reason).inc()
+        self.whole.labels(model).observe(seconds)
+
+    def read_cache(self, model: str, policy: Any) -> None:
+        """Add what the engine's KV cache did since the last call."""
+        decoder: Any = policy.engine.decoder if isinstance(policy, LocalPolicy) else None
+        counts = getattr(decoder, "counts", None)
+        if decoder is None or counts is None:  # a decoder that shares no prefixes
+            return
+        now = counts.prompt, counts.prompt - counts.prefilled
+        before = self._counted.get(policy, (0, 0))
+        if now[0] < before[0]:  # the engine was freed
+            before = (0, 0)
+        self._counted[policy] = now
+        self.queries.labels(model).inc(now[0] - before[0])
+        self.hits.labels(model).inc(max(0, now[1] - before[1]))
+        self.kv_usage.labels(model).set(decoder.kv_usage)
+
+    def text(self) -> bytes:
+        """What `/metrics` answers."""
+        return generate_latest(self.registry)
 
 
 class FairQueue:
@@ -120,15 +173,8 @@ class FairQueue:
 class Generation:
     """Samples the requests of clients in threads of its own, off the event loop."""
 
-    def __init__(
-        self,
-        conversations: Conversations,
-        metrics: ServerMetrics,
-        limits: ServerLimits,
-        tracing: Tracing | None = None,
-    ) -> None:
-        self._conversations, self._metrics = conversations, metrics
-        self._limits, self._tracing = limits, tracing
+    def __init__(self, conversations: Conversations, metrics: ServerMetrics, limits: ServerLimits) -> None:
+        self._conversations, self._metrics, self._limits = conversations, metrics, limits
         self._pool = ThreadPoolExecutor(limits.concurrent, thread_name_prefix="answer")
         self._in_flight = 0
         """choices of requests, waiting ones too"""
@@ -201,8 +247,6 @@ class Generation:
     def close(self) -> None:
         """Wait for what is being sampled; what waits is cancelled."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        if self._tracing is not None:
-            self._tracing.close()
 
     def _submit(self, calls: Sequence[Callable[[], _T]]) -> list[asyncio.Future[_T]]:
         """Futures of the calls of one request, which run in threads as the queue lets them."""
@@ -236,7 +280,6 @@ class Generation:
     ) -> ModelAnswer:
         if not client.connected.is_set():
             raise ClientGone
-        began = time.time()
         first = last = 0.0
 
         def emit(delta: TextDelta) -> bool:
@@ -253,19 +296,8 @@ class Generation:
                 on_text(delta)
             return client.connected.is_set()
 
-        def times() -> RequestTimes:
-            now = time.time()
-            return RequestTimes(received=client.received, began=began, first=first or now, ended=now)
-
-        try:
-            answer = self._conversations.answer(asked, client.session, emit, model, client.agent)
-        except NanoError as problem:
-            if self._tracing is not None:
-                self._tracing.failed(problem, times(), client.headers, client.session.name)
-            raise
+        answer = self._conversations.answer(asked, client.session, emit, model, client.agent)
         self._metrics.answered(model.name, answer, time.time() - client.received)
-        if self._tracing is not None:
-            self._tracing.answered(asked, answer, times(), client.headers, client.session.name)
         return answer
 
 

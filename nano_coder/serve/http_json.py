@@ -102,7 +102,7 @@ async def refused(request: Request, problem: HTTPException) -> JSONResponse:
     if problem.status_code == 405:
         text = f"{asked} is not served; {problem.headers and problem.headers.get('Allow')} is"
     else:
-        text = f"{asked} is not served; GET /openapi.json tells what is"
+        text = f"{asked} is not served; see docs/serving.md"
     answer = error_response(request, BadRequest(text, status=problem.status_code))
     answer.headers.update(problem.headers or {})
     return answer

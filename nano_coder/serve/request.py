@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nano_shared.errors import BudgetExhausted
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Policy
 from nano_shared.types import Completion, Role, Sampling, Shaping, ToolSpec
 
@@ -115,8 +115,11 @@ class ModelRequest:
     """of a raw prompt, which no template renders and `messages` show as text"""
     choice: int = 0
     """its number among those of its client's request"""
-    prefill: str = ""
-    """beginning of the answer, which the client wrote; the end of `prompt_ids` once they are there"""
+
+    def seeded(self, index: int) -> ModelRequest:
+        """The request of a choice: each samples with a seed of its own."""
+        seed = self.sampling.seed if self.sampling.seed is None else self.sampling.seed + index
+        return replace(self, choice=index, sampling=self.sampling.model_copy(update={"seed": seed}))
 
     def keys(self) -> list[str]:
         """[len(messages)] hashes of the tools and of the messages up to each one."""
@@ -161,15 +164,6 @@ class ModelAnswer:
     @property
     def message(self) -> ClientMessage:
         return ClientMessage(role=Role.ASSISTANT, text=self.text, calls=self.calls)
-
-
-def prefilled(messages: Sequence[ClientMessage], param: str) -> tuple[tuple[ClientMessage, ...], str]:
-    """The messages before the last one, and the text of that, an assistant's turn that is left open. Raises
-    BadRequest where there is none."""
-    *before, last = messages
-    if last.role is not Role.ASSISTANT or last.calls or not (before and last.text):
-        raise BadRequest(f"{param}: only an assistant's text after other messages is continued", param=param)
-    return tuple(before), last.text
 
 
 def split_at_stop(completion: Completion) -> tuple[str, str | None]:
@@ -389,3 +383,76 @@ def check_shaping(sampling: Sampling, policy: Policy, *, formed: bool = False) -
         if outside is not None:
             there = f"this model has {policy.vocab_size} tokens"
             raise BadRequest(f"{name} holds the id {outside}; {there}", param=name)
+
+
+# ------------------------------------------------------------------------------- known fields
+
+_SAMPLED = {
+    "model", "stream", "return_token_ids", "stop", "temperature", "top_p", "top_k", "seed", *SHAPED,
+}  # fmt: skip
+_CHAT = {"messages", "tools", "tool_choice"}
+_ANTHROPIC = {"model", "messages", "system", "tools", "tool_choice", "output_config"}
+_READ: dict[str, set[str]] = {
+    "chat/completions": {
+        *_SAMPLED, *_CHAT, "logprobs", "top_logprobs", "return_tokens_as_token_ids", "max_tokens",
+        "max_completion_tokens", "response_format", "n", "stream_options",
+    },
+    "completions": {
+        *_SAMPLED, "prompt", "max_tokens", "echo", "logprobs", "return_tokens_as_token_ids", "n", "best_of",
+        "stream_options",
+    },
+    "responses": {
+        *_SAMPLED, "input", "instructions", "max_output_tokens", "include", "tools", "tool_choice", "text",
+        "top_logprobs", "return_tokens_as_token_ids",
+    },
+    "messages": {*_SAMPLED, *_ANTHROPIC, "max_tokens", "stop_sequences", "output_format"},
+    "count_tokens": _ANTHROPIC,
+    "tokenize": {*_CHAT, "model", "prompt", "add_special_tokens", "return_token_strs"},
+    "detokenize": {"model", "tokens"},
+}  # fmt: skip
+"""what a request may hold, by the end of the path: `check_fields` refuses anything else"""
+_IGNORED = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "priority",
+    "prompt_cache_retention", "prompt_cache_options", "client_metadata", "request_id", "cache_salt",
+    "cache_prompt", "keep_alive", "prediction", "inference_geo", "speed", "cache_control", "betas",
+    "anthropic_version", "context_management", "reasoning", "reasoning_effort", "include_reasoning",
+    "thinking", "verbosity", "parallel_tool_calls", "max_tool_calls", "truncation", "stream_options",
+    "top_logprobs",
+})  # fmt: skip
+"""fields that are ignored: who asks, what is stored and cached, hints, and what has no effect in this API"""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,), "best_of": (1,), "echo": (False,), "background": (False,),
+    "logprobs": (False,),
+    "add_generation_prompt": (True,), "continue_final_message": (False,), "modalities": (["text"],),
+    "ignore_eos": (False,), "include_stop_str_in_output": (False,), "skip_special_tokens": (True, False),
+    "spaces_between_special_tokens": (True,), "add_special_tokens": (True, False), "length_penalty": (1.0,),
+    "use_beam_search": (False,), "early_stopping": (False,), "typical_p": (1.0,), "top_a": (0.0,),
+    "mirostat": (0,),
+}  # fmt: skip
+"""values that change nothing, of fields that are not served; null and what is empty never does"""
+_INSTEAD = {
+    "previous_response_id": "no response is stored here; send the whole input",
+    "continue_final_message": "an answer begins anew", "add_generation_prompt": "an answer begins anew",
+    "suffix": "this model does not fill in the middle",
+    "best_of": "this server samples no more than it answers; send n",
+    "chat_template_kwargs": "the template of the policy takes none",
+    "chat_template": "the policy has a template of its own",
+    "functions": "send tools",
+    "guided_json": "send response_format", "structured_outputs": "send response_format",
+}  # fmt: skip
+"""field -> why it is not served, or what is"""
+
+
+def check_fields(end: str, body: Body, ends: frozenset[int] = frozenset()) -> None:
+    """Raises BadRequest for a field that this server does not read and that may change the answer.
+
+    `ends` are the tokens at which every turn ends, so that to name them as `stop_token_ids` changes nothing.
+    """
+    for name, value in body.items():
+        if name in _READ[end] or name in _IGNORED or value is None or value in ("", [], {}):
+            continue
+        if name == "stop_token_ids" and isinstance(value, list) and all(token in ends for token in value):
+            continue
+        if value not in _NEUTRAL.get(name, ()):
+            why = f"{name!r:.100} is not served here, and may change the answer"
+            raise BadRequest(f"{why}: {_INSTEAD.get(name, 'leave it out')}", param=name[:100])

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.dialects.api import API
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, StreamParser
-from nano_coder.agent.profiles import PROFILES
-from nano_coder.agent.prompt import system_text
+from nano_coder.agent.profiles import PROFILES, system_text
 from nano_coder.models.endpoint.exchange import EndpointError
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.policy import LocalPolicy
@@ -27,8 +26,7 @@ from nano_coder.serve.request import (
     TextDelta,
     split_at_stop,
 )
-from nano_shared.policy import Conversation, DecodeIds, Policy
-from nano_shared.profile import InterfaceProfile
+from nano_shared.policy import Conversation, DecodeIds, InterfaceProfile, Policy
 from nano_shared.store import LogStore
 from nano_shared.types import (
     ApiAnswer,
@@ -122,9 +120,7 @@ class ServedModel:
                 on_text(TextDelta(split_at_stop(completion)[0], *sampled))
             return completion, ()
         stream = TextStream(policy.decode, policy.engine.eos_ids, sampling.stop, on_text or _read)
-        told: dict[str, Any] = {
-            "on_token": stream.take, "top_logprobs": request.top_logprobs, "choice": request.choice,
-        }  # fmt: skip
+        told: dict[str, Any] = {"on_token": stream.take, "top_logprobs": request.top_logprobs}
         with policy.lent(slot):
             if request.prompt_ids:
                 completion = policy.complete_ids(request.prompt_ids, sampling, **told)
@@ -150,16 +146,13 @@ class ServedModel:
 
 
 def _parsed(completion: Completion, request: ModelRequest, profile: InterfaceProfile) -> Parsed:
-    tools, prefill = request.tools, request.prefill
+    tools = request.tools
     if not tools:
         return Parsed(thought=completion.text)
-    parsed = DIALECTS.find(profile.dialect).parse(prefill + completion.text, tools)
+    parsed = DIALECTS.find(profile.dialect).parse(completion.text, tools)
     known = {tool.name for tool in tools}
     if parsed.error or any(call.name not in known for call in parsed.calls):
         return Parsed(thought=completion.text)  # prose, or a call of a tool that was not offered
-    if prefill:
-        rest = parsed.thought.removeprefix(prefill) if parsed.thought.startswith(prefill) else ""
-        return replace(parsed, thought=rest)
     return parsed
 
 
@@ -184,7 +177,6 @@ def _content(message: ClientMessage, tools: Sequence[ToolSpec], profile: Interfa
 def _besides_calls(on_text: OnText, request: ModelRequest, profile: InterfaceProfile) -> OnText:
     """`on_text` for what is no call: text that may become one is held back."""
     parser = StreamParser(DIALECTS.find(profile.dialect), request.tools)
-    parser.feed(request.prefill)
     return lambda delta: on_text(delta._replace(text=parser.feed(delta.text).thought))
 
 

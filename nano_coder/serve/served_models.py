@@ -29,11 +29,10 @@ from nano_shared.checkpoint import (
     checkpoint_names,
     checkpoints_dir,
     folder_content,
-    latest_checkpoint,
     read_checkpoint,
 )
-from nano_shared.durable import user_path
 from nano_shared.errors import CheckpointError, NanoError, UsageError
+from nano_shared.files import user_path
 
 _log = logging.getLogger("nano_coder.serve")
 _SENT_UNASKED = ("claude-", "gpt-")
@@ -119,7 +118,7 @@ class Adapters:
             if self._stands_on(checkpoints_dir() / name) == self.base:
                 named.setdefault(name, (checkpoints_dir() / name, None))
         for name, (folder, content) in named.items():
-            card = {"id": name, "root": str(folder), **lineage_card(folder, self.base)}
+            card = {"id": name, "root": str(folder), **_manifest_card(folder, self.base)}
             yield card | ({"content": content} if content else {})
 
     def opened(self) -> list[ServedModel]:
@@ -175,27 +174,14 @@ class Adapters:
             del self._opened[content]
 
 
-def lineage_card(folder: Path, base: str | None) -> dict[str, Any]:
-    """The card's fields that a manifest knows: parent, lineage up to the base, version and times."""
+def _manifest_card(folder: Path, base: str | None) -> dict[str, Any]:
+    """The card's fields that a manifest knows: parent, version and times."""
     manifest = _manifest(folder)
     if manifest is None:
-        return {"parent": base, "lineage": [base] if base else []}
-    lineage: list[str] = []
-    parent = manifest.parent
-    while parent and parent not in lineage:
-        lineage.append(parent)
-        before = _manifest(checkpoints_dir() / parent)
-        parent = before.parent if before else None
-    if manifest.base_model not in lineage:
-        lineage.append(manifest.base_model)
-    try:
-        promoted = latest_checkpoint()
-    except CheckpointError:
-        promoted = None
+        return {"parent": base}
     return {
-        "parent": lineage[0], "lineage": lineage, "weight_version": manifest.policy_version,
+        "parent": manifest.parent or manifest.base_model, "weight_version": manifest.policy_version,
         "created": int(manifest.created), "profile": manifest.profile,
-        "promoted": promoted is not None and promoted.resolve() == folder.resolve(),
     }  # fmt: skip
 
 
@@ -263,7 +249,7 @@ class ServedModels:
         }  # fmt: skip
         card = {"id": model.name, **usual}
         if base is not None:
-            card |= lineage_card(Path(locate(model.name)), base if base != model.name else None)
+            card |= _manifest_card(Path(locate(model.name)), base if base != model.name else None)
         card |= {
             "root": policy.id, "weight_version": policy.version,
             "profile": model.profile.name, "profile_hash": hashes(model.profile)[0],

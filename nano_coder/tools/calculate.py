@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
-from nano_shared.syntax import parse_expression
+from nano_shared.process import parse_expression
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

@@ -39,6 +39,8 @@ def plan(context: ToolContext, steps: list[PlanStep]) -> ToolResult:
 
 
 MOST_TURNS = 100
+DELEGATE = "delegate"
+"""the tool that starts a sub-agent"""
 
 
 @tool()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nano_coder.sandbox.protocol import ExecResult
 from nano_coder.tools.tool import ToolContext, ToolResult, tool
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 
 
 @tool(body="command", mutates=True)

@@ -7,9 +7,10 @@ import re
 from dataclasses import dataclass
 
 from nano_coder.sandbox.protocol import Jail
-from nano_coder.tools.patch import BOM
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
+BOM = "\ufeff"
+"""of a file's first line; it is no part of its text"""
 LARGEST_TEXT = 8 << 20
 """bytes of a file that tools split into lines: an empty line takes ten times its size in memory"""
 

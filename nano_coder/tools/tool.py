@@ -1,4 +1,4 @@
-"""The Tool type: a typed function on a jail, with its schema read from the signature."""
+"""The Tool type, a typed function on a jail with its schema read from the signature; the tools there are."""
 
 from __future__ import annotations
 
@@ -8,21 +8,33 @@ import inspect
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
+from nano_coder.config import TABLES, AgentConfig
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, SupportsKeeping
 from nano_shared.errors import ConfigError, NanoError, UsageError
-from nano_shared.extensions import call_extension
-from nano_shared.types import Limits, ToolSpec
+from nano_shared.extensions import (
+    Extensions,
+    absolute_reference,
+    call_extension,
+    described,
+    is_reference,
+    takes,
+)
+from nano_shared.files import content_hash
+from nano_shared.store import LogStore
+from nano_shared.types import Limits, Observation, ToolCall, ToolSpec, Trajectory
 
 if TYPE_CHECKING:
     from nano_coder.config import SearchSettings
     from nano_shared.notes import Notes
+
 
 C = TypeVar("C", bound="Closable")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -316,3 +328,168 @@ def _inlined(part: Any, known: dict[str, Any]) -> Any:
         return _inlined(known[name.rpartition("/")[2]], known)
     named = {k: {n: _inlined(p, known) for n, p in v.items()} for k, v in part.items() if k == "properties"}
     return {k: _inlined(v, known) for k, v in part.items() if k not in ("title", "properties")} | named
+
+
+def object_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with what every dialect looks for: an object with properties and required ones."""
+    properties = schema.get("properties")
+    required = schema.get("required")
+    return {
+        **{key: value for key, value in schema.items() if key not in ("$schema", "$id", "title")},
+        "type": "object",
+        "properties": {name: _parameter(body) for name, body in properties.items()}
+        if isinstance(properties, dict)
+        else {},
+        "required": [name for name in required if isinstance(name, str)]
+        if isinstance(required, list)
+        else [],
+    }
+
+
+def _parameter(schema: Any) -> Any:
+    """A parameter's schema in the words that dialects read: an object, with one type or anyOf of several."""
+    if isinstance(schema, bool):
+        return {} if schema else {"not": {}}
+    if not isinstance(schema, dict):
+        return schema
+    options = schema.get("anyOf")
+    if isinstance(options, list):
+        return {**schema, "anyOf": [_parameter(option) for option in options]}
+    if isinstance(kinds := schema.get("type"), list):
+        rest = {key: value for key, value in schema.items() if key != "type"}
+        return {**rest, "anyOf": [{"type": kind} for kind in kinds]}
+    return schema
+
+
+class Tools(Extensions[Tool]):
+    """Tools by name. One that lies in a file has a name once it was given as `path.py:name`."""
+
+    def __init__(self) -> None:
+        super().__init__("nano.tools", check=_problem)
+        self._given: dict[str, tuple[str, Tool]] = {}
+        self._made: dict[str, Tool] = {}
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What was given as `path.py:name` in this process, with absolute paths."""
+        return tuple(reference for reference, _ in self._given.values())
+
+    def find(self, name: str) -> Tool:
+        """The tool of that name. Raises ConfigError for one that is not at hand or cannot be loaded."""
+        if name in self._given:
+            return self._given[name][1]
+        if name in self._made:
+            return self._made[name]
+        found = super().find(name)
+        if not is_reference(name) and found.spec.name != name:
+            raise ConfigError(f"the tool {found.spec.name!r} is registered in nano.tools as {name!r}")
+        return found
+
+    def give(self, reference: str) -> Tool:
+        """A tool by its name or `path.py:name`, which from now on has a name in this process.
+
+        Raises ConfigError as `find` does, and where another tool has its name.
+        """
+        found = self.find(reference)
+        if is_reference(reference):
+            name = found.spec.name
+            if name in self and self.find(name) is not found:
+                raise ConfigError(f"{reference}: there is another tool called {name!r}; rename the function")
+            self._given[name] = (absolute_reference(reference), found)
+        return found
+
+    def add(self, made: Tool) -> None:
+        """Give a tool that this process made, such as one of an MCP server, its name; replaces an earlier."""
+        self._made[made.spec.name] = made
+
+    def source(self, name: str) -> str:
+        """Where a tool comes from: a file, the package that registers it, or an MCP server."""
+        if name in self._given:
+            return self._given[name][0]
+        if name in self._made and name.startswith("mcp__"):
+            return f"MCP server {name.split('__')[1]}"
+        return super().source(name) or "this process"
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._given or name in self._made or super().__contains__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from super().__iter__()
+        yield from self._given
+        yield from self._made
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self._given) + len(self._made)
+
+
+def _problem(value: object) -> str | None:
+    if isinstance(value, Tool):
+        return None
+    return f"is {described(value)}, and no Tool: put @tool() of nano_coder.tools above the function"
+
+
+TOOLS = Tools()
+
+
+class RecordedAnswers:
+    """The answers that forks of a logged run get, by call; equal calls are answered in their order."""
+
+    def __init__(self, run: Trajectory, get_blob: Callable[[str], bytes], after: int):
+        """`after` turns are those that a fork begins with: their answers are used already."""
+        self._get_blob = get_blob
+        self._answers: dict[str, deque[Observation]] = defaultdict(deque)
+        for turn in run.turns:
+            for call, observation in zip(turn.calls, turn.observations, strict=False):
+                if turn.index >= after and call.name in TOOLS and TOOLS.find(call.name).recorded:
+                    self._answers[_key(call)].append(observation)
+
+    def take(self, call: ToolCall) -> ToolResult | None:
+        """The next answer to the call; None where the log has none."""
+        left = self._answers.get(_key(call))
+        if not left:
+            return None
+        observation = left.popleft()
+        text = observation.text
+        if observation.blob is not None:
+            text = self._get_blob(observation.blob).decode()
+        return ToolResult(text=text, ok=observation.ok)
+
+
+def _key(call: ToolCall) -> str:
+    return content_hash([call.name, dict(call.arguments)])
+
+
+Place = Callable[[], tuple[Sandbox, LogStore]]
+"""opens the sandbox of the runs, and their log"""
+
+
+class RunTools(Protocol):
+    """Brings tools that only this process knows, such as those of servers that the configuration names."""
+
+    def __call__(self, config: AgentConfig, place: Place) -> Sequence[Tool]:
+        """The tools, with names that no other has. It opens the place only if the configuration asks for
+        any. What is left out it says on stderr. Raises ConfigError for what is required and not there."""
+        ...
+
+
+RUN_TOOLS: Extensions[RunTools] = Extensions(
+    "nano.run_tools", check=lambda value: takes(value, "config", "place")
+)
+
+
+def further_tools(config: AgentConfig, place: Place) -> list[str]:
+    """Names of the further tools. They are then in the registry.
+
+    Raises ConfigError for a tool that is not there, and as `RunTools` do.
+    """
+    given = [TOOLS.give(tool) for tool in config.tools]
+    for name in RUN_TOOLS:
+        if name in TABLES and getattr(config, name) == TABLES[name].model():
+            continue  # of a plug-in whose settings nobody has set
+        brought: Sequence[Tool] = call_extension(
+            RUN_TOOLS[name], config, place, name=f"nano.run_tools {name}"
+        )
+        for tool in brought:
+            TOOLS.add(tool)
+        given += brought
+    return [tool.spec.name for tool in given]

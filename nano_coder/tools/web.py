@@ -5,17 +5,17 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
+import sqlite3
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 from nano_coder.config import SearchSettings
-from nano_coder.tools import document_index
-from nano_coder.tools.document_index import DocumentIndex
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
-from nano_shared.durable import real_path
+from nano_shared.files import real_path
 from nano_shared.printable import one_line, printable, terminal_text
 
 # the jail's only way out is the proxy, which checks the host of every request and redirection
@@ -103,27 +103,102 @@ def fetch_url(context: ToolContext, url: str) -> ToolResult:
     return ToolResult(text=text or "[no text]", execution=done)
 
 
+# ------------------------------------------------------------------------------- a folder of documents
+
+SUFFIXES = (".md", ".txt", ".rst", ".html", ".htm", ".adoc", ".org", ".tex", ".csv", ".json", ".py", ".toml")
+_LARGEST_FILE = 2_000_000
+_MOST_BYTES = 200_000_000
+_PASSAGE = 1500
+"""characters of a passage, the unit that is found"""
+
+
+class DocumentIndex:
+    """The passages of the text files below a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
+        self._connection.execute("CREATE VIRTUAL TABLE passages USING fts5(place, text)")
+        left = _MOST_BYTES
+        for path in _documents(folder):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read(min(left, _LARGEST_FILE))
+            left -= len(text)
+            name = os.path.relpath(path, folder)
+            rows = [(f"{name}:{line}", passage) for line, passage in _passages(text)]
+            self._connection.executemany("INSERT INTO passages VALUES (?, ?)", rows)
+            if left <= 0:
+                break
+
+    def search(self, query: str, most: int) -> list[dict[str, str]]:
+        """The best passages: title, url (file and line) and text."""
+        words = re.findall(r"\w+", query.casefold())[:32]
+        if not words:
+            return []
+        match = " OR ".join(f'"{word}"' for word in words)
+        rows = self._connection.execute(
+            "SELECT place, text FROM passages WHERE passages MATCH ? ORDER BY rank LIMIT ?", (match, most)
+        ).fetchall()
+        return [{"title": _title(text), "url": place, "text": text} for place, text in rows]
+
+
+def _documents(folder: str) -> list[str]:
+    found = []
+    for top, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        paths = [os.path.join(top, name) for name in sorted(files) if name.lower().endswith(SUFFIXES)]
+        found += [path for path in paths if os.path.isfile(path) and not os.path.islink(path)]
+    return found
+
+
+def _passages(text: str) -> list[tuple[int, str]]:
+    """Passages with the line that each begins at: paragraphs, put together up to a size."""
+    passages: list[tuple[int, str]] = []
+    line, begun, held = 1, 1, ""
+    for part in re.split(r"(\n\s*\n)", text):
+        for piece in (part[at : at + _PASSAGE] for at in range(0, len(part), _PASSAGE)):
+            if held.strip() and len(held) + len(piece) > _PASSAGE:
+                passages.append((begun, held.strip()))
+                held, begun = "", line
+            held += piece
+            line += piece.count("\n")
+    if held.strip():
+        passages.append((begun, held.strip()))
+    return passages
+
+
+def _title(text: str) -> str:
+    return text.lstrip("#= \n").split("\n", 1)[0][:120]
+
+
+# an index in a jail: the best passages of argv[1] for the query argv[2], at most argv[3], as JSON
+_SEARCH_DOCUMENTS = f"""
+import json, os, re, sqlite3, sys
+
+SUFFIXES, _PASSAGE, _LARGEST_FILE, _MOST_BYTES = {SUFFIXES}, {_PASSAGE}, {_LARGEST_FILE}, {_MOST_BYTES}
+
+
+{"".join(map(inspect.getsource, (DocumentIndex, _documents, _passages, _title)))}
+
+folder, query, most = sys.argv[1:]
+if not os.path.isdir(folder):
+    sys.exit(f"there is no folder {{folder}} of documents here")
+print(json.dumps(DocumentIndex(folder).search(query, int(most))))
+"""
+
+# ------------------------------------------------------------------------------------------- the search
+
 LIBRARY = "library"
 """folder of the workspace that is searched where nothing else is configured"""
-_SEARCH_DOCUMENTS = f"{inspect.getsource(document_index)}\n\nanswer()\n"
 _MOST_RESULTS = 8
 _LONGEST_RESULT = 800
 """characters of a result's text that are shown"""
 _SECONDS = 20.0
-_MOST_BYTES = 4 << 20
+_LARGEST_ANSWER = 4 << 20
 _TEXTS = ("content", "text", "description", "snippet", "body", "abstract")
 """what engines call a result's text"""
 
 FoundResult = dict[str, str]
 """title, url and text"""
-
-
-class SearchProvider(Protocol):
-    """Where `web_search` looks."""
-
-    def search(self, query: str, most: int) -> list[FoundResult]:
-        """The best results. Raises ToolFailure where it cannot tell."""
-        ...
 
 
 @tool(recorded=True)
@@ -132,17 +207,14 @@ def web_search(context: ToolContext, query: str) -> ToolResult:
     read_file."""
     if not query.strip():
         raise ToolFailure("the query is empty")
-    found = _provider(context).search(query, _MOST_RESULTS)
-    return ToolResult(text="\n\n".join(map(_result_text, found)) or "nothing was found")
-
-
-def _provider(context: ToolContext) -> SearchProvider:
     settings = context.search or SearchSettings()
     if settings.engine is not None:
-        return SearchEngine(settings)
-    if settings.documents is not None:
-        return _index(str(real_path(settings.documents)))
-    return WorkspaceLibrary(context)
+        found = _by_engine(settings, query)
+    elif settings.documents is not None:
+        found = _index(str(real_path(settings.documents))).search(query, _MOST_RESULTS)
+    else:
+        found = _in_library(context, query)
+    return ToolResult(text="\n\n".join(map(_result_text, found)) or "nothing was found")
 
 
 @cache
@@ -152,51 +224,39 @@ def _index(folder: str) -> DocumentIndex:
     return DocumentIndex(folder)
 
 
-class WorkspaceLibrary:
-    """The folder `library` of the workspace, indexed in the jail."""
-
-    def __init__(self, context: ToolContext) -> None:
-        self._context = context
-
-    def search(self, query: str, most: int) -> list[FoundResult]:
-        done = self._context.run_python(_SEARCH_DOCUMENTS, [LIBRARY, query, str(most)], isolated=True)
-        if not done.ok:
-            said = one_line(done.stderr.decode("utf-8", "replace"), 200) or "the search did not end"
-            raise ToolFailure(f"{said}; the user can set search.documents or search.engine")
-        try:
-            found = json.loads(done.stdout)
-            return [{**each, "url": f"{LIBRARY}/{each['url']}"} for each in found]
-        except (ValueError, TypeError, KeyError):
-            raise ToolFailure("the search gave no answer") from None
+def _in_library(context: ToolContext, query: str) -> list[FoundResult]:
+    """In the folder `library` of the workspace, indexed in the jail."""
+    done = context.run_python(_SEARCH_DOCUMENTS, [LIBRARY, query, str(_MOST_RESULTS)], isolated=True)
+    if not done.ok:
+        said = one_line(done.stderr.decode("utf-8", "replace"), 200) or "the search did not end"
+        raise ToolFailure(f"{said}; the user can set search.documents or search.engine")
+    try:
+        return [{**each, "url": f"{LIBRARY}/{each['url']}"} for each in json.loads(done.stdout)]
+    except (ValueError, TypeError, KeyError):
+        raise ToolFailure("the search gave no answer") from None
 
 
-class SearchEngine:
-    """An engine that answers JSON: SearXNG, or any whose results lie at a path of its answer."""
-
-    def __init__(self, settings: SearchSettings) -> None:
-        self._settings = settings
-
-    def search(self, query: str, most: int) -> list[FoundResult]:
-        url = str(self._settings.engine).replace("{query}", quote(query, safe=""))
-        try:
-            found = json.loads(_fetched(url, self._headers()))
-            for name in self._settings.results.split("."):
-                found = found[name]
-            return [_result(dict(each)) for each in found[:most]]
-        except (httpx.HTTPError, httpx.InvalidURL) as problem:
-            raise ToolFailure(f"the search engine failed: {one_line(str(problem), 200)}") from None
-        except (ValueError, LookupError, TypeError, RecursionError):
-            raise ToolFailure("the search engine answered something else than results") from None
-
-    def _headers(self) -> dict[str, str]:
-        settings, headers = self._settings, {"accept": "application/json"}
-        if settings.token_env_var is not None:
-            key = os.environ.get(settings.token_env_var)
-            if key is None:
-                raise ToolFailure(f"the variable {settings.token_env_var}, which holds its key, is not set")
-            bearer = settings.token_header.casefold() == "authorization"
-            headers[settings.token_header] = f"Bearer {key}" if bearer else key
-        return headers
+def _by_engine(settings: SearchSettings, query: str) -> list[FoundResult]:
+    """Of an engine that answers JSON: SearXNG, or any whose results lie at a path of its answer."""
+    url, headers = (
+        str(settings.engine).replace("{query}", quote(query, safe="")),
+        {"accept": "application/json"},
+    )
+    if settings.token_env_var is not None:
+        key = os.environ.get(settings.token_env_var)
+        if key is None:
+            raise ToolFailure(f"the variable {settings.token_env_var}, which holds its key, is not set")
+        bearer = settings.token_header.casefold() == "authorization"
+        headers[settings.token_header] = f"Bearer {key}" if bearer else key
+    try:
+        found = json.loads(_fetched(url, headers))
+        for name in settings.results.split("."):
+            found = found[name]
+        return [_result(dict(each)) for each in found[:_MOST_RESULTS]]
+    except (httpx.HTTPError, httpx.InvalidURL) as problem:
+        raise ToolFailure(f"the search engine failed: {one_line(str(problem), 200)}") from None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise ToolFailure("the search engine answered something else than results") from None
 
 
 def _fetched(url: str, headers: dict[str, str]) -> bytes:
@@ -205,8 +265,8 @@ def _fetched(url: str, headers: dict[str, str]) -> bytes:
         response.raise_for_status()
         for chunk in response.iter_bytes():
             data += chunk
-            if len(data) > _MOST_BYTES:
-                raise ToolFailure(f"the search engine answered more than {_MOST_BYTES >> 20} MB")
+            if len(data) > _LARGEST_ANSWER:
+                raise ToolFailure(f"the search engine answered more than {_LARGEST_ANSWER >> 20} MB")
     return bytes(data)
 
 

@@ -6,9 +6,11 @@ file. It refers to a checkpoint by the hash of its manifest, so that it may be r
 
 from __future__ import annotations
 
+import math
+import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,13 +20,10 @@ from pydantic import ValidationError
 from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import SHIPPED
 from nano_coder.run.execution import Runtime
-from nano_rl.checkpoints.statistics import bootstrap, by_cluster, paired_bootstrap, wilson
 from nano_rl.rewards import outcome
 from nano_shared.checkpoint import MANIFEST, checkpoints_dir
-from nano_shared.durable import file_hash, user_path, write_text
 from nano_shared.errors import CheckpointError
-from nano_shared.hashing import content_hash, new_run_id
-from nano_shared.scratch import nano_home
+from nano_shared.files import content_hash, file_hash, nano_home, new_run_id, user_path, write_text
 from nano_shared.types import Split, Task, Trajectory, Value
 
 
@@ -73,11 +72,8 @@ def cluster_of(task: Task) -> str:
 def paired(
     new: Sequence[Trajectory], old: Sequence[Trajectory], *, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean difference in success (new - old) on common graded tasks, with a 95 % bootstrap interval over
-    programs.
-
-    A task with several runs counts once, with the mean of its runs, which are not independent.
-    """
+    """Mean difference in success (new - old) on common graded tasks, each counted once with the mean of its
+    runs, with a 95 % bootstrap interval over programs."""
     after, before = _task_means(new), _task_means(old)
     both = [key for key in after if key in before]
     cluster = {run.task.key: cluster_of(run.task) for run in new}
@@ -101,7 +97,6 @@ def component_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _task_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Task key -> mean outcome of its graded runs."""
     outcomes: dict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         value = outcome(trajectory.verdict)
@@ -133,9 +128,8 @@ def row_of(name: str, trajectories: Sequence[Trajectory]) -> SuccessRow:
 def success_interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
     """95 % interval of the success rate; `clusters` hold the mean success of each task.
 
-    Wilson's interval if each cluster is one task that passed or failed in all runs. Otherwise clusters are
-    resampled, since tasks of one program are not independent; if all clusters agree, resampling has no
-    spread, and Wilson's interval over the clusters is used.
+    Wilson's if each cluster is one task that passed or failed in all runs, or if all clusters agree, so that
+    resampling has no spread; else clusters are resampled, since tasks of one program are not independent.
     """
     means = [sum(tasks) / len(tasks) for tasks in clusters]
     alone = all(len(tasks) == 1 for tasks in clusters)
@@ -145,8 +139,6 @@ def success_interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float]
 
 
 class TaskOutcome(Value):
-    """The outcomes of the runs of one task."""
-
     id: str
     key: str
     cluster: str | None = None
@@ -156,7 +148,6 @@ class TaskOutcome(Value):
     view: str | None = None
     split: Split | None = None
     runs: tuple[str, ...]
-    """ids in the log"""
     seeds: tuple[int | None, ...]
     outcomes: tuple[float | None, ...]
     """outcome of each run; None if it could not be graded"""
@@ -191,13 +182,10 @@ class Evaluation(Value):
     version: Literal[1] = 1
     id: str
     created: float
-    """unix seconds"""
     model: str
-    """name given by the user"""
     manifest_hash: str | None
     """`sha256:` of the checkpoint's manifest; None for other models"""
     log: str
-    """address of the log with the runs"""
     conditions: Conditions
     success: SuccessInterval
     """share of runs that passed, with its 95 % interval"""
@@ -207,7 +195,6 @@ class Evaluation(Value):
 def make_evaluation(
     model: str, tasks: Sequence[Task], runs: Sequence[Trajectory], runtime: Runtime, conditions: Conditions
 ) -> Evaluation:
-    """The evaluation of `model` from its runs of the tasks."""
     of_task: dict[str, list[Trajectory]] = defaultdict(list)
     for run in runs:
         of_task[run.task.listed.id].append(run)
@@ -280,3 +267,87 @@ def _task_outcome(task: Task, runs: Sequence[Trajectory]) -> TaskOutcome:
         seeds=tuple(run.seed for run in runs),
         outcomes=tuple(outcome(run.verdict) for run in runs),
     )
+
+
+Z95 = 1.959963984540054
+"""two-sided 95 % quantile of the normal distribution"""
+
+
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """95 % score interval of a success rate (Wilson 1927); (0, 1) for n = 0.
+
+    Raises ValueError unless 0 <= successes <= n.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"successes={successes} must lie between 0 and n={n}")
+    if n == 0:
+        return 0.0, 1.0
+    rate, z2 = successes / n, Z95**2
+    centre = (rate + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z95 * math.sqrt(rate * (1 - rate) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    # exact at 0 and n: rounding must not move the bound past the rate
+    low = 0.0 if successes == 0 else centre - half
+    high = 1.0 if successes == n else centre + half
+    return low, high
+
+
+def bootstrap(
+    clusters: Sequence[Sequence[float]], seed: int, *, resamples: int = 4000
+) -> tuple[float, float, float]:
+    """(mean of all values, low, high): the 95 % percentile interval (Efron and Tibshirani 1993, ch. 13) by
+    resampling whole clusters; deterministic in `seed`.
+
+    Raises ValueError if there are no values.
+    """
+    sized = [(math.fsum(values), len(values)) for values in clusters if values]
+    if not sized:
+        raise ValueError("there is nothing to resample")
+    rng = random.Random(seed)
+    means = sorted(_mean(rng.choices(sized, k=len(sized))) for _ in range(resamples))
+    low, high = means[int(0.025 * resamples)], means[math.ceil(0.975 * resamples) - 1]
+    return _mean(sized), low, high
+
+
+def _mean(sized: Sequence[tuple[float, int]]) -> float:
+    return math.fsum(total for total, _ in sized) / sum(n for _, n in sized)
+
+
+def paired_bootstrap(
+    a: Sequence[float],
+    b: Sequence[float],
+    seed: int,
+    *,
+    clusters: Sequence[str] | None = None,
+    resamples: int = 4000,
+) -> tuple[float, float, float]:
+    """(mean of a - b over paired tasks, low, high), a 95 % percentile interval; `clusters` names the cluster
+    of each task. Raises ValueError if the sequences are empty or differ in length."""
+    if not a or len(a) != len(b):
+        raise ValueError(f"a and b must pair up and not be empty, but have lengths {len(a)} and {len(b)}")
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    names = clusters if clusters is not None else list(map(str, range(len(a))))
+    return bootstrap(by_cluster(zip(names, differences, strict=True)), seed, resamples=resamples)
+
+
+def by_cluster(named: Iterable[tuple[str, float]]) -> list[list[float]]:
+    """The values of each cluster, in the order of first appearance."""
+    clusters: dict[str, list[float]] = {}
+    for name, value in named:
+        clusters.setdefault(name, []).append(value)
+    return list(clusters.values())
+
+
+def sign_flip(clusters: Sequence[Sequence[float]], seed: int, *, flips: int = 10_000) -> float:
+    """One-sided p-value of a mean above 0 by Fisher's randomisation test: the signs of the cluster sums are
+    flipped at random, `flips` times. Deterministic in `seed`; 1 if all values are 0.
+    """
+    changed = [total for values in clusters if (total := math.fsum(values))]
+    if not changed:
+        return 1.0
+    observed = math.fsum(changed) - 1e-9
+    rng = random.Random(seed)
+    reached = sum(
+        sum(x if (signs >> i) & 1 else -x for i, x in enumerate(changed)) >= observed
+        for signs in (rng.getrandbits(len(changed)) for _ in range(flips))
+    )
+    return (reached + 1) / (flips + 1)

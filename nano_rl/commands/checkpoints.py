@@ -15,8 +15,15 @@ from nano_coder.commands.options import open_log
 from nano_coder.models.opening import default_model
 from nano_rl.checkpoints.checkpoint import Ancestor, ancestry
 from nano_rl.checkpoints.evaluate import Evaluation, manifest_hash, stored_evaluations
-from nano_rl.checkpoints.promotion import Evidence, not_held_out, objections, stored_evidence
-from nano_rl.checkpoints.promotion_history import Promotion, promote, promotions_of
+from nano_rl.checkpoints.promotion import (
+    Evidence,
+    Promotion,
+    not_held_out,
+    objections,
+    promote,
+    promotions_of,
+    stored_evidence,
+)
 from nano_rl.commands.eval import print_differences
 from nano_rl.commands.options import Log
 from nano_rl.commands.session import checkpoint_target, look_first, trainings_dir
@@ -92,7 +99,7 @@ def rollback(
     ] = None,
 ) -> int:
     """Promote again what was promoted before; repeated, it goes further back."""
-    from nano_rl.checkpoints.promotion_history import roll_back
+    from nano_rl.checkpoints.promotion import roll_back
 
     record = roll_back(to)
     print(f"{record.previous} is no longer promoted; ", end="")
@@ -102,7 +109,7 @@ def rollback(
 
 def history(as_json: JsonOption = False) -> int:
     """Every promotion and every way back, the oldest first."""
-    from nano_rl.checkpoints.promotion_history import read_history
+    from nano_rl.checkpoints.promotion import read_history
 
     records = read_history()
     lines = (f"{record.name or 'the shipped policy'}  {promotion_line(record)}" for record in records)
@@ -116,7 +123,7 @@ def best(
     log: Log = None,
 ) -> int:
     """Make a checkpoint of the best state that TRAINING has saved, also when it was stopped short."""
-    from nano_rl.resume.progress import save_best
+    from nano_rl.resume import save_best
 
     target = checkpoint_target(name)
     with open_log(log, create=True) as store:
@@ -154,7 +161,6 @@ class Decision:
     baseline: str
     evidence: Evidence | None
     objections: tuple[str, ...]
-    """why not; overruled where it was promoted all the same"""
     promoted: bool
 
     def report(self) -> dict[str, Any]:
@@ -302,7 +308,6 @@ def print_lineage(folder: Path) -> None:
 
 
 def promotion_line(record: Promotion) -> str:
-    """When and why, in one line."""
     line = f"{_when(record.created)}  {record.kind.replace('_', ' ')}, nano {record.code_version}"
     if record.evidence is not None:
         line += f"; {record.evidence.overall} against {record.evidence.baseline_model}"

@@ -15,9 +15,8 @@ from nano_coder.grading.grade import GRADERS, by_grader, find_grader, grade_fold
 from nano_coder.run.execution import regrade_run
 from nano_rl.commands.options import Log
 from nano_rl.commands.session import sandbox_opener
-from nano_rl.tasks.make import read_tasks
-from nano_shared.command_line import JsonOption, emit
-from nano_shared.console import Console
+from nano_rl.tasks.task_file import read_tasks
+from nano_shared.command_line import Console, JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.types import Task, Verdict
 
@@ -56,7 +55,6 @@ def command(
 
 
 def grade_runs(names: Sequence[str], grader: str, log: str | None, *, as_json: bool) -> int:
-    """Grade logged runs and print every verdict that they have, the new one last."""
     with open_log(log) as store:
         ids = list(dict.fromkeys(store.resolve(name) for name in names))
         sandbox = sandbox_opener()()

@@ -14,21 +14,20 @@ from typer import Option
 
 from nano_coder.config import load_config
 from nano_rl.commands.options import DeviceOption, ModelOption
-from nano_rl.config.training import TrainConfig
+from nano_rl.config import TrainConfig
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
-from nano_shared.settings_options import Settings, settings_options
+from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_rl.learn.config import UpdateConfig
-    from nano_rl.learn.model.plan import MemoryPlan
+    from nano_rl.learn.plan import MemoryPlan
 
 FLAGS = {
     "Training": ("prompts_per_step", "group_size", "lora_rank", "max_tokens"),
     "Memory": ("dtype", "gradient_checkpointing", "quantise"),
 }
 ROW_TOKENS = 2048
-"""tokens of a row where nothing is said"""
 _LEAST_TOKENS = 256
 """tokens of the shortest row that a training is sure to meet"""
 _MIB = 2**20
@@ -60,8 +59,6 @@ def command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan beside what is free."""
-
     name: str
     config: TrainConfig
     memory: MemoryPlan
@@ -73,7 +70,6 @@ class Planned:
     needed: int
     """bytes on the device: on a CPU of all ranks together, on a GPU of rank 0"""
     needed_with: Callable[[UpdateConfig], float]
-    """bytes on the device with other settings"""
 
     def report(self) -> dict[str, Any]:
         of_ranks = {"other_rank": self.memory.other_rank} if self.memory.other_rank else {}
@@ -86,7 +82,7 @@ class Planned:
 
     def larger_max_tokens(self) -> int | None:
         """On a GPU, which learns faster from larger micro-batches, one that fits; None if there is none."""
-        from nano_rl.learn.model.plan import wider_micro_batch
+        from nano_rl.learn.plan import wider_micro_batch
 
         if self.device.type == "cpu" or self.fitting != {}:
             return None
@@ -94,14 +90,13 @@ class Planned:
 
     def speed(self) -> dict[str, float]:
         from nano_coder.models.weights import build_empty
-        from nano_rl.learn.model.plan import probe_speed
+        from nano_rl.learn.plan import probe_speed
 
         rows = min(64, self.config.prompts_per_step * max(1, self.config.group_size))
         found = probe_speed(build_empty, self.model_config, self.config, rows, self.device)
         return {"training_tokens_per_second": found.training, "decoding_tokens_per_second": found.decoding}
 
     def remedy(self) -> str:
-        """What to change, as options."""
         if self.fitting is None:
             return "no setting makes it fit; take a smaller model or a machine with more memory"
         return (
@@ -135,7 +130,7 @@ def plan_of(
 
     from nano_coder.models.local.engine import kv_bound, kv_token_bytes, rows_together
     from nano_coder.models.weights import build_empty, place
-    from nano_rl.learn.model.plan import Workload, available_bytes, plan_memory, settings_that_fit
+    from nano_rl.learn.plan import Workload, available_bytes, plan_memory, settings_that_fit
 
     placed = place(agent.device)
     if ranks > 1 and config.quantise:

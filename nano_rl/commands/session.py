@@ -14,39 +14,39 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.commands.options import open_log
-from nano_coder.config import AgentConfig, load_config, overriding_limits
+from nano_coder.config import AgentConfig, load_config, overriding_limits, redacting_store
 from nano_coder.environment import Environments
 from nano_coder.models.opening import (
     OWN_MODELS,
     OpenedWeights,
-    bound_template,
+    find_opener,
+    local_policy,
     name_to_train,
-    open_configured,
+    open_policy,
     open_weights,
     rank_of,
 )
-from nano_coder.models.registry import find_opener
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.run.foreign_agent import open_agent
-from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox, allowed_hosts
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.attempts import ORACLE
-from nano_rl.tasks.make import read_tasks
+from nano_rl.tasks.task_file import read_tasks
 from nano_shared.checkpoint import LATEST, checkpoints_dir
 from nano_shared.errors import UsageError
-from nano_shared.profile import InterfaceProfile
-from nano_shared.settings_options import Settings
+from nano_shared.policy import InterfaceProfile
+from nano_shared.settings import Settings
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task
 
 if TYPE_CHECKING:
     from nano_coder.models.weights import Dtype
-    from nano_rl.config.training import SftConfig
+    from nano_rl.config import SftConfig, TrainConfig
     from nano_rl.learn.config import Quantise
+    from nano_rl.record import TrainArguments
 
 
 def all_tasks(
@@ -85,7 +85,6 @@ def chosen_reward(text: str | None, tasks: Sequence[Task]) -> Reward | None:
 
 
 def dtype_of(config: AgentConfig, sources: Mapping[str, str]) -> str:
-    """Of a model that is measured or sampled: float32, unless the command line says otherwise."""
     return config.dtype if sources["dtype"] == "flag" else "float32"
 
 
@@ -101,7 +100,7 @@ def policy_runtime(
     sandbox = sandbox_opener(config)()
     store = LogStore.open(config.log)
     tools = [TOOLS.give(tool).spec.name for tool in config.tools]
-    opened = open_configured(config, model=model, dtype=dtype_of(config, sources))
+    opened = open_policy(model or config.model, config, dtype=dtype_of(config, sources))
     return Runtime(
         policy=opened.policy, sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None)), policy_name=opened.name,
@@ -113,7 +112,6 @@ def _configured(
     config: AgentConfig, sources: Mapping[str, str], profile: InterfaceProfile, temperature: float,
     tools: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
-    """The fields of a runtime that the configuration and a profile give; `tools` are those of `config`."""
     longest = config.max_completion_tokens or profile.completion_tokens
     return {
         "profile": with_tools(profile, tools),
@@ -151,48 +149,37 @@ def adapter_rank(settings: Settings[Any], model: str | None) -> dict[str, int]:
 
 
 def weights_to_train(
-    name: str, dtype: str, device: str | None, quantise: Quantise | None = None
+    name: str, dtype: Dtype, device: str | None, quantise: Quantise | None = None
 ) -> OpenedWeights:
     """Weights of a local model by name, for trainings without rollouts; place and profile as configured."""
     config = load_config({"device": device}, Path())[0]
-    wide: Dtype = "bfloat16" if dtype == "bfloat16" else "float32"
-    return open_weights(name, dtype=wide, device=config.device, quantise=quantise, profile=config.profile)
+    return open_weights(name, dtype=dtype, device=config.device, quantise=quantise, profile=config.profile)
 
 
-def training_runtime(
-    model: str | None,
-    log: str | None,
-    *,
-    dtype: str,
-    temperature: float,
-    limit: Mapping[str, Any] | None = None,
-    tools: Sequence[str] = (),
-    device: str | None = None,
-    quantise: Quantise | None = None,
-    agent: str | None = None,
-    agent_folders: Sequence[str] = (),
-) -> tuple[OpenedWeights, str, Runtime]:
-    """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
-    given = {"model": model, "log": log, "tools": tuple(tools), "device": device, "agent": agent}
-    given |= {"agent_folders": tuple(agent_folders)} if agent_folders else {}
-    given |= limit or {}
-    config, sources = load_config(given, Path())
-    names = [TOOLS.give(tool).spec.name for tool in config.tools]
+def training_runtime(given: TrainArguments, settings: TrainConfig) -> tuple[OpenedWeights, Runtime]:
+    """Trainable weights, and the runtime that samples from them; a training gives it the weights of each
+    step."""
+    asked = {
+        "model": given.model, "log": given.logs[0] if given.logs else None, "tools": given.tools,
+        "device": given.device, "agent": given.agent, **given.limit,
+    }  # fmt: skip
+    asked |= {"agent_folders": given.agent_folders} if given.agent_folders else {}
+    config, sources = load_config(asked, Path())
+    tools = [TOOLS.give(tool).spec.name for tool in config.tools]
     sandbox = sandbox_opener(config)()
     store = LogStore.open(config.log)
     name = name_to_train(config.model)
     opened = open_weights(
-        name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile,
-        device=config.device, quantise=quantise, kv_gib=config.kv_gib,
+        name, dtype=settings.dtype, profile=config.profile, device=config.device,
+        quantise=settings.quantise, kv_gib=config.kv_gib,
     )  # fmt: skip
-    configured = _configured(config, sources, opened.profile, temperature, names)
+    configured = _configured(config, sources, opened.profile, settings.temperature, tools)
     opened = replace(opened, profile=configured["profile"])
-    template = bound_template(opened.profile, opened.loaded.tokenizer, opened.loaded.chat_template)
-    runtime = Runtime(
-        policy=ScriptedPolicy([]), sandbox=sandbox, policy_name=name,
-        store=redacting_store(store, template.encoder.decode), **configured,
+    policy = local_policy(opened.loaded, opened.profile)
+    return opened, Runtime(
+        policy=policy, sandbox=sandbox, policy_name=name,
+        store=redacting_store(store, policy.template.encoder.decode), **configured,
     )  # fmt: skip
-    return opened, name, runtime
 
 
 def look_first(*, files: Iterable[Path | None] = (), models: Iterable[str | None] = ()) -> None:
@@ -217,8 +204,6 @@ def looked_first(model: str | None, files: Iterable[Path | None], log: str | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineRows:
-    """What a training without rollouts learns from."""
-
     rows: Sequence[Any]
     run_ids: Sequence[str]
     tasks: Sequence[Any]
@@ -240,7 +225,7 @@ def train_offline(
     and a callback for each step; `shown` maps metrics to their form in the bar."""
     from nano_rl.checkpoints.checkpoint import save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
-    from nano_rl.learn.model.learner import prepare
+    from nano_rl.learn.learner import prepare
 
     target, folder = training_folder(name)
     opened = weights_to_train(parent, config.dtype, device, config.quantise)
@@ -266,10 +251,8 @@ def train_offline(
 
 def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Path]:
     """The checkpoint to be and the folder of the training's state; a command that leaves it empty removes it.
-
-    With `extended_to` a training that has written its checkpoint goes on, and what it writes after that many
-    steps is checkpoint NAME-STEPS. Raises UsageError as `checkpoint_target`.
-    """
+    With `extended_to` a training that has written its checkpoint goes on, and writes checkpoint NAME-STEPS.
+    Raises UsageError as `checkpoint_target`."""
     folder = trainings_dir() / name
     finished = extended_to is not None and (checkpoints_dir() / name).exists() and folder.exists()
     if finished:
@@ -283,8 +266,7 @@ def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Pa
 
 
 def _refuse_done(name: str, folder: Path, steps: int) -> None:
-    """Raises UsageError if a finished training has done that many steps."""
-    from nano_rl.resume.states import STATES
+    from nano_rl.resume import STATES
 
     done = max((int(path.name) for path in (folder / STATES).glob("*") if path.name.isdecimal()), default=0)
     if steps <= done:
@@ -311,7 +293,7 @@ def checkpoint_target(name: str) -> Path:
             f"--name {name!r}: use letters, digits, '.', '_' and '-', at most {_LONGEST_NAME} characters"
         )
     from nano_coder.models.catalogue import catalogue
-    from nano_rl.checkpoints.promotion_history import HISTORY
+    from nano_rl.checkpoints.promotion import HISTORY
 
     if name.casefold() in {LATEST, HISTORY, *OWN_MODELS, *catalogue()}:
         raise UsageError(f"--name {name}: nano means something else by that name; choose another")
@@ -323,5 +305,4 @@ def checkpoint_target(name: str) -> Path:
 
 
 def trainings_dir() -> Path:
-    """Where each training keeps its state and its metrics, in a folder of its name."""
     return checkpoints_dir().parent / "trainings"

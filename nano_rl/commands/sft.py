@@ -12,10 +12,10 @@ from typer import Option
 
 from nano_coder.commands.options import open_log
 from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
-from nano_rl.config.training import SftConfig
+from nano_rl.config import SftConfig
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import UsageError
-from nano_shared.settings_options import Settings, settings_options
+from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
@@ -45,7 +45,7 @@ def command(
     if not (tasks or from_logs or messages):
         raise UsageError("name what to imitate: --tasks FILE, --from-logs or --messages FILE")
     parent = looked_first(model, (tasks, messages), log, from_logs)
-    from nano_rl.imitation.demonstrations import train_sft
+    from nano_rl.imitation import train_sft
 
     read = partial(_lessons, tasks_file=tasks, from_logs=from_logs, messages_file=messages, log=log)
     train_offline(
@@ -65,10 +65,9 @@ def _lessons(
     """All rows to imitate. Raises UsageError for bad rows, oracles that fail and sources without any row."""
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import OfflineRows, oracle_runtime
-    from nano_rl.imitation.demonstrations import logged_successes, oracle_runs, reader_of, why
-    from nano_rl.imitation.rows import all_that_fit, read_messages
+    from nano_rl.imitation import all_that_fit, logged_successes, oracle_runs, read_messages, reader_of, why
     from nano_rl.tasks.attempts import ORACLE
-    from nano_rl.tasks.make import read_tasks
+    from nano_rl.tasks.task_file import read_tasks
 
     reader = reader_of(opened)
     rows = read_messages(messages_file, reader) if messages_file else []

@@ -16,14 +16,12 @@ from typer import Argument, Option
 
 from nano_coder.commands.options import open_log
 from nano_rl.commands.options import KeepGoing, Log, Seed, TaskFile
-from nano_rl.tasks.make import draw_tasks, read_tasks, refuse_unwritable, write_tasks
 from nano_rl.tasks.suite import TaskSuite, find_suite, suite_names
-from nano_shared.command_line import JsonOption, emit
-from nano_shared.console import Console
-from nano_shared.errors import ConfigError, UsageError
+from nano_rl.tasks.task_file import draw_tasks, read_tasks, refuse_unwritable, write_tasks
+from nano_shared.command_line import Console, JsonOption, emit
+from nano_shared.errors import ConfigError, Refusal, UsageError, first_problem
 from nano_shared.extensions import call_extension, extension_names, is_reference, missing_plugin
 from nano_shared.printable import printable
-from nano_shared.refusal import Refusal, first_problem
 from nano_shared.types import Split, Task
 
 if TYPE_CHECKING:
@@ -79,7 +77,7 @@ def make(
 
 def _admitted(drawn: Iterator[Task], n: int) -> list[Task]:
     from nano_rl.commands.progress import bar
-    from nano_rl.tasks.admission import admitted_tasks
+    from nano_rl.tasks.check import admitted_tasks
 
     with bar("admitted", n) as progress:
         tasks, findings = admitted_tasks(
@@ -95,7 +93,6 @@ def _usual_levels(suite: TaskSuite) -> tuple[int, ...]:
 
 
 def parse_levels(text: str) -> tuple[int, ...]:
-    """`2` or `0-3` as levels. Raises UsageError for anything else."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     if match is None or (match[2] and int(match[2]) < int(match[1])):
         raise UsageError(f"--level {text!r} is neither a level nor a range such as 0-3")
@@ -121,7 +118,7 @@ def check(
     from nano_coder.grading import GRADER
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import sandbox_opener
-    from nano_rl.tasks.admission import check_tasks, programs_of, without_repeats
+    from nano_rl.tasks.check import check_tasks, programs_of, without_repeats
 
     tasks = read_tasks(file)
     others: dict[str, str] = {}
@@ -152,7 +149,6 @@ def check(
 
 
 def print_findings(findings: Sequence[TaskFinding]) -> None:
-    """A table by level and view, and the refused tasks with their reasons."""
     console = Console(width=160) if not Console().is_terminal else Console()
     groups: dict[tuple[str, str], list[TaskFinding]] = defaultdict(list)
     for finding in findings:
@@ -195,7 +191,6 @@ def list_tasks(
 
 
 def _show_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    """A table of the rows; a suite is named and described once."""
     table = Table(*columns, box=None)
     described = None
     for row in rows:
@@ -247,8 +242,7 @@ def import_tasks(
 ) -> int:
     """Read SOURCE, a file or a folder, into a task file. Nothing is left out in silence."""
     from nano_rl.commands.progress import report
-    from nano_rl.formats import find_format, guess_format
-    from nano_rl.formats.row_format import ReadOptions
+    from nano_rl.formats import ReadOptions, find_format, guess_format
 
     format = find_format(name) if name else guess_format(source)
     target = out or source.with_name(f"{Path(os.path.realpath(source)).name}.tasks.jsonl")
@@ -315,8 +309,7 @@ def from_log(
     mutant, on which the check must fail, the oracle is the line put back.
     """
     from nano_rl.commands.session import sandbox_opener
-    from nano_rl.tasks.from_log import distinct, task_from_run
-    from nano_rl.tasks.project_mutants import mutant_tasks
+    from nano_rl.tasks.from_log import distinct, mutant_tasks, task_from_run
 
     if check is not None and not check.strip():
         raise UsageError("--check is empty; give a shell line, or leave it out to keep the run's own check")

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from nano_coder.models.local.scheduler import cancel_pending, slots_for
-from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
-from nano_coder.run.reflection import can_reflect
-from nano_rl.rewards import Reward
+from nano_coder.models.local.policy import cancel_pending, slots_for
+from nano_coder.run.execution import Runtime, can_reflect, grade_run, is_reflection, reflect_run, run_task
+from nano_rl.checkpoints.evaluate import row_of
+from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, RowWriter
+from nano_rl.learn.rows import Group
+from nano_rl.rewards import Reward, outcome
+from nano_rl.rewards.reward import IMPOSSIBLE, is_composed
 from nano_rl.tasks.attempts import oracle_policy, run_in_project, runtime_for
 from nano_shared.errors import NanoError, PolicyError, SandboxError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.extensions import Extensions
+from nano_shared.files import content_hash
 from nano_shared.policy import Policy
 from nano_shared.types import StopReason, Task, Trajectory
+
+if TYPE_CHECKING:
+    from nano_coder.config import AgentConfig
+    from nano_coder.models.opening import OpenedWeights
+    from nano_rl.config import TrainConfig
+    from nano_rl.gather.engine_pool import EngineState, PublishedAdapter
+
 
 OnRun = Callable[[Trajectory], None]
 
@@ -54,16 +68,12 @@ def collect(
 ) -> list[Trajectory]:
     """Run each task `group_size` times (one number, or one per task), and grade and log each run.
 
-    Returns [runs] in task order, each behind those of its earlier tasks, if it has any. With a `reward`, its
-    composed verdicts are logged in addition to the grader's, and returned.
+    Returns [runs] in task order, each behind those of its earlier tasks; with a `reward`, with its composed
+    verdicts, which are logged too. With `reflect`, a failed run is followed by so many second attempts, which
+    are shown its diff and the output of its check: forks of its last step, so that they form a group.
 
-    With `reflect`, a failed run is followed by `reflect` second attempts, which are shown its diff and the
-    output of its check. They are forks of its last step, so that they form a group, and are returned after
-    it. Raises UsageError for `reflect` of an agent of others.
-
-    `concurrency` agents run at a time; None: as many as a local policy decodes together. Agents that wait for
-    tools do not delay the decoding of others, and grading runs in parallel to both. Under a policy's lockstep
-    scheduler the batches depend on the seed alone, and the same seed gives the same trajectories.
+    `concurrency` None: as many agents as a local policy decodes together. Under a policy's lockstep scheduler
+    the batches depend on the seed alone, and the same seed gives the same trajectories.
     """
     jobs = members(tasks, group_size)
     if not jobs:
@@ -127,7 +137,6 @@ def failed(run: Trajectory) -> bool:
 
 
 def none_graded(runs: Sequence[Trajectory]) -> NanoError:
-    """The error to raise if none of the runs has a reward, with the reason of the first run."""
     first = runs[0]
     kind = (first.verdict.failure_kind if first.verdict else None) or ""
     of_sandbox = first.stop is StopReason.SANDBOX_ERROR or kind.startswith("sandbox")
@@ -166,7 +175,6 @@ def execute(
 
 
 def episode_seed(seed: int, task: Task, member: int) -> int:
-    """The seed of one rollout: a function of the base seed, the task key and the index in the group."""
     return _seed_of([seed, task.key, member])
 
 
@@ -210,7 +218,6 @@ def _second_attempts(
 
 
 def reflection_seed(seed: int | None, member: int) -> int | None:
-    """The seed of a second attempt: a function of the first run's seed and the attempt's index."""
     return None if seed is None else _seed_of([seed, "second", member])
 
 
@@ -232,3 +239,143 @@ def _run_and_grade(task: Task, runtime: Runtime) -> list[Trajectory]:
         return runtime.policy if one is task else oracle_policy(one, runtime.profile)
 
     return run_in_project(task, runtime, policy_of=policy_of)
+
+
+class Workers(Protocol):
+    collect: RollOut
+    replaced: int
+    """workers that were lost and replaced so far"""
+
+    def announce(self, adapter: PublishedAdapter, states: tuple[EngineState, ...]) -> Collection[str]:
+        """Have all workers sample from an adapter from now on; the `announce` of an EnginePool."""
+        ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def close(self) -> None:
+        """Give up what is under way. Idempotent."""
+        ...
+
+
+class RolloutCluster(Protocol):
+    """Places rollouts on other machines, for `--ray ADDRESS`: an extension of `nano.workers`, a module."""
+
+    def open_training_workers(
+        self, opened: OpenedWeights, runtime: Runtime, config: TrainConfig, folder: Path,
+        on_change: Callable[[str], None],
+    ) -> Workers:  # fmt: skip
+        """Workers that sample from the servers of `config.engine`."""
+        ...
+
+    def open_rollout_workers(
+        self, runtime: Runtime, config: AgentConfig, address: str, workers: int | None,
+        on_change: Callable[[str], None],
+    ) -> Workers:  # fmt: skip
+        ...
+
+
+ROLLOUT_CLUSTERS: Extensions[RolloutCluster] = Extensions("nano.workers")
+
+
+HELD_OUT_FILE = "held_out.jsonl"
+_MEASUREMENTS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Tasks that a training is measured on and never trained on; measurements are appended to a file."""
+
+    tasks: tuple[Task, ...]
+    folder: Path
+    seed: int
+
+    def due(self, step: int, steps: int) -> bool:
+        """True if the weights after `step` of `steps` updates are to be measured: about ten times in all."""
+        return step == steps or step % max(1, steps // _MEASUREMENTS) == 0
+
+    def measure(self, live: Runtime, step: int, steps: int) -> dict[str, float]:
+        """Roll out each task once, with the same seeds at every measurement, and append a row to the file;
+        returns the metric `held_out`, nothing where none is due."""
+        if not (self.tasks and self.due(step, steps)):
+            return {}
+        runs = collect(self.tasks, live, seed=self.seed)
+        found = row_of("all", runs)
+        if not found.graded:
+            return {}
+        interval = {"low": found.low, "high": found.high}
+        row = {"step": step, "success": found.rate, "graded": found.graded, **interval}
+        with RowWriter(self.folder / HELD_OUT_FILE, resume_at=step) as rows:
+            rows.write_row(row)
+        return {HELD_OUT: found.rate}
+
+
+def success_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """`success/...` and `graded/...` by level and of second attempts (`second`, in no other rate), `part/...`
+    of each part of a composed reward, `reward_min` and `reward_max`, and `reward_error`, the standard error
+    of the mean reward over groups, since rollouts of one task are not independent.
+
+    A success is a test outcome of 1, whatever a composed reward adds.
+    """
+    outcomes: dict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for run in group.trajectories:
+            value = outcome(run.verdict)
+            if value is not None and is_reflection(run):
+                outcomes["second"].append(value)
+            elif value is not None:
+                outcomes["all"].append(value)
+                if run.task.level is not None:
+                    outcomes[f"level_{run.task.level}"].append(value)
+    metrics: dict[str, float] = {}
+    for name, values in sorted(outcomes.items()):
+        metrics[f"{SUCCESS}{name}"] = sum(value >= 1 for value in values) / len(values)
+        metrics[f"{GRADED}{name}"] = float(len(values))
+    metrics |= _parts(groups)
+    rewards = [r for group in groups for r in group.rewards_G if not math.isnan(r)]
+    if rewards:
+        metrics |= {"reward_min": min(rewards), "reward_max": max(rewards)}
+    error = _error([_mean(group) for group in groups])
+    return metrics if error is None else {**metrics, "reward_error": error}
+
+
+def _parts(groups: Sequence[Group]) -> dict[str, float]:
+    """Mean score of each reward part, whether it counted or not; without its details (`part.detail`)."""
+    scores: dict[str, list[float]] = defaultdict(list)
+    for verdict in (run.verdict for group in groups for run in group.trajectories):
+        if verdict is not None and is_composed(verdict):
+            for name, value in verdict.components.items():
+                if value is not None and "." not in name:
+                    scores[name].append(value)
+    return {f"{PART}{name}": math.fsum(values) / len(values) for name, values in sorted(scores.items())}
+
+
+def _mean(group: Group) -> float:
+    scored = [r for r in group.rewards_G if not math.isnan(r)]
+    return math.fsum(scored) / len(scored) if scored else math.nan
+
+
+def _error(means: Sequence[float]) -> float | None:
+    known = [mean for mean in means if not math.isnan(mean)]
+    if len(known) < 2:
+        return None
+    centre = math.fsum(known) / len(known)
+    return math.sqrt(math.fsum((m - centre) ** 2 for m in known) / (len(known) - 1) / len(known))
+
+
+TAMPERING = "tampering/"
+"""prefix of the metrics that count rollouts by kind of tampering"""
+
+
+def hack_metrics(runs: Sequence[Trajectory], controls: Sequence[Trajectory]) -> dict[str, float]:
+    """`tampered`, `tampering/KIND`: rollouts with tampering, by kind; `controls`, `controls_graded`,
+    `control_passes`: control rollouts, graded ones, passed ones."""
+    kinds = Counter(
+        kind for run in (*runs, *controls) if run.verdict for kind in {t.kind for t in run.verdict.tampering}
+    )
+    tampered = sum(bool(run.verdict and run.verdict.tampering) for run in runs)
+    metrics = {"tampered": float(tampered), "controls": float(len(controls))}
+    metrics |= {
+        "controls_graded": float(sum(run.reward is not None for run in controls)),
+        "control_passes": float(kinds.pop(IMPOSSIBLE, 0)),
+    }
+    return metrics | {f"{TAMPERING}{kind}": float(count) for kind, count in sorted(kinds.items())}

@@ -1,4 +1,4 @@
-"""Admission: the best use of each logged run (policy gradient, preference, imitation), and the reason for it.
+"""Admission: the best use of each logged run (policy gradient, preference, imitation), and the report.
 
 Runs are checked twice. The first check reads the facts of a run from the columns of the log, so that a
 hundred thousand runs take seconds. The second loads the run and compares its tokens with the policy's
@@ -8,23 +8,25 @@ tokenizer and chat template, and its log-probs with the weights if those sampled
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
+from random import Random
 from typing import Any
 
 from nano_coder.agent.profiles import API_1, serving_profile
 from nano_coder.models.opening import OpenedWeights, local_policy
-from nano_coder.verify.logprobs import Scored, gap_of, rescored
-from nano_coder.verify.refusal_codes import RefusalCode
-from nano_coder.verify.tokens import TokenCheck
-from nano_coder.verify.trainable import blocking, may_teach
+from nano_coder.verify.deep import Scored, TokenCheck, gap_of, rescored
+from nano_coder.verify.trainable import RefusalCode, blocking, may_teach
 from nano_coder.verify.trainable import hashes as profile_hashes
-from nano_rl.learn.rows.group import is_dead
+from nano_rl.learn.loss import MAX_LOG_RATIO
+from nano_rl.learn.rows import is_dead
 from nano_rl.rewards import outcome
-from nano_shared.profile import InterfaceProfile
-from nano_shared.run_facts import RunFacts
+from nano_shared.policy import InterfaceProfile
+from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Trajectory, Trust
 
@@ -238,3 +240,178 @@ def _pairable(runs: Iterable[RunFacts]) -> set[str]:
             kind = (run.template_hash, run.profile_hash, run.has_tokens)
             sides.setdefault(kind, ([], []))[value == 1.0].append(run.id)
     return {run for bad, good in sides.values() if bad and good for run in (*bad, *good)}
+
+
+@dataclass(slots=True, kw_only=True)
+class ImportanceWeights:
+    """Importance weights of runs under the policy, and the effective sample size by them (Kish 1965)."""
+
+    runs: list[float] = field(default_factory=list)
+    """log-weight of each run: the sum over its tokens"""
+    tokens: int = 0
+    _sum: float = 0.0
+    _squares: float = 0.0
+
+    def add(self, tokens: Iterable[Scored]) -> None:
+        logs = [min(MAX_LOG_RATIO, max(-MAX_LOG_RATIO, t.recomputed - t.recorded)) for t in tokens]
+        self.tokens += len(logs)
+        self._sum += math.fsum(map(math.exp, logs))
+        self._squares += math.fsum(math.exp(2 * value) for value in logs)
+        self.runs.append(math.fsum(logs))
+
+    @property
+    def token_share(self) -> float:
+        """Effective sample size of the tokens, as a share of them, in (0, 1]."""
+        return self._sum**2 / (self.tokens * self._squares) if self.tokens else 0.0
+
+    @property
+    def run_share(self) -> float:
+        """The same for whole runs. Shifted by the largest log-weight against overflow."""
+        top = max(self.runs, default=0.0)
+        weights = [math.exp(value - top) for value in self.runs]
+        squares = math.fsum(weight * weight for weight in weights)
+        return math.fsum(weights) ** 2 / (len(weights) * squares) if weights else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class AdmissionReport:
+    uses: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    trust: Counter[str] = field(default_factory=Counter)
+    groups: Counter[str] = field(default_factory=Counter)
+    """comparable, lone, same reward -> number of groups of runs that may train"""
+    tasks: int = 0
+    tokens: int = 0
+    """sampled tokens of the runs that may train a policy gradient"""
+    loaded: int | None = None
+    """runs whose tokens were verified; None: none could be"""
+    damage: Counter[str] = field(default_factory=Counter)
+    """what was wrong with those"""
+    weights: ImportanceWeights = field(default_factory=ImportanceWeights)
+    notes: list[str] = field(default_factory=list)
+    """what could not be checked, and why"""
+
+    @property
+    def runs(self) -> int:
+        return sum(self.uses.values())
+
+    def add(self, runs: Sequence[JudgedRun]) -> None:
+        """Add all runs of one task."""
+        self.tasks += 1
+        for judged in runs:
+            self.uses[judged.use.value] += 1
+            verdict = judged.run.verdict
+            self.trust[verdict.trust if verdict else "no verdict"] += 1
+            if judged.refusal is not None:
+                self.refusals[judged.refusal.value] += 1
+            if judged.use is Use.POLICY_GRADIENT:
+                self.tokens += sum(turn.sampled for turn in judged.run.turns)
+        names = {None: "comparable", RefusalCode.LONE: "lone", RefusalCode.SAME_REWARD: "same reward"}
+        if group := next((judged for judged in runs if judged.refusal in names), None):
+            self.groups[names[group.refusal]] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        refusals = [
+            {"code": code, "runs": count, "meaning": known.meaning, "damage": known.damage}
+            for code, count in self.refusals.most_common()
+            for known in [RefusalCode(code)]
+        ]
+        weights = self.weights
+        return {
+            "runs": self.runs,
+            "tasks": self.tasks,
+            "uses": {use.value: self.uses[use.value] for use in Use},
+            "refusals": refusals,
+            "groups": {name: self.groups[name] for name in ("comparable", "lone", "same reward")},
+            "trust": dict(self.trust.most_common()),
+            "tokens": self.tokens,
+            "effective_sample_size": {
+                "of_tokens": weights.token_share,
+                "of_runs": weights.run_share,
+                "effective_tokens": weights.token_share * self.tokens,
+                "sampled_runs": len(weights.runs),
+                "sampled_tokens": weights.tokens,
+            }
+            if weights.tokens
+            else None,
+            "token_checks": None
+            if self.loaded is None
+            else {"runs": self.loaded, "damage": dict(self.damage.most_common())},
+            "notes": self.notes,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The report as lines of text."""
+        yield f"{self.runs} runs of {self.tasks} tasks"
+        for use in Use:
+            yield f"  {use.value}: {self.uses[use.value]}"
+        if self.refusals:
+            yield "why not a policy gradient:"
+        for code, count in self.refusals.most_common():
+            mark = " (damage)" if RefusalCode(code).damage else ""
+            yield f"  {count} {code}{mark}: {RefusalCode(code).meaning}"
+        yield (
+            f"groups: {self.groups['comparable']} comparable, {self.groups['lone']} lone,"
+            f" {self.groups['same reward']} with one reward"
+        )
+        yield f"trust of the verdicts: {_counts(self.trust) or 'none'}"
+        yield f"tokens that may train: {self.tokens}"
+        if self.weights.tokens:
+            yield (
+                f"effective sample size: {self.weights.token_share:.1%} of the tokens,"
+                f" {self.weights.run_share:.1%} of the runs (from {self.weights.tokens} tokens of"
+                f" {len(self.weights.runs)} runs)"
+            )
+        if self.loaded is not None:
+            found = _counts(self.damage) or "nothing wrong"
+            yield f"tokens held against texts and weights: {self.loaded} runs: {found}"
+        yield from (f"note: {note}" for note in self.notes)
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in counts.most_common())
+
+
+SAMPLE = 64
+"""number of runs that are loaded and verified; all of them in a log with no more"""
+SCORED = 16_384
+"""number of tokens that are scored by the policy, at least one run"""
+
+
+def survey(
+    store: LogStore,
+    chosen: RunFilter,
+    target: TargetPolicy,
+    verifier: RunVerifier | None = None,
+    *,
+    exact: bool = False,
+    seed: int = 0,
+) -> AdmissionReport:
+    """What the chosen runs of a log can teach the target. `verifier` None checks the columns alone; `exact`
+    loads and scores every run that the columns admit, else a sample drawn by `seed`."""
+    report = AdmissionReport(loaded=None if verifier is None else 0)
+    left = math.inf if exact else SCORED
+
+    def verify(run_id: str) -> RefusalCode | None:
+        nonlocal left
+        assert verifier is not None
+        run = store.get(run_id)
+        seen = verifier.verify(run, score=left > 0)
+        report.loaded = (report.loaded or 0) + 1
+        if seen.refusal is not None:
+            report.damage[seen.refusal.value] += 1
+        elif seen.tokens:
+            report.weights.add(seen.tokens)
+            read = (turn.completion.tokens for turn in run.turns)
+            left -= sum(len(tokens.context_ids) + len(tokens.sampled_ids) for tokens in read if tokens)
+        return seen.refusal
+
+    every = verifier is not None and (exact or len(store.runs(limit=SAMPLE + 1)) <= SAMPLE)
+    trains: list[str] = []
+    for runs in by_task(store.facts(chosen), target, (lambda run: verify(run.id)) if every else None):
+        report.add(runs)
+        trains += [judged.run.id for judged in runs if judged.use is Use.POLICY_GRADIENT]
+    if verifier is not None and not every:
+        for run_id in sorted(Random(f"admit {seed}").sample(trains, min(SAMPLE, len(trains)))):
+            verify(run_id)
+    return report

@@ -2,10 +2,19 @@
 
 Besides the refusals of `admission.py`, a training refuses runs by their age, runs that the policy was trained
 on before, and runs of a task whose content differs between logs. A run that is refused for policy gradients
-may still be imitated, or compared with another outcome.
+may still be imitated, or compared with another outcome. Only ids and columns of runs stay in memory. Tokens
+are verified before training starts if the logs have at most `VERIFY_AT_START` runs together, and otherwise
+when a step takes the run.
 
-Only ids and columns of runs stay in memory. Tokens are verified before training starts if the logs have at
-most `VERIFY_AT_START` runs together, and otherwise when a step takes the run.
+The age of a run comes from the policy's lineage. A turn names the weights that its process started from
+(`policy_id`) and the number of updates that made the sampling weights (`policy_version`). Checkpoints name
+their parents:
+
+    base, version 0  ->  first checkpoint, version 40  ->  the policy, version 100
+
+A run of the base at version 25 is 75 updates old if it was sampled in the training of the first checkpoint.
+If it is from another training of the base, it is 25 updates away from the base, which is 100 updates away
+from the policy: version -25. Runs of weights that are no ancestors have no known age.
 """
 
 from __future__ import annotations
@@ -15,24 +24,268 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from nano_coder.agent.profiles import serving_profile
-from nano_coder.models.opening import OpenedWeights
-from nano_coder.verify.refusal_codes import RefusalCode
-from nano_rl.config.training import TrainConfig
-from nano_rl.learn.rows.group import Group, GroupMember
+from nano_coder.models.opening import OpenedWeights, weights_id
+from nano_coder.verify.trainable import RefusalCode
+from nano_rl.config import TrainConfig
+from nano_rl.learn.rows import Group, GroupMember, is_dead
 from nano_rl.logs.admission import RunCheck, RunVerifier, TargetPolicy, check_runs, may_imitate
-from nano_rl.logs.lineage import Lineage
-from nano_rl.logs.logged_group import LoggedGroup, LoggedRuns
-from nano_shared.errors import UsageError
-from nano_shared.profile import InterfaceProfile
+from nano_rl.logs.used_runs import USED, read_used
+from nano_shared import snapshot
+from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, read_checkpoint, resolve_checkpoint
+from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.policy import InterfaceProfile
 from nano_shared.run_facts import RunFacts
 from nano_shared.store import LogStore
-from nano_shared.types import Split, Trajectory
+from nano_shared.types import Split, Task, Trajectory, Verdict
+
+_GENERATIONS = 1000
+"""bound on the number of ancestors, against circular parent names"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AncestorWeights:
+    """The weights of a policy or of one of its ancestors."""
+
+    id: str
+    version: int
+    """number of updates that made these weights"""
+    until: int
+    """version of its child in the lineage; its own for the policy itself"""
+    next_runs: frozenset[str] | None
+    """runs that the child was trained on; None if they are not all known"""
+
+    def place(self, run: str, version: int) -> int:
+        """The sampling version of a run as a version of the lineage with the same distance to the policy."""
+        beyond = version - self.version
+        in_lineage = version <= self.until and (self.next_runs is None or run in self.next_runs)
+        return version if beyond <= 0 or in_lineage else self.version - beyond
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """A policy with its ancestors, and the runs that they were trained on."""
+
+    weights: tuple[AncestorWeights, ...]
+    """of the policy first, then of its ancestors"""
+    learned_from: frozenset[str]
+    """runs that any of them was trained on, as far as known"""
+
+    @property
+    def version(self) -> int:
+        return self.weights[0].version
+
+    def policy_version(self, run: Trajectory | RunFacts) -> int | None:
+        """Version of the policy that sampled the oldest turn of a run, in this lineage; None if unknown.
+
+        Negative for weights that are more updates away than the policy has.
+        """
+        by_id = {weights.id: weights for weights in self.weights}
+        versions = []
+        for policy, version in _samplers(run):
+            weights = by_id.get(policy)
+            if weights is None:
+                return None
+            versions.append(weights.place(run.id, version))
+        return min(versions, default=None)
+
+
+def _samplers(run: Trajectory | RunFacts) -> Iterator[tuple[str, int]]:
+    """Policy id and version of each turn."""
+    if isinstance(run, RunFacts):
+        return ((turn.policy_id, turn.policy_version) for turn in run.turns)
+    return ((turn.completion.policy_id, turn.completion.policy_version) for turn in run.turns)
+
+
+def lineage(opened: OpenedWeights) -> Lineage:
+    """The lineage of the opened weights, as far back as checkpoints are found on this machine."""
+    own = AncestorWeights(
+        id=opened.loaded.id, version=opened.version, until=opened.version, next_runs=frozenset()
+    )
+    lineage, learned = [own], set[str]()
+    for manifest, parent in _parents(opened.manifest):
+        runs, whole = _runs(manifest)
+        learned |= runs
+        if parent is None:
+            break
+        lineage.append(
+            AncestorWeights(
+                id=parent.id,
+                version=parent.version,
+                until=manifest.policy_version,
+                next_runs=frozenset(runs) if whole else None,
+            )
+        )
+    return Lineage(weights=tuple(lineage), learned_from=frozenset(learned))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parent:
+    id: str
+    version: int
+
+
+def _parents(manifest: Manifest | None) -> Iterator[tuple[Manifest, _Parent | None]]:
+    """Each checkpoint of the lineage with the weights that it was trained from; None if those are missing."""
+    for _ in range(_GENERATIONS):
+        if manifest is None:
+            return
+        above = _manifest(manifest.parent)
+        # a full checkpoint names its starting weights; a model that is no checkpoint must be read
+        identity = manifest.base_model if above and manifest.kind == "full" else _identity(manifest.parent)
+        version = above.policy_version if above else 0
+        known = identity is not None and version <= manifest.policy_version
+        yield manifest, _Parent(id=identity, version=version) if known and identity else None
+        if not known:
+            return
+        manifest = above
+
+
+def _manifest(name: str | None) -> Manifest | None:
+    if name is None:
+        return None
+    try:
+        return read_checkpoint(resolve_checkpoint(name), verify=False)
+    except CheckpointError:  # not a checkpoint, or deleted
+        return None
+
+
+def _identity(name: str | None) -> str | None:
+    if name is None:
+        return None
+    try:
+        return weights_id(name)
+    except (OSError, UsageError):
+        return None
+
+
+def _runs(manifest: Manifest) -> tuple[set[str], bool]:
+    """The runs that a checkpoint was trained on, and whether these are all of them.
+
+    The manifest lists at most a thousand; the folder of the training lists all.
+    """
+    listed = set(manifest.trained_on.run_ids)
+    used = checkpoints_dir().parent / "trainings" / manifest.name / USED
+    if (checkpoints_dir() / manifest.name / MANIFEST).is_file() and used.is_file():
+        listed |= {run for line in read_used(used) for group in line["groups"] for run in group["runs"]}
+    return listed, len(listed) >= manifest.trained_on.runs
+
+
+@dataclass(slots=True, kw_only=True)
+class LoggedRuns:
+    """Loads runs of the logs that a training reads."""
+
+    stores: Sequence[LogStore]
+    verifiers: Sequence[RunVerifier] | None = None
+    """[logs] checks of the tokens of a run when it is loaded; None if all runs were verified before"""
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    """run -> the verdict to train on, if it is not the newest one in the log"""
+    refused: Counter[str] = field(default_factory=Counter)
+    """refusal -> number of loaded runs that were refused"""
+
+    def run(self, member: GroupMember) -> Trajectory:
+        """Load a run. Raises LogError if it cannot be read."""
+        run = self.stores[member.log].get(member.id)
+        verdict = self.verdicts.get(member.id)
+        return run if verdict is None else run.model_copy(update={"verdict": verdict})
+
+    def task(self, log: int, run: str) -> Task:
+        """The task of a run; its snapshot is copied to the first log, to which fresh runs are written."""
+        task = self.stores[log].task(run)
+        if log and task.snapshot is not None:
+            snapshot.copy(task.snapshot, self.stores[log].blobs, self.stores[0].blobs)
+        return task
+
+    def verified(self, member: GroupMember) -> Trajectory | None:
+        """Load a run; None, and counted in `refused`, if its tokens do not match its texts and template.
+
+        Log-probs are not recomputed, since the weights have changed since training began; the trainer
+        compares them with its own at every step.
+        """
+        run = self.run(member)
+        refusal = self.verifiers[member.log].verify(run, score=False).refusal if self.verifiers else None
+        if refusal is None:
+            return run
+        self.refused[refusal.value] += 1
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedGroup:
+    """As `Group`, with runs that stay in their logs until `load`."""
+
+    task_key: str
+    """`Trajectory.group_key`"""
+    forked: bool = False
+    members: tuple[GroupMember, ...] = ()
+    """[G]; empty if the task is only an environment for fresh rollouts"""
+    runs: LoggedRuns
+    example: tuple[int, str] | None = None
+    """index of the log and id of a run with the task, if there are no members"""
+    mutant: Task | None = None
+    """the task, if it was made of a mutant: no run of it needs to be in a log"""
+
+    @property
+    def task(self) -> Task:
+        return self.mutant or self.runs.task(*self._first)
+
+    @property
+    def rewards_G(self) -> tuple[float, ...]:
+        """[G], as `Group.rewards_G`"""
+        return tuple(member.reward for member in self.members)
+
+    @property
+    def singleton(self) -> bool:
+        return sum(not math.isnan(reward) for reward in self.rewards_G) < 2
+
+    @property
+    def dead(self) -> bool:
+        return is_dead(self.rewards_G)
+
+    def only(self, runs: Sequence[str]) -> LoggedGroup:
+        """The group restricted to these runs, in this order."""
+        by_id = {member.id: member for member in self.members}
+        return replace(self, members=tuple(by_id[run] for run in runs))
+
+    def environment(self) -> LoggedGroup:
+        """The task without its runs, as an environment for fresh rollouts."""
+        return self if self.mutant else replace(self, members=(), example=self._first)
+
+    @property
+    def _first(self) -> tuple[int, str]:
+        return self.example or (self.members[0].log, self.members[0].id)
+
+    def load(self) -> Group | None:
+        """Load the runs whose tokens are verified; None if there is none."""
+        runs = [run for member in self.members if (run := self.runs.verified(member)) is not None]
+        return Group(task_key=self.task_key, trajectories=tuple(runs)) if runs else None
+
+
+class LoggedTasks(Sequence[Task]):
+    """The task of each group, read from the log on access."""
+
+    def __init__(self, groups: Sequence[Group | LoggedGroup]) -> None:
+        self._groups = groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return LoggedTasks(self._groups[place])
+        return self._groups[place].task
+
+
+def members_of(groups: Collection[Group | LoggedGroup]) -> Mapping[str, Group | LoggedGroup]:
+    """Run id -> its group."""
+    return {member.id: group for group in groups for member in group.members}
+
 
 Rescore = Callable[[list[Trajectory]], list[Trajectory]]
 AGE_UNKNOWN = "age unknown: sampled by a policy that this one does not come from"
-USED = "this policy has learned from it already"
+LEARNED = "this policy has learned from it already"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +295,7 @@ class LogContents:
     groups: tuple[LoggedGroup, ...] = ()
     """runs for policy gradients, by task; with fresh rollouts also tasks without such runs"""
     policy_versions: dict[str, int] = field(default_factory=dict)
-    """run -> version of the policy that sampled it (`lineage.py`)"""
+    """run -> version of the policy that sampled it"""
     rest: tuple[Trajectory, ...] = ()
     """runs that policy gradients may not use, made under this policy's profile; only loaded if the training
     imitates or compares"""
@@ -139,7 +392,7 @@ def read_logs(
             assert reason is not None  # a run of unknown age is refused
             refused[reason] += 1
             can_imitate += code is not None and may_imitate(about, code)
-            if keeps_rest and reason != USED:
+            if keeps_rest and reason != LEARNED:
                 run = store.get(about.id)
                 rest += [run] if _may_teach(run, opened) else []
     admitted = _form_groups(_newest_content(found, refused), runs)
@@ -226,7 +479,7 @@ def _training_refusal(
 ) -> str | None:
     """Why this training may not use a run that admission accepts: used before, of unknown age, or too old."""
     if run.id in lineage.learned_from and config.logs.uses == 1:
-        return USED
+        return LEARNED
     bound = config.objective.max_staleness
     if version is None:
         return AGE_UNKNOWN

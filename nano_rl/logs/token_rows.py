@@ -14,8 +14,7 @@ from typing import Any
 from nano_coder.verify.trainable import verify
 from nano_rl.learn.advantage import group_samples
 from nano_rl.learn.config import Baseline, Std
-from nano_rl.learn.rows.group import Group
-from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.rows import Group, TrainSample
 from nano_shared.types import Trajectory
 
 # findings about the serving profile do not matter to a trainer that takes the tokens as they are

@@ -13,9 +13,9 @@ from typing import Any
 
 from rich.table import Table
 
-from nano_rl.learn.rows.group import Group
-from nano_shared.durable import full_disk_explained, write_text
+from nano_rl.learn.rows import Group
 from nano_shared.errors import CheckpointError
+from nano_shared.files import full_disk_explained, write_text
 
 
 def learned_from(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:

@@ -21,9 +21,8 @@ from typing import Any
 from pydantic import Field, PrivateAttr
 
 from nano_coder.run.execution import Runtime
-from nano_rl.config.training import RewardConfig
-from nano_rl.rewards.part import Part, Score
-from nano_rl.rewards.tests import outcome
+from nano_rl.config import RewardConfig
+from nano_rl.rewards.reward import TESTS, Gate, Part, Reward, Score, outcome
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import (
     call_extension,
@@ -32,11 +31,13 @@ from nano_shared.extensions import (
     find_extension,
     find_in_module,
     is_reference,
+    read_number,
     refuse_missing,
+    source_hash,
     takes,
     user_module,
 )
-from nano_shared.hashing import new_run_id
+from nano_shared.files import content_hash, new_run_id
 from nano_shared.hidden_checks import AnswerChecks, EnvironmentChecks
 from nano_shared.settings import parse_config
 from nano_shared.types import (
@@ -51,7 +52,6 @@ from nano_shared.types import (
     TurnTokens,
     Verdict,
 )
-from nano_shared.user_code import read_number, source_hash
 
 
 class UserFunction(Part):
@@ -281,7 +281,7 @@ def part_kind(name: str) -> type[Part]:
 
 def _no_part(value: object) -> str | None:
     if not (isinstance(value, type) and issubclass(value, Part)):
-        return "is no subclass of nano_rl.rewards.part.Part, and no function"
+        return "is no subclass of nano_rl.rewards.reward.Part, and no function"
     if value.score is Part.score and value.score_run is Part.score_run:
         return "scores nothing: it has neither score_run(self, run, runtime) nor score(self, runs, runtime)"
     wrong = takes(value.score_run, "self", "run", "runtime") or takes(value.score, "self", "runs", "runtime")
@@ -373,3 +373,35 @@ def _argument(name: str) -> tuple[str, dict[str, str]]:
     if colon and setting is None:
         raise UsageError(f"--reward {name}: {part} takes no argument; write {part}=WEIGHT")
     return part, {setting: value} if colon and setting else {}
+
+
+def open_reward(config: RewardConfig) -> Reward:
+    """The reward of a config. Raises ConfigError for an unknown part or setting, and for shaping parts
+    without `tests`."""
+    parts = {name: open_part(name, settings) for name, settings in config.parts.items()}
+    for name, part in parts.items():
+        try:
+            part.prepare()
+        except (UsageError, ConfigError) as problem:
+            raise ConfigError(f"reward part {name}: {problem}") from None
+    lonely = [name for name, part in parts.items() if name != TESTS and not part.alone]
+    if TESTS not in parts and lonely:
+        raise ConfigError(f"{lonely[0]} only shapes an outcome, and this reward has none: add tests=1 to it")
+    weights = {name: part.weight for name, part in parts.items()}
+    if parts.get(TESTS) is not None and weights[TESTS] == 0:
+        raise ConfigError("tests = 0 leaves shaping without an outcome: give tests a weight above 0")
+    try:
+        gate = Gate.of(weights, threshold=config.gate, tie_break=config.tie_break)
+    except ValueError as problem:
+        raise ConfigError(f"reward: {problem}") from None
+    settings = [config.model_dump(mode="json"), {n: _settings(p) for n, p in parts.items()}]
+    settings += [code] if (code := {n: code_of(p) for n, p in parts.items() if code_of(p)}) else []
+    named = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
+    recipe = f"{named} [{content_hash(settings).removeprefix('sha256:')[:8]}]"
+    return Reward(parts=parts, gate=gate, recipe=recipe)
+
+
+def _settings(part: Part) -> dict[str, Any]:
+    """As JSON; a setting that came later is left out where it is not set, so that older verdicts stay."""
+    said = part.model_dump(mode="json")
+    return said if said.get("deadline", 0) is not None else {n: v for n, v in said.items() if n != "deadline"}

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import ClassVar
 
+from pydantic import Field
+
+from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import Runtime
-from nano_rl.config.training import RewardConfig
-from nano_rl.rewards.part import SILENT, Part, Score, checked
-from nano_rl.rewards.registry import code_of, open_part
-from nano_rl.rewards.tests import Tests, composed_grader, outcome
-from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import call_extension
-from nano_shared.hashing import content_hash
+from nano_rl.learn.config import Config
+from nano_shared.errors import UsageError
+from nano_shared.extensions import call_extension, read_number
+from nano_shared.files import content_hash
 from nano_shared.types import Tampering, Task, Trajectory, Trust, Verdict
 
 TESTS = "tests"
 MIDDLE = 0.5
-"""value of a part without a score, which neither helps nor harms the rollout"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,6 @@ class Gate:
     """Combines the scores of the parts: tests first, the other parts (shaping) only where tests pass."""
 
     weights: Mapping[str, float]
-    """part -> weight; they sum to 1"""
     threshold: float = 1.0
     """smallest outcome of the tests at which shaping counts"""
     tie_break: float = 0.0
@@ -66,7 +64,6 @@ class Gate:
         return values
 
     def total(self, counted: Mapping[str, float | None]) -> float:
-        """The reward: the weighted sum of the values that count."""
         return math.fsum(w * _or_middle(counted[name]) for name, w in self.weights.items())
 
     def _tie_scale(self, step: float) -> float:
@@ -91,19 +88,15 @@ IMPOSSIBLE = "impossible_passed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """The parts of a reward by name, and the gate that combines them (`open_reward`)."""
-
     parts: Mapping[str, Part]
     gate: Gate
     recipe: str
     """the weights as text and a hash of all settings; part of the grader of every composed verdict"""
 
     def apply(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Trajectory]:
-        """The runs with composed verdicts, which are logged in addition to those of the grader.
-
-        Runs of one task are scored together. A run whose newest verdict is from this reward keeps it; a run
-        without a verdict gets none, unless this reward works without tests.
-        """
+        """The runs with composed verdicts, which are logged in addition to those of the grader. A run whose
+        newest verdict is from this reward keeps it; a run without a verdict gets none, unless this reward
+        works without tests."""
         by_task: dict[str, list[int]] = {}
         for index, run in enumerate(runs):
             by_task.setdefault(run.task.listed.id, []).append(index)
@@ -117,10 +110,8 @@ class Reward:
         return done
 
     def verdicts(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Verdict | None]:
-        """[G] composed verdicts of the rollouts of one task.
-
-        Raises UsageError if a part gives NaN, infinity, or a value outside 0 to 1.
-        """
+        """[G] composed verdicts of the rollouts of one task. Raises UsageError if a part gives NaN, infinity,
+        or a value outside 0 to 1."""
         if all(run.verdict is not None and self._is_complete(run.verdict) for run in runs):
             return [run.verdict for run in runs]
         outcomes = [self._outcome(run) for run in runs]
@@ -132,10 +123,8 @@ class Reward:
         ]
 
     def objectives(self, runs: Sequence[Trajectory]) -> list[tuple[float, list[float | None]]]:
-        """(weight, [G] values that count) of each part, for parts that are normalised separately.
-
-        Without tie-breaks: divided by their own deviation they would be as large as the outcome.
-        """
+        """(weight, [G] values that count) of each part, for parts that are normalised separately; without
+        tie-breaks, which would be as large as the outcome."""
         strict = Gate(weights=self.gate.weights, threshold=self.gate.threshold)
         counted = [
             strict.counted(run.verdict.components.get(TESTS), run.verdict.components)
@@ -260,38 +249,6 @@ class Reward:
         return tuple(earned)
 
 
-def open_reward(config: RewardConfig) -> Reward:
-    """The reward of a config. Raises ConfigError for an unknown part or setting, and for shaping parts
-    without `tests`."""
-    parts = {name: open_part(name, settings) for name, settings in config.parts.items()}
-    for name, part in parts.items():
-        try:
-            part.prepare()
-        except (UsageError, ConfigError) as problem:
-            raise ConfigError(f"reward part {name}: {problem}") from None
-    lonely = [name for name, part in parts.items() if name != TESTS and not part.alone]
-    if TESTS not in parts and lonely:
-        raise ConfigError(f"{lonely[0]} only shapes an outcome, and this reward has none: add tests=1 to it")
-    weights = {name: part.weight for name, part in parts.items()}
-    if parts.get(TESTS) is not None and weights[TESTS] == 0:
-        raise ConfigError("tests = 0 leaves shaping without an outcome: give tests a weight above 0")
-    try:
-        gate = Gate.of(weights, threshold=config.gate, tie_break=config.tie_break)
-    except ValueError as problem:
-        raise ConfigError(f"reward: {problem}") from None
-    settings = [config.model_dump(mode="json"), {n: _settings(p) for n, p in parts.items()}]
-    settings += [code] if (code := {n: code_of(p) for n, p in parts.items() if code_of(p)}) else []
-    named = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
-    recipe = f"{named} [{content_hash(settings).removeprefix('sha256:')[:8]}]"
-    return Reward(parts=parts, gate=gate, recipe=recipe)
-
-
-def _settings(part: Part) -> dict[str, Any]:
-    """As JSON; a setting that came later is left out where it is not set, so that older verdicts stay."""
-    said = part.model_dump(mode="json")
-    return said if said.get("deadline", 0) is not None else {n: v for n, v in said.items() if n != "deadline"}
-
-
 def _ours(run: Trajectory) -> bool:
     return run.stop is None or run.stop.ours
 
@@ -304,3 +261,146 @@ def _components(
         components[name] = score.value
         components |= {f"{name}.{detail}": value for detail, value in score.details.items()}
     return components
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    value: float | None
+    """between 0 and 1; None if the part does not apply, or if it failed"""
+    failure: str | None = None
+    """kind of failure, if the part could not compute its score"""
+    turns: tuple[float, ...] | None = None
+    """[T] share of each turn; their sum is `value`"""
+    details: dict[str, float] = field(default_factory=dict)
+    """components of the value, logged as `part.detail`"""
+
+
+SILENT = Score(value=None)
+
+
+class Part(Config):
+    """Base class of reward parts; the fields of a subclass are its settings. `argument` names the setting
+    that may follow the part's name on the command line, `name:argument=weight`."""
+
+    argument: ClassVar[str | None] = None
+    alone: ClassVar[bool] = False
+    """True if the part may be used without `tests`, because it judges results by itself"""
+    costly: ClassVar[bool] = False
+    """True if the part is expensive, so that it is scored only where the gate lets it count"""
+
+    weight: float = Field(1.0, ge=0)
+    """weight before all weights are scaled to a sum of 1; with 0 the part is logged and does not count"""
+
+    @classmethod
+    def unnamed(cls) -> str | None:
+        """The value of `argument` if the command line gives none; None for the setting's default. Raises
+        UsageError if it is required."""
+        return None
+
+    def prepare(self) -> None:
+        """Check settings and load models before any rollout. Raises ConfigError."""
+
+    def check_tasks(self, tasks: Sequence[Task]) -> None:
+        """Check it against the tasks before the first rollout. Raises UsageError or ConfigError."""
+
+    def score(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Score]:
+        """[G] one score for each rollout of one task, in order."""
+        return [self.score_run(run, runtime) for run in runs]
+
+    def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
+        raise NotImplementedError
+
+
+def checked(name: str, run: Trajectory, given: object) -> Score:
+    """The score that a part gave; a number alone is one. Raises UsageError for what is none, values outside 0
+    to 1, and inconsistent turn shares."""
+    score = given if isinstance(given, Score) else Score(value=given)  # type: ignore[arg-type]
+    value = _between(name, run, score.value)
+    details = {key: _between(f"{name}.{key}", run, one) for key, one in score.details.items()}
+    turns = None if score.turns is None else tuple(map(read_number, score.turns))
+    score = replace(score, value=value, details=details, turns=turns)  # type: ignore[arg-type]
+    if score.turns is not None:
+        if len(score.turns) != len(run.turns) or not all(
+            n is not None and math.isfinite(n) for n in score.turns
+        ):
+            raise UsageError(
+                f"reward part {name} gave {len(score.turns)} turn rewards to run {run.id}, which has"
+                f" {len(run.turns)} turns; it must give one finite number a turn"
+            )
+        if score.value is None or not math.isclose(math.fsum(score.turns), score.value, abs_tol=1e-9):
+            raise UsageError(
+                f"reward part {name}: the turn rewards of run {run.id} do not add up to its score"
+            )
+    return score
+
+
+def _between(name: str, run: Trajectory, value: object) -> float | None:
+    given = read_number(value)
+    if value is not None and not (given is not None and 0 <= given <= 1):
+        shown = value if given is None else given
+        raise UsageError(
+            f"reward part {name} gave {shown!r:.80} to run {run.id}; a score lies between 0 and 1"
+        )
+    return given
+
+
+REWARD = "nano-reward 1"
+"""name and version of the composition, appended to the grader of a composed verdict"""
+_JOINT = " + "
+
+
+def composed_grader(grader: str, recipe: str) -> str:
+    """The grader of a composed verdict: the grader's name, and the recipe of the reward."""
+    return f"{base_grader(grader)}{_JOINT}{REWARD} {recipe}"
+
+
+def base_grader(grader: str) -> str:
+    return grader.split(f"{_JOINT}nano-reward ")[0]
+
+
+def is_composed(verdict: Verdict) -> bool:
+    return base_grader(verdict.grader) != verdict.grader
+
+
+def outcome(verdict: Verdict | None) -> float | None:
+    """The reward of the tests alone; None if nothing was graded, 0 with tampering.
+
+    For a composed verdict without tests (a judge alone), its reward.
+    """
+    if verdict is None:
+        return None
+    value = verdict.components.get("tests", verdict.reward) if is_composed(verdict) else verdict.reward
+    return 0.0 if verdict.tampering and value is not None else value
+
+
+class VisibleTests(Part):
+    costly = True
+
+    def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
+        """1 if the task's own check passes in a fresh jail, else 0; no score if the task has none."""
+        if run.task.check is None:
+            return SILENT
+        visible = run.model_copy(update={"task": run.task.model_copy(update={"hidden": None})})
+        verdict = grade_trajectory(visible, runtime.sandbox, runtime.store.blobs)
+        if verdict is None or verdict.reward is None:
+            return Score(value=None, failure="visible_tests_failed_to_run")
+        return Score(value=0.0 if verdict.tampering else verdict.reward)
+
+
+class Tests(Part):
+    alone = True
+    __test__ = False  # not a pytest test class
+
+    fraction: bool = False
+    """use the share of passed checks instead of 1 or 0"""
+
+    def outcome(self, verdict: Verdict | None) -> float | None:
+        """The outcome between 0 and 1; 1 only if the grader's reward is 1; None if nothing was graded."""
+        value = outcome(verdict)
+        if not self.fraction or verdict is None or verdict.tampering or value in (None, 1.0):
+            return value
+        share = sum(check == "pass" for check in verdict.checks.values()) / max(1, len(verdict.checks))
+        return share if share < 1 else value
+
+    def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
+        return Score(value=self.outcome(run.verdict))

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import serving_profile
-from nano_coder.agent.prompt import offered_tools
+from nano_coder.agent.profiles import offered_tools, serving_profile
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Project, Runtime, grade_run, run_task
 from nano_coder.sandbox.protocol import Sandbox, SupportsListening, SupportsMounts, connected, in_image
 from nano_shared.errors import UsageError
 from nano_shared.notes import attempt_notes
-from nano_shared.policy import Policy
-from nano_shared.profile import InterfaceProfile
+from nano_shared.policy import InterfaceProfile, Policy
 from nano_shared.redact.redactor import Redactor
 from nano_shared.types import Limits, Task, Trajectory
 

@@ -5,21 +5,37 @@ The oracle is run by the runtime in the sandbox, and every verdict is from the g
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
+import os
 import re
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.grading.grade import grade_trajectory
 from nano_coder.grading.live_use import live_use
+from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task, run_without_turns
-from nano_rl.tasks.attempts import oracle_policy, run_in_project
-from nano_rl.tasks.mutation_testing import KILLED, MutantReport, NoMutants, run_mutants
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import Sandbox
+from nano_rl.tasks.attempts import ORACLE, PluginsOff, oracle_policy, run_in_project
 from nano_shared import snapshot
+from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks, WorkspaceChecks
-from nano_shared.types import StopReason, Task, Trajectory, Verdict
+from nano_shared.extensions import Extensions
+from nano_shared.files import content_hash, in_memory, scratch_folder
+from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks
+from nano_shared.process import SAFE_PATH, safe_workers
+from nano_shared.store import LogStore
+from nano_shared.types import Split, StopReason, Task, Trajectory, Verdict
 
 LONG_ENOUGH = 24
 """length from which a line of a hidden file that is also shown counts as leaked"""
@@ -65,21 +81,6 @@ def _line_in(sources: list[str], texts: tuple[str, ...]) -> str | None:
     return None
 
 
-_OURS = "nano"
-"""what the names of our own generators begin with: they run the oracle when they make a task"""
-
-
-def unproven(tasks: Iterable[Task]) -> list[Task]:
-    """The tasks whose tests are programs and whose oracle was never run: a right answer may earn nothing."""
-    return [
-        task
-        for task in tasks
-        if isinstance(task.hidden, SuiteChecks | WorkspaceChecks | MutantChecks)
-        and task.provenance.checked is None
-        and not (task.provenance.generator or "").startswith(_OURS)
-    ]
-
-
 REPEATS = 3
 FIRST = 4
 """number of hidden cases that the starting files are graded on first"""
@@ -122,14 +123,42 @@ class TaskFinding:
 
 @dataclass(slots=True)
 class _Notes:
-    """Collects the results of checks."""
-
     checks: dict[str, str] = field(default_factory=dict)
 
     def note(self, name: str, problem: str | None) -> bool:
         """Record a check; returns True if it passed."""
         self.checks[name] = problem or "pass"
         return problem is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestedCases:
+    """What mutation testing says of the hidden cases of a task."""
+
+    __test__ = False  # not a pytest test class
+
+    skip: str | None = None
+    """why there is nothing to mutate"""
+    weakness: str | None = None
+    """why the cases are too weak"""
+    rate: float | None = None
+    """share of the mutants that the cases kill"""
+    stable: bool = False
+    """True if the solution gave the expected value on every case, every time"""
+
+
+class TestCases(Protocol):
+    """Runs mutants of a solution (path -> text) on the hidden cases of a task, the solution `times` times:
+    the extension `cases` of `nano.mutation_testing`."""
+
+    __test__ = False
+
+    def __call__(
+        self, task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int
+    ) -> TestedCases: ...
+
+
+MUTATION_TESTING: Extensions[TestCases] = Extensions("nano.mutation_testing")
 
 
 def check_task(task: Task, runtime: Runtime) -> TaskFinding:
@@ -223,7 +252,6 @@ def _oracle(task: Task, runtime: Runtime, notes: _Notes) -> Trajectory | None:
 
 
 def _oracle_runs(task: Task, runtime: Runtime) -> list[Trajectory]:
-    """The oracle's run, behind those of earlier tasks of its project."""
     if not task.earlier:
         return [run_task(task, replace(runtime, policy=oracle_policy(task, runtime.profile)))]
     return run_in_project(task, runtime, policy_of=lambda one: oracle_policy(one, runtime.profile))
@@ -250,8 +278,8 @@ def _shortfall(run: Trajectory, verdict: Verdict | None) -> str:
     return f"earns {verdict.reward:g} instead of 1{detail}"
 
 
-def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> MutantReport | None:
-    """The report of the mutants, if the task has a program to mutate, else None."""
+def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> TestedCases | None:
+    """What mutants of the oracle's solution say of the hidden cases; None where they say nothing."""
     hidden = task.hidden
     if isinstance(hidden, SuiteChecks) and (use := live_use(hidden.suite, (*task.artifacts, "")[0])):
         notes.checks["apart"] = f"skip: {use}, so work may be graded beside its tests (trust strict)"
@@ -259,24 +287,21 @@ def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Not
         kind = hidden.kind if hidden is not None else "command"
         notes.checks["mutants"] = f"skip: a check of kind {kind} has no program to mutate"
         return None
-    try:
-        found = run_mutants(task, _solution(task, run, runtime), runtime.sandbox, times=REPEATS - 1)
-    except NoMutants as problem:
-        notes.checks["mutants"] = f"skip: {problem}"
+    if "cases" not in MUTATION_TESTING:
+        notes.checks["mutants"] = "skip: mutation testing comes with the plug-in mining"
         return None
+    try:
+        found = MUTATION_TESTING["cases"](
+            task, _solution(task, run, runtime), runtime.sandbox, times=REPEATS - 1
+        )
     except SandboxError as problem:
         notes.note("mutants", f"mutation testing failed: {problem}")
         return None
-    notes.note("mutants", _weakness(found))
+    if found.skip:
+        notes.checks["mutants"] = f"skip: {found.skip}"
+        return None
+    notes.note("mutants", found.weakness)
     return found
-
-
-def _weakness(found: MutantReport) -> str | None:
-    if found.hollow:
-        return f"a hollow solution passes: {found.hollow[0]}"
-    if found.rate is not None and found.rate < KILLED:
-        return f"{found.rate:.0%} of the mutants die, {KILLED:.0%} must; alive: {found.survived[0]}"
-    return None
 
 
 def _solution(task: Task, run: Trajectory, runtime: Runtime) -> Mapping[str, str]:
@@ -288,3 +313,157 @@ def _solution(task: Task, run: Trajectory, runtime: Runtime) -> Mapping[str, str
         if entry is not None and entry.content is not None:
             files[name] = runtime.store.blobs.get(str(entry.content)).decode("utf-8", "replace")
     return files
+
+
+def log_folder() -> AbstractContextManager[Path]:
+    return scratch_folder("check", in_memory())
+
+
+def scratch_runtime(
+    folder: Path, blobs: str | Path | None = None, opener: Callable[[], Sandbox] = open_sandbox
+) -> Runtime:
+    """A runtime with its own log in `folder`; `blobs` are those of the log whose snapshots tasks start
+    from, and `opener` opens its sandbox."""
+    log = tempfile.mkdtemp(prefix=f"check-{os.getpid()}-", dir=folder)
+    store = LogStore.open(Path(log) / "log.db")
+    if blobs is not None:
+        store.blobs = _SharedBlobs(store.blobs.root, open_blobs(blobs))
+    return Runtime(
+        policy=ScriptedPolicy([]),
+        sandbox=PluginsOff(opener()),
+        store=store,
+        profile=COMPACT_1,
+        policy_name=ORACLE,
+    )
+
+
+class _SharedBlobs(BlobStore):
+    def __init__(self, root: Path, log: BlobStore) -> None:
+        super().__init__(root)
+        self._log = log
+
+    def get(self, blob: str) -> bytes:
+        return super().get(blob) if super().__contains__(blob) else self._log.get(blob)
+
+    def __contains__(self, blob: str) -> bool:
+        return super().__contains__(blob) or blob in self._log
+
+
+AHEAD = 8
+"""number of tasks per process that are submitted ahead"""
+PATIENCE = 200
+"""number of tasks refused in a row after which drawing stops with an error"""
+
+_runtime: Runtime | None = None
+"""runtime of this worker process"""
+
+
+def _start(folder: Path, blobs: str | Path | None, opener: Callable[[], Sandbox]) -> None:
+    global _runtime
+    os.environ.pop(SAFE_PATH, None)  # it was for the start of this process
+    _runtime = scratch_runtime(folder, blobs, opener)
+
+
+def _work(task: Task) -> TaskFinding:
+    assert _runtime is not None, "the pool starts its workers with _start"
+    return check_task(task, _runtime)
+
+
+def check_tasks(
+    tasks: Iterable[Task],
+    *,
+    jobs: int = 2,
+    blobs: str | Path | None = None,
+    opener: Callable[[], Sandbox] = open_sandbox,
+) -> Iterator[tuple[Task, TaskFinding]]:
+    """Each task with its finding, in order. `tasks` may be infinite; it is read a few tasks ahead.
+
+    `blobs` are those of the log whose snapshots tasks start from, `opener` opens the sandbox. One job
+    runs in this process, several in worker processes.
+    """
+    with log_folder() as folder, safe_workers():
+        if jobs == 1:
+            runtime = scratch_runtime(folder, blobs, opener)
+            with runtime.store:
+                for task in tasks:
+                    yield task, check_task(task, runtime)
+            return
+        context = multiprocessing.get_context("spawn")  # a fork would share launchers and connections
+        begin = (folder, blobs, opener)
+        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=begin)
+        waiting: deque[tuple[Task, Future[TaskFinding]]] = deque()
+        source = iter(tasks)
+        try:
+            for task in itertools.islice(source, jobs * AHEAD):
+                waiting.append((task, pool.submit(_work, task)))
+            while waiting:
+                task, future = waiting.popleft()
+                finding = future.result()
+                for following in itertools.islice(source, 1):
+                    waiting.append((following, pool.submit(_work, following)))
+                yield task, finding
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def without_repeats(
+    found: Iterable[tuple[Task, TaskFinding]], *, others: Mapping[str, str] = {}
+) -> Iterator[tuple[Task, TaskFinding]]:
+    """Refuse repeated problems (same prompt and files), and programs that occur in another split.
+
+    `others` maps hashes of programs that must not occur to their origin.
+    """
+    problems: dict[str, str] = {}
+    programs: dict[str, tuple[Split | None, str]] = {}
+    for task, finding in found:
+        checks = dict(finding.checks)
+        problem = content_hash([task.prompt, dict(task.files), task.snapshot])
+        if problem in problems:
+            checks["repeated"] = f"the same prompt and files as {problems[problem]}"
+        problems.setdefault(problem, task.key)
+        if task.program_hash is not None:
+            split, key = programs.setdefault(task.program_hash, (task.split, task.key))
+            if split is not task.split:
+                checks["contamination"] = f"the same program as {key} of split {split}"
+            if task.program_hash in others:
+                checks["contamination"] = f"the same program as {others[task.program_hash]}"
+        yield task, finding if checks == finding.checks else replace(finding, checks=checks)
+
+
+def admitted_tasks(
+    candidates: Iterable[Task], n: int, *, jobs: int = 2, on_task: Callable[[TaskFinding], None] | None = None
+) -> tuple[list[Task], list[TaskFinding]]:
+    """(the first `n` admitted candidates, all findings up to the last of them).
+
+    A smaller `n` gives a prefix. Raises UsageError if PATIENCE candidates in a row are refused.
+    """
+    kept: list[Task] = []
+    findings: list[TaskFinding] = []
+    refused: list[TaskFinding] = []
+    stream = check_tasks(candidates, jobs=jobs)
+    try:
+        for task, finding in without_repeats(stream):
+            findings.append(finding)
+            if finding.admitted:
+                kept.append(task)
+                refused.clear()
+            else:
+                refused.append(finding)
+            if on_task:
+                on_task(finding)
+            if len(kept) == n:
+                break
+            if len(refused) == PATIENCE:
+                raise UsageError(
+                    f"{len(kept)} of {n} tasks admitted, then {PATIENCE} refused in a row, the last for: "
+                    f"{refused[-1].reasons[0]}; ask for fewer, or for more views"
+                )
+    finally:
+        close = getattr(stream, "close", None)
+        if close is not None:
+            close()
+    return kept, findings
+
+
+def programs_of(tasks: Sequence[Task], source: str) -> dict[str, str]:
+    return {t.program_hash: f"{t.key} of {source}" for t in tasks if t.program_hash is not None}

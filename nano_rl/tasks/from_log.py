@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ast
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
+from pathlib import PurePosixPath
+from random import Random
 
-from nano_coder.grading.grade import grade_trajectory
+from nano_coder.grading.command_check import restored, tree_hash
+from nano_coder.grading.grade import Delivery, grade_delivery, grade_trajectory
+from nano_coder.grading.protected_files import ShellLine
 from nano_coder.sandbox.protocol import Sandbox
+from nano_rl.tasks.mutate import Mutant, mutant_of, splices_by_function
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CommandChecks, SuiteChecks, WorkspaceChecks
-from nano_shared.snapshot import EntryKind, Snapshot
-from nano_shared.types import OracleAction, Provenance, Task, Trajectory, Trust
+from nano_shared.process import parse
+from nano_shared.snapshot import EntryKind, Snapshot, save
+from nano_shared.types import OracleAction, Provenance, Task, Trajectory, Trust, Verdict
 
 GENERATOR = "nano-rl tasks from-log"
 MOST_BYTES = 1 << 20
@@ -21,8 +35,6 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTask:
-    """A task from a run, with the reward of that run."""
-
     task: Task
     run: str
     reward: float | None
@@ -32,7 +44,6 @@ class LoggedTask:
 
     @property
     def trust(self) -> Trust:
-        """The trust level of a verdict on the task."""
         hidden = self.task.hidden
         if hidden is None or isinstance(hidden, WorkspaceChecks):
             own = hidden is None and not self.task.check_trusted
@@ -136,3 +147,248 @@ def _oracle(run: Trajectory) -> tuple[OracleAction, ...]:
     if not actions or actions[-1].name != "submit":
         actions.append(OracleAction(name="submit"))
     return tuple(actions)
+
+
+MUTANT_GENERATOR = "nano-rl mutants 1"
+SECONDS = 300.0
+"""after which no further mutant is tried: the one thing that makes their number depend on the machine"""
+TRIES = 4
+"""mutants tried for each one that is asked for"""
+_TIMES, _MORE = 3.0, 5.0
+"""a mutant's check may take so many times the check's own time, and so many seconds more"""
+_FAILING = re.compile(r"^FAILED \S*::(\w+)", re.MULTILINE)
+"""the name of a failing test in pytest's summary"""
+_LARGEST = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Project:
+    """The workspace that a passing run left, with tests and configuration as they were."""
+
+    run: Trajectory
+    command: str
+    start: Snapshot
+    tree: Snapshot
+    blobs: BlobStore
+    sandbox: Sandbox
+    seconds: float | None = None
+    """longest time of a mutant's check; None for that of any check"""
+
+    @property
+    def changed(self) -> set[str]:
+        return set(snapshot.changed_paths(self.start, self.tree))
+
+    def verdict(self, before: Snapshot, after: Snapshot) -> Verdict | None:
+        delivery = Delivery(before=before, after=after, blobs=self.blobs)
+        return grade_delivery(self.run.task, delivery, self.sandbox, timeout=self.seconds)
+
+    def passes(self, start: Snapshot) -> bool:
+        """Whether the check passes on what the run left, as the work of an agent that began at `start`."""
+        verdict = self.verdict(start, self.tree)
+        return verdict is not None and verdict.reward == 1
+
+    def mutable(self) -> list[str]:
+        """Python files that an agent may change, and that the check or another file names."""
+        hidden = self.run.task.hidden
+        files = hidden.files if isinstance(hidden, CommandChecks) else {}
+        line = ShellLine(self.command, self.tree, self.blobs)
+        sources = [path for path in self.tree.by_path if path.endswith(".py")]
+        texts = {path: files.get(path) or line.original(path) for path in {*sources, *files}}
+        texts[""] = self.command
+        words = {path: set(re.findall(r"\w+", text)) for path, text in texts.items()}
+        return [
+            path for path in sorted(sources)
+            if any(PurePosixPath(path).stem in found for other, found in words.items() if other != path)
+            and line.protected(path) is None
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    project: _Project
+    path: str
+    mutant: Mutant
+
+    @property
+    def tree(self) -> Snapshot:
+        """The project with the mutant in place, whose text is stored in the blobs."""
+        content = self.project.blobs.put(self.mutant.source.encode())
+        entries = self.project.tree.entries
+        return Snapshot(tuple(replace(e, content=content) if e.path == self.path else e for e in entries))
+
+    def trial(self) -> _Trial:
+        """The check on the mutant and on the line put back."""
+        mutated = self.tree
+        verdict = self.project.verdict(mutated, mutated)
+        state = verdict.checks.get("check") if verdict is not None else None
+        if state in ("pass", "timeout"):
+            return _Trial(refusal="pass the check" if state == "pass" else "do not end in time")
+        if verdict is None or state != "fail" or verdict.failure_kind or not self.project.passes(mutated):
+            return _Trial(refusal="have no verdict that repeats")
+        return _Trial(output=verdict.check_run.output if verdict.check_run else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    refusal: str | None = None
+    """why no task is made of it; None if the check fails on it and passes on the line put back"""
+    output: str = ""
+
+
+def check_command(task: Task) -> str | None:
+    """The shell line that grades a task; None for a task without one, and for one made of a mutant."""
+    if task.provenance.generator == MUTANT_GENERATOR:
+        return None
+    if task.hidden is not None:
+        return task.hidden.command if isinstance(task.hidden, CommandChecks) else None
+    return task.check
+
+
+def mutant_tasks(
+    runs: Iterable[Trajectory], count: int, blobs: BlobStore, sandbox: Sandbox, *,
+    seed: int, held_out: Collection[str] = (),
+) -> tuple[list[Task], str]:  # fmt: skip
+    """At most `count` tasks of mutants of what passing runs left, and a report of what was tried.
+
+    `held_out` are texts of files that no task may have as its changed file.
+    """
+    began, jobs, tries = time.monotonic(), os.cpu_count() or 1, TRIES * count
+    tasks: list[Task] = []
+    refused: Counter[str] = Counter()
+    projects = _projects(runs, blobs, sandbox)
+    candidates = _candidates(projects, seed, held_out, refused)
+    with ThreadPoolExecutor(jobs) as pool:
+        while len(tasks) < count and time.monotonic() < began + SECONDS:
+            if not (some := list(islice(candidates, min(jobs, tries)))):
+                break
+            tries -= len(some)
+            for candidate, trial in zip(some, pool.map(_Candidate.trial, some), strict=True):
+                if trial.refusal is not None:
+                    refused[trial.refusal] += 1
+                elif len(tasks) < count:
+                    tasks.append(_mutant_task(candidate, trial, projects, seed))
+    dropped = "".join(f", {number} {why}" for why, number in refused.most_common())
+    return tasks, (
+        f"mutants of what {len(projects)} passing runs left: {len(tasks)} kept of {count} wanted and"
+        f" {len(tasks) + refused.total()} tried{dropped}; {time.monotonic() - began:.0f} s"
+    )
+
+
+def _projects(runs: Iterable[Trajectory], blobs: BlobStore, sandbox: Sandbox) -> list[_Project]:
+    """The different projects whose check passes again on what the run left, the newest first."""
+    found: dict[str, _Project] = {}
+    until = time.monotonic() + SECONDS / 2
+    for run in sorted(runs, key=lambda run: (run.started, run.id), reverse=True):
+        command = check_command(run.task)
+        if command is None or run.snapshot is None:
+            continue
+        try:
+            start, left = (snapshot.load(str(each), blobs) for each in (run.snapshot, run.last_snapshot))
+        except UsageError:  # its blobs were deleted
+            continue
+        tree = restored(command, start, left, blobs, run.task.artifacts).tree
+        project = _Project(run=run, command=command, start=start, tree=tree, blobs=blobs, sandbox=sandbox)
+        began, same = time.monotonic(), f"{tree_hash(tree)} {command}"
+        if began < until and same not in found and project.passes(tree):
+            found[same] = replace(project, seconds=_TIMES * (time.monotonic() - began) + _MORE)
+    return list(found.values())
+
+
+def _candidates(
+    projects: Sequence[_Project], seed: int, held_out: Collection[str], refused: Counter[str]
+) -> Iterator[_Candidate]:
+    """The mutants in the order in which they are tried, all different, and none with a bug that a run mended:
+    one of each function in turn, those of files that runs changed first."""
+    rng = Random(f"mutants {seed}")
+    functions = [
+        [(project, path, text, splice) for splice in of_function]
+        for project in projects
+        for path in project.mutable()
+        for text in [_text(project.tree, path, project.blobs)]
+        for of_function in splices_by_function(text)
+    ]
+    for of_function in functions:
+        rng.shuffle(of_function)
+    rng.shuffle(functions)
+    functions.sort(key=lambda of_function: of_function[0][1] not in of_function[0][0].changed)
+    known = {(p.command, path, _text(p.start, path, p.blobs)) for p in projects for path in p.changed}
+    in_turn = (each for turn in zip_longest(*functions) for each in turn if each is not None)
+    for project, path, text, splice in in_turn:
+        mutant = mutant_of(text, splice)
+        if mutant is None or (key := (project.command, path, mutant.source)) in known:
+            continue
+        known.add(key)
+        if mutant.source in held_out:
+            refused["are in held-out tasks"] += 1
+        else:
+            yield _Candidate(project=project, path=path, mutant=mutant)
+
+
+def _text(tree: Snapshot, path: str, blobs: BlobStore) -> str:
+    """The text of a file; empty if it is large, is no text, or has a carriage return alone, which ends a line
+    for Python and none for `edit_file`."""
+    entry = tree.by_path.get(path)
+    data = blobs.get(str(entry.content)) if entry is not None and entry.kind is EntryKind.FILE else b""
+    try:
+        return "" if len(data) > _LARGEST or b"\r" in data.replace(b"\r\n", b"") else data.decode()
+    except UnicodeError:
+        return ""
+
+
+def _mutant_task(candidate: _Candidate, trial: _Trial, projects: Sequence[_Project], seed: int) -> Task:
+    project, tree = candidate.project, candidate.tree
+    origin, prompt = project.run.task, _prompt(project, projects)
+    files = texts_of(tree, project.blobs)
+    digest = content_hash([prompt, tree_hash(tree), project.command]).removeprefix("sha256:")[:16]
+    oracle = _mutant_oracle(candidate, trial) if origin.tools is None or "edit_file" in origin.tools else None
+    turns = max(origin.limits.max_turns, len(oracle or ()))
+    update = {
+        "key": f"mutant-{digest}", "prompt": prompt, "files": files or {},
+        "snapshot": None if files is not None else save(tree, project.blobs),
+        "limits": origin.limits.model_copy(update={"max_turns": turns}), "oracle": oracle,
+        "provenance": Provenance(source=f"log: run {project.run.id}", generator=MUTANT_GENERATOR, seed=seed),
+    }  # fmt: skip
+    return origin.model_copy(update=update)
+
+
+def _mutant_oracle(candidate: _Candidate, trial: _Trial) -> tuple[OracleAction, ...]:
+    """Run the check, read the file, quote the function's head and the wrong line, put it back, submit."""
+    task, mutant, path = candidate.project.run.task, candidate.mutant, candidate.path
+    known = _FAILING.search(trial.output)
+    head = _head(mutant.source, mutant.line)
+    thought = [f"{known[1]} fails."] if known else []
+    thought += [f"{n}|{mutant.source.splitlines()[n - 1]}" for n in head]
+    actions = [
+        OracleAction(name="shell", arguments={"command": candidate.project.command}),
+        OracleAction(name="read_file", arguments={"path": path}),
+        OracleAction(
+            name="edit_file", arguments={"path": path, "line": mutant.line, "new": mutant.old},
+            thought="\n".join([*thought, "Wrong:", f"{mutant.line}|{mutant.new}"]),
+        ),
+        OracleAction(name="submit"),
+    ]  # fmt: skip
+    unseen = {"shell"} if task.hidden is not None else set()
+    return tuple(a for a in actions if a.name not in unseen and (not task.tools or a.name in task.tools))
+
+
+def _head(source: str, line: int) -> list[int]:
+    """The line number of the head of the innermost function around a line; none outside functions."""
+    around = [
+        node.lineno
+        for node in ast.walk(parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.lineno < line <= (node.end_lineno or node.lineno)
+    ]
+    return [max(around)] if around else []
+
+
+def _prompt(project: _Project, projects: Sequence[_Project]) -> str:
+    """The run's prompt if it is about no single bug, else the one fact that is known: the check fails.
+
+    Two runs with one prompt that changed different files, and passed, show that it describes neither change.
+    """
+    said, changed = project.run.task.prompt, project.changed
+    if any(p.run.task.prompt == said and p.changed and not p.changed & changed for p in projects if changed):
+        return said
+    failing = "A hidden check" if project.run.task.hidden else f"`{project.command}`"
+    return f"{failing} fails. Find the bug and fix it."

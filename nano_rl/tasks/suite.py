@@ -5,6 +5,7 @@ A suite is a `TaskSuite`, registered in the entry point group `nano.suites` or n
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import random
 from collections.abc import Callable
@@ -22,7 +23,9 @@ from nano_shared.extensions import (
     refuse_missing,
     takes,
 )
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import HiddenChecks
+from nano_shared.process import parse
 from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
 
 GROUP = "nano.suites"
@@ -49,7 +52,6 @@ class Made:
 
 
 _SAME_FIELDS = tuple(one.name for one in fields(Made) if one.name != "earlier")
-"""fields of a task under the same names"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +147,35 @@ def split_of(family: str) -> Split:
     """The split of a family, by a hash of its name: the same in every version and view."""
     digest = hashlib.sha256(f"split:{family}".encode()).digest()
     return Split.TEST if int.from_bytes(digest[:8], "big") % TEST_SHARE == 0 else Split.TRAIN
+
+
+class Anonymous(ast.NodeTransformer):
+    """Renames every name that the function binds, in order of appearance, and drops annotations."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+
+    def _rename(self, name: str) -> str:
+        return self.names.setdefault(name, f"v{len(self.names)}")
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.name = self._rename(node.name)
+        node.returns = None
+        if ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+        for arg in node.args.args:
+            arg.arg, arg.annotation = self._rename(arg.arg), None
+        bound = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        for name in bound:
+            self._rename(name)
+        self.generic_visit(node)
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        node.id = self.names.get(node.id, node.id)
+        return node
+
+
+def program_hash(source: str) -> str:
+    """Content hash of the source's AST with names, annotations and docstrings normalised away."""
+    return content_hash(ast.dump(Anonymous().visit(parse(source))))

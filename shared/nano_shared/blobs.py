@@ -12,10 +12,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from nano_shared.durable import full_disk_explained, user_path
 from nano_shared.errors import LogError
 from nano_shared.extensions import Extensions, refuse_missing
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash, full_disk_explained, user_path
 
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
 # workspaces are snapshotted after each turn: speed matters more than the last tenth of the size

@@ -15,10 +15,8 @@ from typing import Literal, Protocol
 from filelock import FileLock, Timeout
 from pydantic import Field, JsonValue, ValidationError, field_validator
 
-from nano_shared.durable import durable_folder, file_hash, sweep, user_path, write_text
 from nano_shared.errors import CheckpointError
-from nano_shared.hashing import content_hash
-from nano_shared.scratch import nano_home
+from nano_shared.files import content_hash, durable_folder, file_hash, nano_home, sweep, user_path, write_text
 from nano_shared.types import Split, Value
 
 MANIFEST = "manifest.json"

@@ -1,4 +1,4 @@
-"""What both command lines share: commands imported when they are called, one-sentence errors, exit codes."""
+"""What both command lines share: lazy commands, one-sentence errors, exit codes, a console."""
 
 from __future__ import annotations
 
@@ -7,24 +7,59 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
+import rich.console
 import typer
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from nano_shared import __version__
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.printable import guard_streams, one_line, stdout_for_json
-from nano_shared.user_code import interrupted_in_time
+from nano_shared.extensions import interrupted_in_time
+from nano_shared.printable import GuardedStream, guard_streams, one_line, printable, stdout_for_json
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
+
+
+class Console(rich.console.Console):
+    """Style comes from Text and `style=`, never from the contents of a text."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
+
+    @property
+    def file(self) -> IO[str]:
+        stream = super().file
+        if isinstance(stream, GuardedStream):
+            stream.flush()
+            return stream.styled
+        return stream
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        # before its width is measured
+        return super().render_str(printable(text, None), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(printable(segment.text, None), segment.style)
+
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 PRINT = "--print-config"

@@ -1,11 +1,13 @@
-"""The database behind the log: opens, checks and migrates it, and explains its errors.
+"""The database behind the log: opens, checks and migrates it, explains its errors; its views (`views.sql`).
 
-It is an SQLite file, or a `Database` of another kind that `nano.log_databases` registers by its scheme.
+It is an SQLite file, or a `Database` of another kind that `nano.log_databases` registers by its scheme. Views
+are dropped before a migration and created again after: a changed one needs a new (perhaps empty) migration.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +22,11 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random
 
-from nano_shared.durable import WAY_OUT, full_disk_explained, user_path
 from nano_shared.errors import LogError
 from nano_shared.extensions import Extensions, refuse_missing
-from nano_shared.hashing import content_hash
+from nano_shared.files import WAY_OUT, content_hash, full_disk_explained, nano_home, user_path
 from nano_shared.printable import without_password
 from nano_shared.schema import FIRST, HEAD, VERSION_TABLE
-from nano_shared.scratch import nano_home
-from nano_shared.sql_views import create_views, drop_views
 
 
 class WriteAhead:
@@ -406,3 +405,20 @@ def shown_url(url: sa.URL) -> str:
     if "password" in url.query:
         url = url.update_query_dict({"password": "***"})
     return url.set(drivername=url.get_backend_name()).render_as_string(hide_password=True)
+
+
+def _views() -> dict[str, str]:
+    """Name -> statement that creates it, of every documented view."""
+    text = Path(__file__).with_name("views.sql").read_text(encoding="utf-8")
+    statements = re.sub(r"--.*", "", text).split(";")[:-1]
+    return {statement.split()[2]: statement for statement in statements}
+
+
+def drop_views(connection: sa.Connection) -> None:
+    for name in _views():
+        connection.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
+
+
+def create_views(connection: sa.Connection) -> None:
+    for statement in _views().values():
+        connection.exec_driver_sql(statement)

@@ -3,7 +3,8 @@
 NanoError                 1
 ├── UsageError            2   bad input: unknown model, missing directory, malformed row
 │   ├── LogError          2   a log that is foreign, newer than this program, or lacks the run
-│   └── CheckpointError   2   a checkpoint that is missing, corrupt or of another kind
+│   ├── CheckpointError   2   a checkpoint that is missing, corrupt or of another kind
+│   └── Refused           2   a row, folder or task of a format that cannot be imported or exported
 ├── ConfigError           3   configuration or credentials
 ├── PolicyError           4   the model backend is unreachable or failed
 ├── EnvironmentFailed     4   an environment of others is unreachable or failed
@@ -17,6 +18,11 @@ Every message names the thing, the value and the way out. Exceptions are values:
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nano_shared.printable import printable
 
 
 class NanoError(Exception):
@@ -69,3 +75,36 @@ class ContextFull(BudgetExhausted):
 
 class SandboxError(NanoError):
     exit_code = 6
+
+
+class Refused(UsageError):
+    """One row, folder or task cannot be imported or exported because of `field`; `why` is the reason."""
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"{field}: {why}")
+        self.field = field
+        self.why = why
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A refusal and its place: `file:line`, a folder, or a task's key."""
+
+    where: str
+    field: str
+    why: str
+
+    def __str__(self) -> str:
+        return printable(f"{self.where}: {self.field}: {self.why}".replace("\n", " "))
+
+    @classmethod
+    def of(cls, where: str, problem: Refused) -> Refusal:
+        return cls(where, problem.field, problem.why)
+
+
+def first_problem(refusals: Iterable[Refusal]) -> None:
+    """Raises UsageError with the first refusal and the number of others; does nothing if there are none."""
+    listed = list(refusals)
+    if listed:
+        more = f" (and {len(listed) - 1} more; --keep-going lists them)" if len(listed) > 1 else ""
+        raise UsageError(f"{listed[0]}{more}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from nano_shared.hashing import Value
+from nano_shared.files import Value
 
 EMPTY_FIELDS: dict[str, JsonValue] = {
     "entry_point": None, "cases": [], "metrics": [], "answer": None, "scorer": None, "command": None,

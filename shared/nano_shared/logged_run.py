@@ -1,22 +1,94 @@
-"""A run with everything that the log holds of it, and which runs of a log are asked for."""
+"""A run as the log holds it: its trajectory, every verdict, and the feedback of people and later events."""
 
 from __future__ import annotations
 
 import json
-import re
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from nano_shared.errors import UsageError
-from nano_shared.feedback import Feedback
-from nano_shared.run_facts import RunFilter
+from pydantic import Field, model_validator
+
 from nano_shared.types import Trajectory, Value, Verdict
 
 if TYPE_CHECKING:
-    from nano_shared.store import LogStore
+    pass
+
+
+class FeedbackKind(StrEnum):
+    ACCEPT = "accept"
+    REJECT = "reject"
+    EDIT = "edit"
+    THUMB = "thumb"
+    NOTE = "note"
+    OUTCOME = "outcome"
+    """kind: what happened to the work later: merged, reverted, broke the build"""
+    PREFER = "prefer"
+    """kind: this run is preferred to the one whose id is the text"""
+
+
+class Outcome(StrEnum):
+    """What happened to the work later, as a person or a hook reports it."""
+
+    KEPT = "kept"
+    TESTS_PASSED = "tests_passed"
+    REVERTED = "reverted"
+
+    @property
+    def worth(self) -> float:
+        """The value of an outcome row, between 0 and 1."""
+        return 0.0 if self is Outcome.REVERTED else 1.0
+
+
+class Feedback(Value):
+    kind: FeedbackKind
+    value: float | None = None
+    """+1 and -1 for thumbs; the score if there is one"""
+    text: str | None = None
+    """the note; the outcome in words; the id of the run that was not preferred; or the edit: for a turn, the
+    text to replace it (or its span), for a whole run, a diff from its result"""
+    turn: int | None = Field(None, ge=0)
+    """None: the whole run"""
+    span: tuple[int, int] | None = None
+    """[start, end) in characters of the turn's raw completion text"""
+    author: str | None = None
+    created: float
+    """unix seconds"""
+
+    @model_validator(mode="after")
+    def _span_of_a_turn(self) -> Feedback:
+        if self.span is not None and self.turn is None:
+            raise ValueError("a span needs the turn whose text it points into")
+        if self.kind is FeedbackKind.PREFER and not self.text:
+            raise ValueError("feedback that prefers a run names the other one's id in `text`")
+        if self.span is not None and not 0 <= self.span[0] <= self.span[1]:
+            raise ValueError(f"span {self.span} must be [start, end) with 0 <= start <= end")
+        return self
+
+
+class Said(Value):
+    """A feedback row of the log."""
+
+    id: int
+    """in order of arrival"""
+    run: str
+    feedback: Feedback
+
+
+_WORKSPACE = "workspace "
+
+
+def workspace_edit(workspace: str, diff: str) -> str:
+    """The text of an EDIT of a whole run: a first line that names the edited workspace in the blob store,
+    then the unified diff from the run's result to it. Patch tools ignore the first line."""
+    return f"{_WORKSPACE}{workspace}\n{diff}"
+
+
+def edited_workspace(feedback: Feedback) -> str | None:
+    """The edited workspace of an EDIT of a whole run; None for any other row."""
+    first = (feedback.text or "").partition("\n")[0]
+    if feedback.kind is not FeedbackKind.EDIT or feedback.turn is not None:
+        return None
+    return first.removeprefix(_WORKSPACE) if first.startswith(_WORKSPACE) else None
 
 
 class LoggedRun(Value):
@@ -34,60 +106,3 @@ class LoggedRun(Value):
         """As plain JSON values. (Pydantic's JSON mode loses half surrogates in keys of objects.)"""
         body: dict[str, Any] = json.loads(json.dumps(self.model_dump()))
         return body
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenRuns:
-    """Selected runs of a log. Raises UsageError if runs are both named and filtered."""
-
-    names: tuple[str, ...] = ()
-    """ids, unique prefixes, or "last"; empty: every run that passes the filters"""
-    task: str | None = None
-    since: float | None = None
-    policy: str | None = None
-    successes: bool = False
-
-    def __post_init__(self) -> None:
-        if self.names and (self.task or self.since is not None or self.policy or self.successes):
-            raise UsageError("name runs, or choose them by --task, --since, --policy, --successes: not both")
-
-    def read(self, store: LogStore) -> Iterator[LoggedRun]:
-        """The runs in the order given, or oldest first. Raises LogError for an unknown name."""
-        named = dict.fromkeys(store.resolve(name) for name in self.names)
-        for run_id in named or [run_id for run_id, _ in self.ids(store)]:
-            run = store.logged(run_id)
-            if not self.successes or succeeded(run.trajectory):
-                yield run
-
-    def ids(self, store: LogStore, *, by_task: bool = False) -> list[tuple[str, str]]:
-        """Id and task key of the runs that pass the filters, without loading a run; ignores `successes`."""
-        chosen = RunFilter(task=self.task, since=self.since, policy=self.policy)
-        return store.ids(chosen, by_task=by_task)
-
-
-def succeeded(run: Trajectory) -> bool:
-    """Whether the run ended by itself, with the full reward and without tampering."""
-    ended = run.stop is not None and not run.stop.ours
-    verdict = run.verdict
-    return ended and verdict is not None and (verdict.reward or 0.0) >= 1.0 and not verdict.tampering
-
-
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-def moment(text: str | None, *, now: float | None = None) -> float | None:
-    """Unix seconds of a date, a date and time, unix seconds, or so long ago as 90m. Raises UsageError."""
-    if text is None:
-        return None
-    text = text.strip()
-    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text):
-        return (time.time() if now is None else now) - float(ago[1]) * _SECONDS[ago[2]]
-    if re.fullmatch(r"\d{9,}(\.\d+)?", text):
-        return float(text)
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise UsageError(
-            f"--since {text!r} is no time; write a date (2026-11-20), a time (2026-11-20T09:30), or so long"
-            " ago (90m, 12h, 7d, 2w)"
-        ) from None

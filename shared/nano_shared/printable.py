@@ -1,7 +1,7 @@
 """Makes untrusted text safe to show: escapes characters that drive a terminal or hide, and bounds its length.
 
 `printable` does so for a text, `guard_streams` for everything that a command writes to its streams, and
-`console.Console` for styled output.
+`command_line.Console` for styled output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 IN_USER_CODE: ContextVar[bool] = ContextVar("IN_USER_CODE", default=False)
-"""True while a function of users runs (`user_code.py`): what it prints goes to stderr"""
+"""True while a function of users runs (`extensions.py`): what it prints goes to stderr"""
 MOST = 20_000
 """characters of one text that are shown to a person; --json and the log have all of it"""
 _DRIVES_OR_HIDES = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))

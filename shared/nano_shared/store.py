@@ -14,17 +14,15 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from nano_shared import rows, schema, snapshot
+from nano_shared import schema, snapshot
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError, NanoError
-from nano_shared.feedback import Feedback, Said
-from nano_shared.hashing import new_run_id
-from nano_shared.logged_run import LoggedRun
+from nano_shared.files import new_run_id
+from nano_shared.logged_run import Feedback, LoggedRun, Said
 from nano_shared.notes import Notes, Scrub
-from nano_shared.rows import HINT, ClientRequest
 from nano_shared.run_facts import RunFacts, RunFilter, stream_facts
-from nano_shared.schema import ExactText
+from nano_shared.schema import HINT, ClientRequest, ExactText
 from nano_shared.types import (
     CLIENT_TOOLS,
     Observation,
@@ -153,8 +151,8 @@ class LogStore:
             )
 
         def work(connection: sa.Connection) -> None:
-            rows.insert_run(connection, trajectory)
-            rows.insert_turns(connection, trajectory.id, trajectory.turns)
+            schema.insert_run(connection, trajectory)
+            schema.insert_turns(connection, trajectory.id, trajectory.turns)
 
         self.database.write(work)
 
@@ -165,12 +163,12 @@ class LogStore:
         """
 
         def work(connection: sa.Connection) -> None:
-            count = rows.refuse_ended(connection, run_id)
+            count = schema.refuse_ended(connection, run_id)
             if count != turn.index:
                 # a server counts before it waits for the run's lock, so that another's turn may be missing
-                count = rows.state_of(connection, run_id)[1]
+                count = schema.state_of(connection, run_id)[1]
             try:
-                rows.insert_turns(connection, run_id, (turn,), logged_turns=count)
+                schema.insert_turns(connection, run_id, (turn,), logged_turns=count)
             except IntegrityError:
                 raise LogError(
                     f"another process has logged turn {turn.index} of run {run_id} meanwhile"
@@ -186,10 +184,10 @@ class LogStore:
         ended run, and where no call waits."""
         calls = schema.tool_calls
         waits = (calls.c.run_id == run_id) & (calls.c.turn == turn) & calls.c.ok.is_(None)
-        update = calls.update().where(waits).values(**rows.observation_columns(observation))
+        update = calls.update().where(waits).values(**schema.observation_columns(observation))
 
         def work(connection: sa.Connection) -> None:
-            rows.refuse_ended(connection, run_id)
+            schema.refuse_ended(connection, run_id)
             if connection.execute(update).rowcount != 1:
                 raise LogError(f"no call of turn {turn} of run {run_id} waits for an observation")
 
@@ -216,7 +214,7 @@ class LogStore:
         without = (turns.c.run_id == run_id) & (turns.c.turn == last) & turns.c.snapshot.is_(None)
 
         def work(connection: sa.Connection) -> None:
-            rows.refuse_ended(connection, run_id)
+            schema.refuse_ended(connection, run_id)
             if snapshot is not None:
                 connection.execute(turns.update().where(without).values(snapshot=snapshot))
             connection.execute(schema.runs.update().where(schema.runs.c.id == run_id).values(**end))
@@ -231,7 +229,7 @@ class LogStore:
         cleared = dict.fromkeys(("stop", "stop_detail", "answer", "ended"))
 
         def work(connection: sa.Connection) -> None:
-            stop, _ = rows.state_of(connection, run_id)
+            stop, _ = schema.state_of(connection, run_id)
             if stop is not None and not stop.ours:
                 raise LogError(
                     f"run {run_id} ended with {stop.value!r}, which is a result; only a run that was killed, "
@@ -266,13 +264,13 @@ class LogStore:
 
     def add_verdict(self, run_id: str, verdict: Verdict) -> None:
         """Add a verdict; the newest one is the trajectory's."""
-        self.database.write(lambda connection: rows.insert_verdict(connection, run_id, verdict))
+        self.database.write(lambda connection: schema.insert_verdict(connection, run_id, verdict))
 
     def add_feedback(self, run_id: str, *feedback: Feedback) -> list[Said]:
         """Add feedback on a run, all rows or none. Raises LogError for an unknown run."""
 
         def work(connection: sa.Connection) -> list[int]:
-            return [rows.insert_feedback(connection, run_id, row) for row in feedback]
+            return [schema.insert_feedback(connection, run_id, row) for row in feedback]
 
         ids = self.database.write(work)
         return [Said(id=i, run=run_id, feedback=row) for i, row in zip(ids, feedback, strict=True)]
@@ -321,7 +319,7 @@ class LogStore:
 
     def get(self, run: str) -> Trajectory:
         """A run by id, by unique prefix, or as "last", equal to what was appended. Raises LogError."""
-        return self.database.read(lambda connection: rows.load(connection, self._resolve(run, connection)))
+        return self.database.read(lambda connection: schema.load(connection, self._resolve(run, connection)))
 
     def earlier_tool(self, tool: ToolSpec) -> tuple[ToolSpec, float] | None:
         """The newest tool of that name that runs were given, and since when, unix seconds; None if they were
@@ -330,7 +328,7 @@ class LogStore:
         found = self._all(
             sa.select(table).where(table.c.name == tool.name).order_by(table.c.first_seen.desc())
         )
-        if not found or rows.tool_hash(tool) in {row.hash for row in found}:
+        if not found or schema.tool_hash(tool) in {row.hash for row in found}:
             return None
         return ToolSpec.model_validate(found[0].spec), found[0].first_seen
 
@@ -349,7 +347,7 @@ class LogStore:
         """The runs, oldest first, one in memory at a time; `policy` is a policy as the user named it, or the
         id of weights that sampled a turn."""
         for run_id, _ in self.ids(RunFilter(policy=policy)):  # not those that are logged meanwhile
-            yield self.database.read(partial(rows.load, run_id=run_id))
+            yield self.database.read(partial(schema.load, run_id=run_id))
 
     def ids(self, chosen: RunFilter | None = None, *, by_task: bool = False) -> list[tuple[str, str]]:
         """Id and task key of the selected runs: oldest first, or task by task."""
@@ -423,7 +421,7 @@ class LogStore:
 
     def verdicts(self, run_id: str) -> tuple[Verdict, ...]:
         """Every verdict of a run, newest last."""
-        return self.database.read(partial(rows.verdicts_of, run_id=run_id))
+        return self.database.read(partial(schema.verdicts_of, run_id=run_id))
 
     def check_blobs(self, run_id: str, checked: set[str]) -> str | None:
         """What is wrong with the first corrupt blob of a run: of its workspaces, their files, its outputs;
@@ -450,7 +448,7 @@ class LogStore:
         return None
 
     def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        return self.database.read(partial(rows.feedback_of, run_id=run_id))
+        return self.database.read(partial(schema.feedback_of, run_id=run_id))
 
     def logged(self, run_id: str) -> LoggedRun:
         """A run with every verdict and all feedback, on one view of the log. `run_id` is a whole id."""
@@ -464,7 +462,7 @@ class LogStore:
             if run is not None:
                 query = query.where(table.c.run_id == run)
             found = [row._mapping for row in self._all(query)]
-            yield from map(rows.said_from, found)
+            yield from map(schema.said_from, found)
             if len(found) < page:
                 return
             last = found[-1]["id"]
@@ -481,23 +479,23 @@ class LogStore:
 
 def _load(connection: sa.Connection, run_id: str) -> LoggedRun:
     return LoggedRun(
-        trajectory=rows.load(connection, run_id),
-        verdicts=rows.verdicts_of(connection, run_id),
-        feedback=rows.feedback_of(connection, run_id),
+        trajectory=schema.load(connection, run_id),
+        verdicts=schema.verdicts_of(connection, run_id),
+        feedback=schema.feedback_of(connection, run_id),
     )
 
 
 def _add(connection: sa.Connection, run: LoggedRun) -> None:
-    rows.insert_run(connection, run.trajectory)
-    rows.insert_turns(connection, run.trajectory.id, run.trajectory.turns)
+    schema.insert_run(connection, run.trajectory)
+    schema.insert_turns(connection, run.trajectory.id, run.trajectory.turns)
     _extend(connection, run)
 
 
 def _extend(connection: sa.Connection, run: LoggedRun) -> None:
     for verdict in run.verdicts:
-        rows.insert_verdict(connection, run.trajectory.id, verdict)
+        schema.insert_verdict(connection, run.trajectory.id, verdict)
     for said in run.feedback:
-        rows.insert_feedback(connection, run.trajectory.id, said)
+        schema.insert_feedback(connection, run.trajectory.id, said)
 
 
 def _merge(connection: sa.Connection, run: LoggedRun, merged: Merged) -> None:
@@ -508,7 +506,7 @@ def _merge(connection: sa.Connection, run: LoggedRun, merged: Merged) -> None:
     # the directory on another machine is dropped: `apply` must not write where an imported file says
     bare = {"verdict": None, "directory": None}
     run = run.model_copy(update={"trajectory": run.trajectory.model_copy(update=bare)})
-    if not rows.is_there(connection, run.trajectory.id):
+    if not schema.is_there(connection, run.trajectory.id):
         _add(connection, run)
         merged.added += 1
         return

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from nano_shared.refusal import Refused
+from nano_shared.errors import Refused
 
 Row = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)

@@ -21,8 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from nano_shared.hashing import Value as Value
-from nano_shared.hashing import content_hash
+from nano_shared.files import Value as Value
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import EnvironmentChecks, HiddenChecks
 from nano_shared.printable import printable
 

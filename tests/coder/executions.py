@@ -12,8 +12,8 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import ExecResult
-from nano_coder.verify.tokens import PromptProof, PromptRenderer, prove_prompts
-from nano_shared.profile import InterfaceProfile
+from nano_coder.verify.deep import PromptProof, PromptRenderer, prove_prompts
+from nano_shared.policy import InterfaceProfile
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Task, ToolCall, Trajectory
 

@@ -67,7 +67,7 @@ _IMPORTED = (
     "nano_coder.commands.changes", "nano_coder.commands.config", "nano_coder.commands.exec",
     "nano_coder.commands.log", "nano_coder.commands.run",
     "nano_coder.agent.profiles", "nano_coder.grading.grade", "nano_coder.models.endpoint.policy",
-    "nano_coder.models.opening", "nano_coder.run.execution", "nano_coder.run.redacting_log",
+    "nano_coder.models.opening", "nano_coder.run.execution", "nano_coder.config",
     "nano_coder.sandbox.namespaces", "nano_rl.commands.rollout",
     # what these import where it is used
     "alembic.command", "anyio", "certifi", "httpcore", "nano_coder.cli", "nano_rl.cli",

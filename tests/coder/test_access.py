@@ -34,7 +34,6 @@ CELLS = {
     # what is asked of alice's server, after her session `a` -> no key, her key, bob's key, the admin key
     "health": ("GET", "/health", None, 200, 200, 200, 200),
     "models": ("GET", "/v1/models", None, 401, 200, 200, 200),
-    "description": ("GET", "/openapi.json", None, 401, 200, 200, 200),
     "chat": ("POST", "/v1/chat/completions", ASKED, 401, 200, 200, 200),
     "count": ("POST", "/v1/messages/count_tokens", {"messages": [ASK]}, 401, 200, 200, 200),
     "tokenise": ("POST", "/tokenize", {"prompt": "x"}, 401, 400, 400, 400),  # a script has no tokens

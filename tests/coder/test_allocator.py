@@ -12,7 +12,7 @@ import pytest
 WORK = """
 import json, sys, torch
 from pathlib import Path
-from nano_shared.malloc import keep_freed_memory
+from nano_shared.process import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
     keep_freed_memory()

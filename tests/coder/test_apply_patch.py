@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.tools.patch import PatchError, patched, read_patch
-from nano_coder.tools.registry import TOOLS
-from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult
+from nano_coder.tools.apply_patch import PatchError, patched, read_patch
+from nano_coder.tools.tool import TOOLS, ToolContext, ToolFailure, ToolResult
 from nano_shared.types import Limits
 
 SCENARIOS: list[dict[str, Any]] = json.loads(

@@ -19,6 +19,7 @@ from test_serve import Served, serve, tiny  # noqa: F401 (fixtures)
 
 from nano_coder.agent.profiles import API_1, HERMES_1
 from nano_coder.cli import cli
+from nano_coder.config import AgentConfig
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.endpoint.token_server import TokenServer
@@ -29,7 +30,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.serve.conversations import ClientSession, Conversations, UnknownSession
 from nano_coder.serve.request import ClientMessage, ModelRequest
 from nano_coder.serve.served_model import ServedModel
-from nano_coder.verify.tokens import TokenCheck
+from nano_coder.verify.deep import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, refusal_of
 from nano_shared.command_line import run_command
@@ -44,7 +45,7 @@ def run_against(
     server: Served, log: Path | str, *, seed: int = 0, **options: Any
 ) -> tuple[Trajectory, LogStore]:
     """A run of nano's own loop, whose policy is behind the server."""
-    opened = open_policy("openai:tiny", base_url=f"{server.root}/v1", **options)
+    opened = open_policy("openai:tiny", AgentConfig(base_url=f"{server.root}/v1", **options))
     store = LogStore.open(log)
     task = Task(key="t", prompt="Write 'hi' into hello.txt", check="grep -qx hi hello.txt")
     task = task.model_copy(update={"limits": task.limits.model_copy(update={"max_turns": 3})})

@@ -228,7 +228,7 @@ def test_a_template_cannot_reach_the_interpreter(tokenizer: Any) -> None:
 
 
 def test_the_hash_is_of_the_source(tokenizer: Any) -> None:
-    from nano_shared.hashing import content_hash
+    from nano_shared.files import content_hash
 
     assert ChatTemplate(CHATML, tokenizer).template_hash == content_hash(CHATML)
     assert ChatTemplate(SMOLLM2, tokenizer).template_hash != content_hash(CHATML)

@@ -23,7 +23,7 @@ from executions import a_runtime, a_task, act
 
 from nano_coder.agent.profiles import HERMES_1
 from nano_coder.run.execution import grade_run, run_task
-from nano_rl.tasks.make import read_tasks, write_tasks
+from nano_rl.tasks.task_file import read_tasks, write_tasks
 from nano_shared import __version__
 from nano_shared.store import LogStore
 from nano_shared.types import Task

@@ -16,10 +16,10 @@ from nano_coder.agent.compaction import MOST_SUMMARIES
 from nano_coder.agent.profiles import find_profile
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime, resume_run, run_task
+from nano_coder.run.execution import RunHooks, Runtime, resume_run, run_task
 from nano_coder.run.fork import fork_run, say_to_run
 from nano_coder.verify.trainable import verify
-from nano_rl.learn.rows.sample import to_samples
+from nano_rl.learn.rows import to_samples
 from nano_shared.types import Role, Sampling, StopReason, Trajectory
 
 DAY = find_profile("workday-2-hermes-json")
@@ -142,7 +142,7 @@ def test_a_run_killed_at_a_summary_goes_on_exactly(
             raise Killed
 
     with pytest.raises(Killed):
-        run_task(long_task(), runtime, seed=1, on_turn=kill)
+        run_task(long_task(), replace(runtime, hooks=RunHooks(turn=kill)), seed=1)
     policy = Summarising(texts[done:], tokens=True, context_limit=CONTEXT)
     again = resume_run("last", replace(runtime, policy=policy))
     assert without_times(again) == without_times(whole)

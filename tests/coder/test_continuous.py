@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nano_coder.models.local.attention import ROUND, Arena, KVShape
 from nano_coder.models.local.continuous_batching import ContinuousDecoder, TokenCounts
 from nano_coder.models.local.engine import Engine, kv_token_bytes
-from nano_coder.models.local.kv_cache import ROUND, Arena, KVShape
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.weights import load_policy
 from nano_shared.types import Sampling
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def engine_of(model: Any, **options: Any) -> Engine:
-    return Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=1024, **options)
+    return Engine(model, eos_ids=frozenset(), context_limit=1024, **options)
 
 
 def tokens(seed: int, length: int) -> tuple[int, ...]:

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.agent.dialects.compact import Compact
-from nano_coder.agent.dialects.dialect import DIALECTS
+from nano_coder.agent.dialects.dialect import DIALECTS, Compact
 from nano_coder.agent.dialects.hermes import Hermes
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import TOOLS
 from nano_shared.types import ToolCall
 
 SPECS = tuple(tool.spec for tool in TOOLS.values())

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.tools.registry import TOOLS
-from nano_coder.tools.tool import ToolContext, ToolFailure
+from nano_coder.tools.tool import TOOLS, ToolContext, ToolFailure
 from nano_shared.types import Limits
 
 FILES = {

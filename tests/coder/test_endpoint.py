@@ -20,11 +20,11 @@ from strict_api import KEY, Call, Fail, Handler, Say, Script, StrictApi, call, s
 
 from nano_coder.agent.profiles import API_1
 from nano_coder.config import Price
-from nano_coder.models.endpoint.answer import read_answer
+from nano_coder.models.endpoint.chat_completion import read_answer
 from nano_coder.models.endpoint.exchange import _server_events
 from nano_coder.models.endpoint.model_card import ModelCard
 from nano_coder.models.endpoint.policy import EndpointPolicy, find_price, open_endpoint
-from nano_coder.models.registry import ModelOptions
+from nano_coder.models.opening import ModelOptions
 from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, PolicyError
 from nano_shared.policy import Conversation, Policy
 from nano_shared.types import ApiCall, Finish, Message, Role, Sampling

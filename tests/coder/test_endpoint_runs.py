@@ -21,11 +21,11 @@ from strict_api import KEY, Call, Fail, Handler, Say, call, stream_bytes, strict
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import API_1, COMPACT_1, HERMES_1
 from nano_coder.config import Price
-from nano_coder.formats import messages
+from nano_coder.formats import message_rows
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.run.execution import RunSettings, grade_run, resume_run, run_task
 from nano_coder.verify.trainable import verify
-from nano_rl.imitation.rows import RunEncoder, run_messages
+from nano_rl.imitation import RunEncoder, run_messages
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.types import Limits, Role, Sampling, StopReason
 
@@ -237,7 +237,7 @@ def test_what_an_api_did_is_imitated_in_the_words_of_another_dialect(tmp_path: P
     encoder = RunEncoder(profile=HERMES_1, template=None, eos_id=0)  # type: ignore[arg-type]
     assert encoder.speaks(run)
     assert not replace(encoder, profile=COMPACT_1).speaks(run), "several calls in one turn"
-    exported = messages.write(run, (), calls="text")["messages"]
+    exported = message_rows(run, (), calls="text")["messages"]
     assert [row["content"] for row in exported if row["role"] == "assistant"] == said
 
 

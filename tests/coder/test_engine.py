@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.module_decoder import ModuleDecoder
+from nano_coder.models.local.engine import Engine, ModuleDecoder
 from nano_coder.models.local.sampler import GenerationRequest, Likeliest
 from nano_coder.models.weights import load_policy
 from nano_shared.errors import ContextFull, UsageError
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def engine_of(model: Any, eos_ids: frozenset[int] = frozenset()) -> Engine:
-    return Engine(model, eos_ids=eos_ids, pad_id=0, context_limit=1024)
+    return Engine(model, eos_ids=eos_ids, context_limit=1024)
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:
@@ -65,7 +64,7 @@ def test_a_token_comes_with_the_likeliest_of_its_place(
         monkeypatch.setattr(
             "nano_coder.models.local.engine.choose_decoder",
             lambda model, *, max_batch, max_bytes: ModuleDecoder(
-                model, max_batch=max_batch, max_bytes=max_bytes
+                model, max_batch=max_batch, max_tokens=max_bytes
             ),
         )
     engine, sampling = engine_of(model), Sampling(max_tokens=12, temperature=0.7, top_k=5)
@@ -110,19 +109,6 @@ def test_the_head_does_not_run_on_a_prompt_that_is_not_scored(model: Any) -> Non
     engine_of(model).score([prompt(0, 40)], first=38)
     hook.remove()
     assert seen == [2]
-
-
-def test_a_model_that_cannot_leave_logits_out_is_scored_alike(model: Any) -> None:
-    class Plain(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model
-
-        def forward(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
-            return self.inner(input_ids=input_ids, use_cache=use_cache)
-
-    rows = [prompt(0, 40)]
-    assert engine_of(Plain()).score(rows, first=30) == engine_of(model).score(rows, first=30)
 
 
 def test_scores_of_many_rows_come_back_in_order(model: Any) -> None:
@@ -193,7 +179,7 @@ def test_a_row_cut_by_length_says_so(model: Any) -> None:
 
 
 def test_a_row_ends_where_the_context_does(model: Any) -> None:
-    engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=20)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=20)
     (sampled,) = engine.generate([GenerationRequest(prompt(0, 15), Sampling(max_tokens=12), 0)])
     assert (len(sampled.ids), sampled.finish) == (5, Finish.LENGTH)
     with pytest.raises(ContextFull, match="row of 20 tokens leaves no room in a context of 20"):
@@ -318,7 +304,7 @@ def test_nothing_asked_is_nothing_answered(model: Any) -> None:
 def test_a_stop_string_ends_a_row_and_is_part_of_it(model: Any, tiny_folder: Path) -> None:
     """Also one that spans tokens, and only where it was sampled: a prompt may hold it."""
     encoder = load_policy(str(tiny_folder)).tokenizer
-    engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=1024, decode=encoder.decode)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=1024, decode=encoder.decode)
     (free,) = engine.generate(requests(12))
     text = encoder.decode(free.ids[:6])
     for stop in (text[-3:], encoder.decode(free.ids[4:6]), text[-1]):

@@ -18,12 +18,11 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime, grade_run, run_task
 from nano_coder.run.foreign_agent import ForeignAgent, open_agent
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.verify.tokens import TokenCheck
+from nano_coder.verify.deep import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_rl.gather.rollouts import collect, failed, none_graded
-from nano_rl.imitation.rows import row_conversations
-from nano_rl.learn.rows.group import form_groups
-from nano_rl.learn.rows.sample import to_samples
+from nano_rl.imitation import row_conversations
+from nano_rl.learn.rows import form_groups, to_samples
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.policy import Conversation

@@ -11,11 +11,10 @@ from executions import SUBMIT, a_runtime, a_task, prompt_proof
 
 from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime, resume_run, run_task
+from nano_coder.run.execution import RunHooks, Runtime, resume_run, run_task
 from nano_coder.run.fork import fork_run
-from nano_coder.tools.registry import TOOLS
-from nano_coder.verify.refusal_codes import RefusalCode
-from nano_coder.verify.trainable import verify
+from nano_coder.tools.tool import TOOLS
+from nano_coder.verify.trainable import RefusalCode, verify
 from nano_shared.errors import UsageError
 from nano_shared.types import Trajectory, Turn
 
@@ -56,7 +55,7 @@ def interrupted(tmp_path: Path) -> tuple[Trajectory, Runtime]:
         raise KeyboardInterrupt
 
     given = replace(runtime, profile=with_tools(COMPACT_1, ["compass"]))
-    return run_task(a_task(), given, on_turn=interrupt), runtime
+    return run_task(a_task(), replace(given, hooks=RunHooks(turn=interrupt))), runtime
 
 
 def test_the_tool_is_called_and_logged_under_a_profile_of_its_own(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from nano_coder.cli import cli as coder
 from nano_coder.run.execution import run_task
 from nano_rl.cli import cli as rl
 from nano_shared.command_line import run_command
-from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.printable import printable
 from nano_shared.store import LogStore
 from nano_shared.types import Tampering, ToolCall, Trajectory, Trust, Verdict
@@ -143,7 +143,6 @@ COMMANDS = [
     (rl, "grade RUN --json"),
     (rl, "grade HOSTILE"),
     (rl, "export --format tokens --baseline none"),
-    (rl, "export --format preferences"),
     (rl, "checkpoints list"),
     (rl, "report HOSTILE"),
     (rl, "eval --tasks HOSTILE"),
@@ -218,7 +217,7 @@ def test_everything_printed_goes_through_the_one_place() -> None:
         str(path.relative_to(root))
         for package in ("nano_coder", "nano_rl", "shared/nano_shared")
         for path in (root / package).rglob("*.py")
-        if path.name != "console.py"
+        if path.name != "command_line.py"
         and any(
             w in path.read_text()
             for w in ("from rich import print", "rich.console import Console", "rich.print(")

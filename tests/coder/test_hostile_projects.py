@@ -274,7 +274,7 @@ def test_an_environment_behind_a_link_is_not_mounted(
 
 def test_importing_tasks_of_a_repository_starts_nothing_of_it(tmp_path: Path, project: Path) -> None:
     from nano_formats.swe_bench import read_commit
-    from nano_shared.refusal import Refused
+    from nano_shared.errors import Refused
 
     with pytest.raises(Refused):
         read_commit(project, "a" * 40)

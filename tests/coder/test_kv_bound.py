@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -13,10 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nano_coder.models.local.continuous_batching import ContinuousDecoder
-from nano_coder.models.local.engine import Engine, kv_token_bytes
-from nano_coder.models.local.kv_cache import ROUND
-from nano_coder.models.local.module_decoder import ModuleDecoder
+from nano_coder.models.local.attention import ROUND
+from nano_coder.models.local.engine import Engine, ModuleDecoder, kv_token_bytes
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
 from nano_coder.models.weights import load_policy
 from nano_shared.types import Sampling
@@ -95,7 +92,7 @@ def run(model: Any, held: int | None) -> tuple[list[list[int]], float, list[int]
     """The tokens, the share of the bound that was live, and the rows of each step; `held` rows of the longest
     length fit."""
     bound = (held or 1000) * (LONGEST + ROUND) * kv_token_bytes(model)
-    engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=LONGEST, max_batch=16, kv_bytes=bound)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=LONGEST, max_batch=16, kv_bytes=bound)
     most: list[int] = []
     with LiveKV(model.config.num_hidden_layers) as live:
         ids = workload(engine, most)
@@ -116,19 +113,10 @@ def test_live_bytes_stay_within_the_bound(model: Any, held: int) -> None:
     assert max(most) < 16 or held > 2
 
 
-def test_of_the_choices_of_a_request_the_first_alone_is_kept(model: Any) -> None:
-    engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=LONGEST, max_batch=16)
-    ids, length = tokens(1, 20), 8
-    engine.generate([replace(ask(ids, owner, length), choice=owner) for owner in range(8)])
-    assert isinstance(engine.decoder, ContinuousDecoder)
-    kept = len(ids) + length  # the prompt, and one row after it
-    assert engine.decoder.kv_bytes <= kept * kv_token_bytes(model), "no block of rows stays without rows"
-
-
 def held_by(decoder: ModuleDecoder) -> int:
     """Bytes of the storages of all caches."""
     caches = [slot.cache for slot in decoder._slots]
-    caches += [kept.cache for kept in decoder._retained.values()]
+    caches += [cache for _, cache in decoder._retained.values()]
     layers = [layer for cache in caches for layer in cache.layers]
     storages = [t.untyped_storage() for layer in layers for t in (layer.keys, layer.values)]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
@@ -142,7 +130,7 @@ def test_the_caches_of_transformers_stay_within_the_bound(
     torch.set_num_threads(1)
     plenty = run(model, None)[0]
     bound = held * (LONGEST + ROUND) * kv_token_bytes(model)
-    decoder = ModuleDecoder(model, max_batch=16, max_bytes=bound)
+    decoder = ModuleDecoder(model, max_batch=16, max_tokens=bound // kv_token_bytes(model))
     monkeypatch.setattr("nano_coder.models.local.engine.choose_decoder", lambda *_, **__: decoder)
     step, most = decoder.step, [0]
 
@@ -152,7 +140,7 @@ def test_the_caches_of_transformers_stay_within_the_bound(
         return finished
 
     monkeypatch.setattr(decoder, "step", watched)
-    engine = Engine(model, eos_ids=frozenset(), pad_id=0, context_limit=LONGEST, kv_bytes=bound)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=LONGEST, kv_bytes=bound)
     rows: list[int] = []
     ids = workload(engine, rows)
     assert 0.3 * bound < max(most) <= 1.05 * bound

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from nano_coder.agent.chat_template import CHATML, ChatTemplate
+from nano_coder.config import AgentConfig
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.engine import Engine, kv_token_bytes
-from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.models.local.policy import LocalPolicy, SchedulerKind
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
-from nano_coder.models.local.scheduler import SchedulerKind
 from nano_coder.models.opening import open_policy
 from nano_coder.models.weights import LoadedModel, load_policy
 from nano_shared.errors import ConfigError, ContextFull, PolicyError, UsageError
@@ -62,7 +62,6 @@ def policy_of(
     engine = RecordingEngine(
         loaded.model,
         eos_ids=loaded.eos_ids,
-        pad_id=loaded.pad_id,
         context_limit=context,
         decode=template.encoder.decode,
         **options,
@@ -148,7 +147,7 @@ def test_the_end_of_turn_is_logged_but_not_text(loaded: LoadedModel, template: C
     free = policy_of(loaded, template).complete(asking("hi"), Sampling(max_tokens=6, seed=1))
     assert free.tokens is not None
     third = free.tokens.sampled_ids[2]
-    engine = Engine(loaded.model, eos_ids=frozenset({third}), pad_id=0, context_limit=1024)
+    engine = Engine(loaded.model, eos_ids=frozenset({third}), context_limit=1024)
     stopped = LocalPolicy(engine, template, id="x").complete(asking("hi"), Sampling(max_tokens=6, seed=1))
     assert stopped.finish is Finish.STOP
     assert stopped.tokens is not None
@@ -242,7 +241,7 @@ def test_an_engine_that_fails_fails_every_agent_of_its_batch(
         def step(self) -> list[DecodingRow]:
             raise RuntimeError("out of memory")
 
-    engine = OutOfMemory(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=100)
+    engine = OutOfMemory(loaded.model, eos_ids=frozenset(), context_limit=100)
     policy = LocalPolicy(engine, template, id="tiny")
     results = run_agents(policy, [lambda i=i: agent(policy, i) for i in range(3)])
     assert all(isinstance(result, PolicyError) for result in results)
@@ -255,7 +254,7 @@ def test_an_interrupted_batch_leaves_nobody_waiting(loaded: LoadedModel, templat
         def step(self) -> list[DecodingRow]:
             raise ZeroDivisionError  # stands for whatever the policy does not expect
 
-    engine = Interrupted(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=100)
+    engine = Interrupted(loaded.model, eos_ids=frozenset(), context_limit=100)
     policy = LocalPolicy(engine, template, id="tiny")
     results = run_agents(policy, [lambda i=i: agent(policy, i) for i in range(3)])
     kinds = sorted(type(result).__name__ for result in results)
@@ -294,7 +293,7 @@ def test_a_setting_bounds_the_kv_cache(tiny_folder: Path, capsys: pytest.Capture
 
     def opened(tokens: int) -> LocalPolicy:
         size = tokens * kv_token_bytes(load_policy(str(tiny_folder)).model) / 2**30
-        policy = open_policy(str(tiny_folder), profile="compact-1", kv_gib=size).policy
+        policy = open_policy(str(tiny_folder), AgentConfig(profile="compact-1", kv_gib=size)).policy
         assert isinstance(policy, LocalPolicy)
         return policy
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from nano_coder.commands.log import command
 from nano_coder.run.execution import grade_run, run_task
-from nano_rl.imitation.rows import Chat
+from nano_rl.imitation import Chat
 from nano_shared.errors import UsageError
-from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nano_coder.agent.dialects.dialect import DIALECTS, StreamParser
 from nano_coder.agent.dialects.native import Native
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import TOOLS
 from nano_shared.types import ToolCall
 
 SPECS = tuple(tool.spec for tool in TOOLS.values())

@@ -12,13 +12,12 @@ import torch
 from typer.testing import CliRunner
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import find_profile
-from nano_coder.agent.prompt import system_text
+from nano_coder.agent.profiles import find_profile, system_text
 from nano_coder.cli import cli as coder
 from nano_coder.models.opening import default_model, open_weights, own_profile
 from nano_coder.models.weights import quiet_transformers
 from nano_rl.cli import cli as rl
-from nano_rl.tasks.make import make_tasks
+from nano_rl.tasks.task_file import make_tasks
 from nano_shared.errors import NanoError
 from nano_shared.store import LogStore
 from nano_shared.types import Split

@@ -11,10 +11,10 @@ import tongues
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nano_coder.agent.chat_template import NativeTemplate, dialect_of, shows_tools
 from nano_coder.agent.dialects.dialect import DIALECTS, function_schema
-from nano_coder.agent.native_template import NativeTemplate, dialect_of, shows_tools
 from nano_coder.models.weights import end_of_turn
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import TOOLS
 from nano_shared.policy import Conversation
 from nano_shared.types import Completion, Finish, Message, Role, Sampling, ToolCall, TurnTokens
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_coder.agent.actions import shorten
+from nano_shared.policy import ObservationFormat
 from nano_shared.printable import terminal_text
-from nano_shared.profile import ObservationFormat
 
 FORM = ObservationFormat(head_tokens=10, tail_tokens=5)
 

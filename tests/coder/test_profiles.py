@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import pytest
 
-from nano_coder.agent.profiles import COMPACT_1, HERMES_1, PROFILES, find_profile, serving_profile
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import (
+    COMPACT_1,
+    HERMES_1,
+    PROFILES,
+    find_profile,
+    first_messages,
+    serving_profile,
+)
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
-from nano_shared.profile import InterfaceProfile
+from nano_shared.files import content_hash
+from nano_shared.policy import InterfaceProfile
 from nano_shared.types import Task
 
 FROZEN = {

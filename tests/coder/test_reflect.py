@@ -12,9 +12,8 @@ from executions import SUBMIT, a_runtime, a_task, act, limits, prompt_proof
 
 from nano_coder.cli import cli
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import attempt_task, grade_run, reflect_run, run_task
-from nano_coder.run.reflection import REFLECTION, is_reflection
-from nano_rl.learn.rows.sample import to_samples
+from nano_coder.run.execution import REFLECTION, attempt_task, grade_run, is_reflection, reflect_run, run_task
+from nano_rl.learn.rows import to_samples
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strict_api import KEY, Say, strict_api
 
+from nano_coder.config import AgentConfig
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.opening import open_policy
 from nano_coder.models.repetition import LEAST, LONGEST, TIMES, Repetition
@@ -87,7 +88,7 @@ def test_a_text_is_read_in_pieces_of_any_size() -> None:
 def test_the_engine_ends_a_row_that_goes_round_and_its_log_probs_stay_as_they_were(
     tiny_folder: Path, one_thread: None
 ) -> None:
-    policy: Any = open_policy(str(tiny_folder), profile="compact-1").policy
+    policy: Any = open_policy(str(tiny_folder), AgentConfig(profile="compact-1")).policy
     with torch.no_grad():  # all tokens are equally likely, of which greedy sampling takes the first
         for parameter in policy.engine.model.parameters():
             parameter.zero_()

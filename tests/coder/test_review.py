@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_cli import EDIT, Endpoint, argv, environment
 
-from nano_shared.feedback import edited_workspace
+from nano_shared.logged_run import edited_workspace
 from nano_shared.store import LogStore
 
 SECONDS = 120

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from executions import SUBMIT, a_runtime, a_task, act, limits
 
-from nano_coder.agent.workspace import Workspace
+from nano_coder.agent.actions import Workspace
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import grade_run, resume_run, run_task
+from nano_coder.run.execution import RunHooks, grade_run, resume_run, run_task
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_shared.errors import LogError, SandboxError, UsageError
 from nano_shared.snapshot import snapshot_directory
@@ -28,13 +28,14 @@ TEXTS = [*(act("shell", command=f"echo {n} >> log; cat log") for n in range(4)),
 # A run in a process of its own, slow enough to be killed anywhere.
 RUN = """
 import sys, time
+from dataclasses import replace
 from pathlib import Path
 from executions import a_runtime, a_task
-from nano_coder.run.execution import run_task
+from nano_coder.run.execution import RunHooks, run_task
 from test_runtime import TEXTS
 folder, start = Path(sys.argv[1]), sys.argv[2]
-run_task(a_task(files={}, snapshot=start), a_runtime(folder, TEXTS), seed=1,
-         on_start=lambda t: print("started", flush=True), on_turn=lambda t: time.sleep(0.1))
+hooks = RunHooks(start=lambda t: print("started", flush=True), turn=lambda t: time.sleep(0.1))
+run_task(a_task(files={}, snapshot=start), replace(a_runtime(folder, TEXTS), hooks=hooks), seed=1)
 """
 
 
@@ -96,7 +97,7 @@ def test_each_turn_is_in_the_log_before_the_next_begins(tmp_path: Path) -> None:
         with LogStore.open(tmp_path / "log.db") as other:
             logged.append(list(other.get("last").turns))
 
-    trajectory = run_task(a_task(), runtime, on_turn=on_turn)
+    trajectory = run_task(a_task(), replace(runtime, hooks=RunHooks(turn=on_turn)))
     assert logged == [list(trajectory.turns[: n + 1]) for n in range(len(TEXTS))]
     assert seen == list(trajectory.turns)
 
@@ -108,7 +109,7 @@ def test_an_interrupted_run_says_so_and_resumes(tmp_path: Path) -> None:
         if turn.index == 1:
             raise KeyboardInterrupt
 
-    cut = run_task(a_task(), runtime, on_turn=interrupt)
+    cut = run_task(a_task(), replace(runtime, hooks=RunHooks(turn=interrupt)))
     assert (cut.stop, len(cut.turns)) == (StopReason.INTERRUPTED, 2)
     assert "+1" in cut.diff
     whole = resume_run(cut.id, runtime)
@@ -128,7 +129,7 @@ def test_a_run_that_was_killed_after_its_last_turn_ends_without_another(tmp_path
             raise Killed
 
     with pytest.raises(Killed):
-        run_task(a_task(), runtime, on_turn=kill)
+        run_task(a_task(), replace(runtime, hooks=RunHooks(turn=kill)))
     resumed = resume_run("last", replace(runtime, policy=ScriptedPolicy([], tokens=True)))
     assert (resumed.stop, resumed.answer, len(resumed.turns)) == (StopReason.FINISHED, "42", 2)
 
@@ -141,7 +142,7 @@ def test_a_resumed_agent_still_reads_its_long_outputs(tmp_path: Path) -> None:
         if turn.index == 0:
             raise KeyboardInterrupt
 
-    cut = run_task(a_task(), runtime, on_turn=interrupt)
+    cut = run_task(a_task(), replace(runtime, hooks=RunHooks(turn=interrupt)))
     assert resume_run(cut.id, runtime).turns[1].observations[0].text == "1"
 
 
@@ -191,7 +192,7 @@ def test_another_policy_may_not_go_on_with_a_run(tmp_path: Path) -> None:
     def interrupt(turn: Turn) -> None:
         raise KeyboardInterrupt
 
-    cut = run_task(a_task(), runtime, on_turn=interrupt)
+    cut = run_task(a_task(), replace(runtime, hooks=RunHooks(turn=interrupt)))
     with pytest.raises(UsageError, match="another template than this policy's"):
         resume_run(cut.id, replace(runtime, policy=Other([])))
 

@@ -14,9 +14,8 @@ import pytest
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.models.local.engine import Engine, kv_token_bytes
-from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.models.local.policy import LocalPolicy, Lockstep, Scheduler
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
-from nano_coder.models.local.scheduler import Lockstep, Scheduler
 from nano_coder.models.weights import LoadedModel, load_policy
 from nano_shared.errors import PolicyError
 from nano_shared.policy import Conversation
@@ -35,7 +34,7 @@ class Watched(Engine):
     """The real engine, noting which rows each step finished and how long the batch was."""
 
     def __init__(self, loaded: LoadedModel, **options: Any) -> None:
-        super().__init__(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=1024, **options)
+        super().__init__(loaded.model, eos_ids=frozenset(), context_limit=1024, **options)
         self.steps: list[list[tuple[int, ...]]] = []
 
     def step(self) -> list[DecodingRow]:
@@ -137,7 +136,7 @@ def test_a_step_is_on_the_clocks_of_its_rows_in_equal_shares(
 ) -> None:
     """So that what a run waits while others are decoded is no time of its own."""
     clock = Clock()
-    monkeypatch.setattr("nano_coder.models.local.scheduler.time", clock)
+    monkeypatch.setattr("nano_coder.models.local.policy.time", clock)
     monkeypatch.setattr("nano_coder.models.local.policy.time", clock)
     engine = Timed(loaded, clock)
     template = ChatTemplate(loaded.chat_template, loaded.tokenizer.backend_tokenizer)
@@ -249,7 +248,7 @@ def test_a_host_leads_alone_and_changes_no_token(loaded: LoadedModel, kind: type
                 computed.add(threading.get_ident())
                 return super().step()
 
-        scheduler = kind(Traced(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=1024), "tiny")
+        scheduler = kind(Traced(loaded.model, eos_ids=frozenset(), context_limit=1024), "tiny")
         slots = scheduler.slots(6, 3)
 
         def live(index: int) -> Any:
@@ -270,7 +269,7 @@ def test_a_host_leads_alone_and_changes_no_token(loaded: LoadedModel, kind: type
 
 
 def test_agents_go_on_by_themselves_when_their_host_has_left(loaded: LoadedModel) -> None:
-    scheduler = Lockstep(Engine(loaded.model, eos_ids=frozenset(), pad_id=0, context_limit=1024), "tiny")
+    scheduler = Lockstep(Engine(loaded.model, eos_ids=frozenset(), context_limit=1024), "tiny")
     slots = scheduler.slots(2, 2)
 
     def live(index: int) -> Any:

@@ -6,14 +6,12 @@ import gc
 import json
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,10 +34,8 @@ from nano_coder.serve.completions import token_texts
 from nano_coder.serve.request import AnswerForm, BadRequest, ModelAnswer, TextDelta
 from nano_coder.serve.served_model import ServedModel
 from nano_coder.serve.served_models import Adapters
-from nano_coder.serve.tracing import open_tracing
-from nano_coder.verify.logprobs import logprob_gap
+from nano_coder.verify.deep import logprob_gap
 from nano_coder.verify.trainable import verify
-from nano_shared.errors import ConfigError
 from nano_shared.store import LogStore
 from nano_shared.types import Completion, Finish, Sampling, StopReason, ToolCall, ToolSpec, TurnTokens
 
@@ -347,7 +343,7 @@ def test_completions_are_logged_as_runs(tiny: Served) -> None:
             update={"messages": (runs[0].turns[0].messages[0].model_copy(update={"content": "other"}),)}
         )
     )
-    from nano_coder.verify.tokens import TokenCheck
+    from nano_coder.verify.deep import TokenCheck
 
     policy: Any = tiny.policy
     check = TokenCheck(template=policy.template, eos_ids=policy.engine.eos_ids, blobs=tiny.store.blobs)
@@ -928,125 +924,15 @@ def test_checkpoints_of_the_same_base_are_listed_and_named(
     point_latest("v2")
     cards = {card["id"]: card for card in httpx.get(f"{many.root}/v1/models").json()["data"]}
     assert sorted(cards) == ["tiny", "v1", "v2"]
-    assert cards["v2"]["lineage"] == ["v1", str(tiny_folder)]
-    assert [(cards[n]["weight_version"], cards[n]["promoted"]) for n in ("v1", "v2")] == [
-        (3, False),
-        (4, True),
+    assert [(cards[n]["weight_version"], cards[n]["parent"]) for n in ("v1", "v2")] == [
+        (3, str(tiny_folder)),
+        (4, "v1"),
     ]
     assert httpx.get(f"{many.root}/v1/models/v2").json()["id"] == "v2"
     assert right(many, "v2", adapter_folders[1])
     assert many.runs()[0].turns[0].completion.policy_version == 4
     answer = post(many, "/v1/completions", {"model": "other", "prompt": "x"})
     assert (answer.status_code, "another-base" in answer.json()["error"]["message"]) == (400, True)
-
-
-# ---------------------------------------------------------------------------------------------- spans
-
-
-class Collector:
-    """An OTLP receiver on loopback."""
-
-    def __init__(self) -> None:
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-        self.spans: list[Any] = []
-        self.resources: list[Any] = []
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                import gzip
-
-                raw = self.rfile.read(int(self.headers["content-length"]))
-                if self.headers.get("content-encoding") == "gzip":
-                    raw = gzip.decompress(raw)
-                request = ExportTraceServiceRequest.FromString(raw)
-                for each in request.resource_spans:
-                    collector.resources.append(each.resource)
-                    collector.spans += [span for scope in each.scope_spans for span in scope.spans]
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *given: Any) -> None:
-                pass
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
-def test_spans_reach_a_collector(
-    serve: Callable[..., Served], tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    collector = Collector()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-    opened = open_weights(str(tiny_folder))
-    policy = local_policy(opened.loaded, opened.profile, scheduler="free")
-    server = serve(policy, opened.profile, tracing=open_tracing())
-    trace = "0af7651916cd43dd8448eb211c80319c"
-    schema = {
-        "type": "object",
-        "properties": {"a": {"enum": [1]}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    tools = [{"type": "function", "function": {"name": "one", "parameters": schema}}]
-    body: Any = {"messages": [ASK], "max_tokens": 60, "tools": tools, "tool_choice": "required"}
-    path = "/sessions/s1/v1/chat/completions"
-    first = post(server, path, body, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"}).json()
-    message = first["choices"][0]["message"]
-    time.sleep(0.1)
-    body["messages"] = [
-        ASK,
-        message,
-        {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "1"},
-    ]
-    post(server, path, {**body, "tool_choice": "none", "tools": tools})
-    post(server, path, {**body, "tool_choice": "auto"})
-    server.close()
-    collector.close()
-    by_name: dict[str, list[Any]] = {}
-    for span in collector.spans:
-        by_name.setdefault(span.name, []).append(span)
-    assert {name: len(spans) for name, spans in by_name.items()} == {
-        "request": 3, "prefill": 3, "decode": 3, "tool": 1,
-    }  # fmt: skip
-    begun = next(span for span in by_name["request"] if span.trace_id.hex() == trace)
-    inside = [span for span in collector.spans if span.parent_span_id == begun.span_id]
-    assert {span.name for span in inside} == {"prefill", "decode"}
-    for span in inside:
-        assert begun.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
-        assert span.end_time_unix_nano <= begun.end_time_unix_nano
-    told = {each.key: each.value for each in begun.attributes}
-    assert told["gen_ai.usage.output_tokens"].int_value == first["usage"]["completion_tokens"]
-    assert told["gen_ai.conversation.id"].string_value == "s1"
-    (tool,) = by_name["tool"]
-    assert tool.attributes[0].value.string_value == "one"
-    assert tool.end_time_unix_nano - tool.start_time_unix_nano >= 0.1e9
-
-
-def test_nothing_of_opentelemetry_is_loaded_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = (
-        "import sys; import nano_coder.serve.app, nano_coder.serve.tracing as t;"
-        "assert t.open_tracing() is None;"
-        "print(*[m for m in sys.modules if m.startswith(('opentelemetry', 'llguidance', 'torch'))])"
-    )
-    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == ""
-
-
-def test_a_missing_sdk_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(ConfigError, match=r"nano-rl-coder\[otel\]"):
-        open_tracing()
 
 
 def test_the_call_of_the_text_dialect_is_still_parsed(serve: Callable[..., Served]) -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strict_api import KEY, Say, strict_api
-from test_serve import ASK, CALL, TOOLS, Served
+from test_serve import ASK, Served
 
 from nano_coder.agent.profiles import API_1, HERMES_1
 from nano_coder.models.endpoint.policy import EndpointPolicy
@@ -26,13 +26,10 @@ from nano_coder.models.local.sampler import (
 )
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.serve import chat
-from nano_coder.serve.request import ModelRequest, TextDelta
-from nano_coder.serve.served_model import ServedModel, _besides_calls, _parsed
-from nano_coder.verify.tokens import TokenCheck
+from nano_coder.serve.served_model import ServedModel
 from nano_coder.verify.trainable import verify
 from nano_shared.store import LogStore
-from nano_shared.types import Completion, Finish, Sampling, Shaping
+from nano_shared.types import Sampling, Shaping
 
 ASKS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [ASK]}, "/v1/messages": {"messages": [ASK]},
@@ -206,7 +203,7 @@ def test_a_policy_without_logits_refuses_to_shape_them(serve: Callable[..., Serv
 
 def test_the_server_behind_gets_them(serve: Callable[..., Served]) -> None:
     asked = {"frequency_penalty": 1.5, "logit_bias": {"5": -3}}
-    with strict_api(Say("hello"), takes=("max_tokens", "continue_final_message")) as (behind, script):
+    with strict_api(Say("hello"), takes=("max_tokens",)) as (behind, script):
         front = serve(EndpointPolicy("little", behind.base_url, KEY), API_1)
         for path in list(ASKS)[:3]:
             assert post(front, path, **asked).status_code == 200
@@ -218,86 +215,20 @@ def test_the_server_behind_gets_them(serve: Callable[..., Served]) -> None:
     )
 
 
-# ------------------------------------------------------------------------------- answers that were begun
-
 BEGUN = [ASK, {"role": "assistant", "content": "three, fo"}]
-OPEN = {"continue_final_message": True, "add_generation_prompt": False}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
-def test_an_answer_that_was_begun_is_continued(tiny: Served, path: str, stream: bool) -> None:
-    flags = OPEN if path.endswith("completions") else {}
-    before = {run.id for run in tiny.runs()}
-    answer = post(tiny, path, messages=BEGUN, stream=stream, **flags)
-    assert answer.status_code == 200, answer.text
-    (run,) = [run for run in tiny.runs() if run.id not in before]
-    tokens: Any = run.turns[0].completion.tokens
-    policy: Any = tiny.policy
-    opening = httpx.post(f"{tiny.root}/tokenize", json={"messages": [ASK]}).json()["tokens"]
-    assert tokens.context_ids == (*opening, *policy.template.encoder.text("three, fo"))
-    (scores,) = policy.engine.score(
-        [(*tokens.context_ids, *tokens.sampled_ids)], first=len(tokens.context_ids)
-    )
-    assert scores == pytest.approx(tokens.logprobs, abs=1e-4)
-    if not stream:
-        told = answer.json()
-        said = (
-            told["content"][0]["text"] if path == "/v1/messages" else told["choices"][0]["message"]["content"]
-        )
-        used = told["usage"].get("input_tokens", told["usage"].get("prompt_tokens"))
-        assert said == run.turns[0].completion.text
-        assert used == len(tokens.context_ids)
-    check = TokenCheck(template=policy.template, eos_ids=policy.engine.eos_ids, blobs=tiny.store.blobs)
-    assert check.findings(run) == []
-
-
-def test_the_beginning_is_counted(tiny: Served) -> None:
-    counted = httpx.post(f"{tiny.root}/v1/messages/count_tokens", json={"messages": BEGUN}).json()[
-        "input_tokens"
-    ]
-    told = httpx.post(f"{tiny.root}/tokenize", json={"messages": BEGUN, **OPEN}).json()["count"]
-    assert counted == told
-    used = post(tiny, "/v1/messages", messages=BEGUN).json()["usage"]["input_tokens"]
-    assert used == counted
-
-
-def test_a_call_that_was_begun_is_a_call() -> None:
-    """What the client wrote of it is read with the rest, and not said again."""
-    begun, rest = "I add. " + CALL[:20], CALL[20:]
-    tools = chat.read_chat({"messages": [ASK], "tools": TOOLS}, 99).tools
-    asked = ModelRequest(messages=(), tools=tools, sampling=Sampling(), prefill=begun)
-    completion = Completion(text=rest, finish=Finish.STOP, sampling=Sampling(), policy_id="p")
-    parsed = _parsed(completion, asked, HERMES_1)
-    assert [(call.name, call.arguments) for call in parsed.calls] == [("add", {"a": 1, "b": 2})]
-    assert parsed.thought == ""
-    said: list[TextDelta] = []
-    told = _besides_calls(lambda delta: not said.append(delta), asked, HERMES_1)
-    for character in rest:
-        told(TextDelta(character))
-    assert "".join(delta.text for delta in said) == ""
 
 
 @pytest.mark.parametrize(
     ("path", "more"),
     [
-        ("/v1/chat/completions", {"messages": BEGUN, **OPEN, "add_generation_prompt": True}),
-        ("/v1/chat/completions", {"messages": BEGUN, "add_generation_prompt": False}),
-        ("/v1/chat/completions", {"messages": [ASK], **OPEN}),
-        ("/v1/chat/completions", {"messages": BEGUN[1:], **OPEN}),
-        ("/v1/chat/completions", {"messages": BEGUN, "echo": True}),
-        ("/v1/chat/completions", {"messages": BEGUN, **OPEN, "response_format": {"type": "json_object"}}),
-        (
-            "/v1/messages",
-            {"messages": BEGUN, "output_config": {"format": {"type": "json_schema", "schema": {}}}},
-        ),
-        ("/v1/messages", {"messages": BEGUN[1:]}),
+        ("/v1/chat/completions", {"continue_final_message": True}),
+        ("/v1/chat/completions", {"add_generation_prompt": False}),
+        ("/v1/messages", {}),
     ],
 )
-def test_what_cannot_be_continued_is_refused(tiny: Served, path: str, more: dict[str, Any]) -> None:
-    answer = post(tiny, path, **more)
-    assert answer.status_code == 400, answer.text
-    assert any(word in answer.text for word in ("continue", "echo", "assistant"))
+def test_an_answer_begins_anew(tiny: Served, path: str, more: dict[str, Any]) -> None:
+    answer = post(tiny, path, messages=BEGUN, **more)
+    assert (answer.status_code, "begins anew" in answer.text) == (400, True), answer.text
 
 
 def test_an_assistants_last_message_is_history_in_openais_apis(tiny: Served) -> None:

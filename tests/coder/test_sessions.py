@@ -12,7 +12,7 @@ from typing import Any
 
 import forked
 
-from nano_coder.commands.batch import InOrder
+from nano_coder.commands.exec import InOrder
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,18 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_coder.models.local import speculative
-from nano_coder.models.local.continuous_batching import ContinuousDecoder, TokenCounts
+from nano_coder.models.local import continuous_batching as speculative
+from nano_coder.models.local.continuous_batching import (
+    CONTEXT,
+    ContinuousDecoder,
+    NGramSpeculator,
+    TokenCounts,
+)
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
-from nano_coder.models.local.speculative import CONTEXT, NGramSpeculator
 from nano_shared.types import Finish, Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def engine_of(model: Any, **options: Any) -> Engine:
-    return Engine(model, **{"eos_ids": frozenset(), "pad_id": 0, "context_limit": 512, **options})
+    return Engine(model, **{"eos_ids": frozenset(), "context_limit": 512, **options})
 
 
 def counts(engine: Engine) -> TokenCounts:

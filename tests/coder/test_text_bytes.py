@@ -8,8 +8,7 @@ from contextlib import closing
 import pytest
 
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.tools.registry import TOOLS
-from nano_coder.tools.tool import ToolContext, ToolFailure
+from nano_coder.tools.tool import TOOLS, ToolContext, ToolFailure
 from nano_shared.types import Limits
 
 BOM, CAFE = b"\xef\xbb\xbf", "café".encode("latin-1")

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_coder.tools.registry import TOOLS
-from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult
+from nano_coder.tools.tool import TOOLS, ToolContext, ToolFailure, ToolResult
 from nano_shared.types import Limits
 
 Use = Callable[..., ToolResult]

@@ -195,7 +195,7 @@ def test_on_a_terminal_it_asks(
     project: Path, answer: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "nano.toml").write_text("log = 'theirs.db'\n")
-    monkeypatch.setattr("nano_coder.commands.trust.on_terminal", lambda: True)
+    monkeypatch.setattr("nano_coder.commands.config.on_terminal", lambda: True)
     assert nano("trust", project, input=f"{answer}\n").exit_code == int(not after)
     assert trusted(project) is after
 

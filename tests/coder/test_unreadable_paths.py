@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from executions import a_runtime, a_task, act
 
+from nano_coder.agent.actions import Workspace
 from nano_coder.agent.profiles import find_profile
-from nano_coder.agent.workspace import Workspace
 from nano_coder.run.execution import run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.folder_jail import NoSandbox
@@ -21,7 +21,7 @@ from nano_coder.sandbox.launcher import files
 from nano_coder.sandbox.launcher.kernel import as_file_user
 from nano_coder.sandbox.protocol import SupportsKeeping
 from nano_coder.sandbox.request import pack_workspace
-from nano_shared import snapshot
+from nano_shared import snapshot, snapshot_change
 from nano_shared.blobs import BlobStore
 from nano_shared.snapshot import Snapshot
 from nano_shared.types import Limits, StopReason
@@ -105,10 +105,10 @@ def test_locked_files_are_applied_and_undone_by_their_owner(ordinary: Path) -> N
     after = snapshot.load(snapshot.snapshot_texts({"a": "1", "cache/f": "x", "secret": "s"}, blobs), blobs)
     locked = tuple(replace(entry, mode=0) if entry.path in LOCKED_PATHS else entry for entry in after.entries)
     snapshot.materialise(before, blobs, here)
-    assert snapshot.apply(before, Snapshot(locked), blobs, here) == ["cache/f", "secret"]
+    assert snapshot_change.apply(before, Snapshot(locked), blobs, here) == ["cache/f", "secret"]
     assert [(here / name).lstat().st_mode & 0o777 for name in LOCKED_PATHS] == [0, 0]
-    assert snapshot.apply(before, Snapshot(locked), blobs, here) == []
-    assert snapshot.undo([Snapshot(locked)], before, blobs, here) == ["cache/f", "secret"]
+    assert snapshot_change.apply(before, Snapshot(locked), blobs, here) == []
+    assert snapshot_change.undo([Snapshot(locked)], before, blobs, here) == ["cache/f", "secret"]
     assert os.listdir(here) == ["a"]
 
 

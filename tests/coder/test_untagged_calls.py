@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, StreamParser, function_schema
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import TOOLS
 from nano_shared.types import ToolCall
 
 NAMES = ("read_file", "edit_file", "write_file", "search", "shell", "calculate", "submit")

@@ -18,9 +18,10 @@ from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsJail
 from nano_coder.sandbox.protocol import Jail, Sandbox
-from nano_coder.verify.tokens import expected_hash
+from nano_coder.verify.deep import expected_hash
 from nano_shared.hidden_checks import Case, CaseChecks, Suite, SuiteChecks
-from nano_shared.snapshot import Quota, apply, snapshot_directory
+from nano_shared.snapshot import Quota, snapshot_directory
+from nano_shared.snapshot_change import apply
 from nano_shared.types import Limits, OracleAction, StopReason, Task, Trajectory, Trust, Verdict
 
 LIMITS = Limits(memory_mb=512, tool_seconds=60)

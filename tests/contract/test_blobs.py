@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import LogError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from nano_shared.checkpoint import (
     write_manifest,
 )
 from nano_shared.errors import CheckpointError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.types import Split, Task
 
 MANIFEST = Manifest(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_shared.durable import NotReadable, read_regular
+from nano_shared.files import NotReadable, read_regular
 
 
 def test_what_is_no_file_is_refused_and_leaves_no_descriptor_open(tmp_path: Path) -> None:

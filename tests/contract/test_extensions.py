@@ -17,7 +17,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, PROFILES, find_profile, serving_profile, with_tools
 from nano_coder.models.opening import open_policy
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.tools.registry import TOOLS
+from nano_coder.tools.tool import TOOLS
 from nano_rl.cli import cli as rl_cli
 from nano_rl.formats import find_format
 from nano_rl.learn.config import find_objective
@@ -183,7 +183,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 SUITE = "from nano_rl.tasks.suite import *\n"
-PART = "from nano_rl.rewards.part import Part\n"
+PART = "from nano_rl.rewards.reward import Part\n"
 OBJECTIVE = "from nano_rl.learn.config import Objective\n"
 
 
@@ -198,7 +198,7 @@ OBJECTIVE = "from nano_rl.learn.config import Objective\n"
             SUITE + "x = TaskSuite(name='x', version='1', about='', views=(View('v', 0, lambda rng: 1),))",
             "has a view 'v' whose `make` is called with (rng, split, level), and takes (rng)",
         ),
-        (part_kind, "x = 3", "is no subclass of nano_rl.rewards.part.Part"),
+        (part_kind, "x = 3", "is no subclass of nano_rl.rewards.reward.Part"),
         (part_kind, PART + "class x(Part): ...", "scores nothing"),
         (
             part_kind,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from log_values import a_run, a_turn, trajectories
 
-from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.run_facts import RunFilter, facts_of
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Trajectory
@@ -73,4 +73,4 @@ def test_copies_share_their_draw_and_other_runs_do_not(tmp_path: Path) -> None:
     later = a_turn(0).model_copy(update={"ended": 99.0})
     assert facts_of(a_run("copy", turns=(a_turn(0),))).draw == one.draw
     assert facts_of(a_run("later", turns=(later,))).draw != one.draw
-    assert replace(one, id="x").draw == one.draw
+    assert replace(one, columns={**one.columns, "id": "x"}).draw == one.draw

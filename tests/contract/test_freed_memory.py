@@ -8,7 +8,7 @@ import sys
 CODE = """
 import sys
 from pathlib import Path
-from nano_shared.malloc import keep_freed_memory, return_freed_memory
+from nano_shared.process import keep_freed_memory, return_freed_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20

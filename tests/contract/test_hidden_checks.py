@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from log_values import a_run
 from pydantic import ValidationError
 
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import (
     EMPTY_FIELDS,
     AnswerChecks,

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from nano_cluster.log_copy import Copied, copy_into
 from nano_coder.commands.log import command
 from nano_shared.errors import LogError
-from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trajectory
 

@@ -11,12 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from log_values import a_run, a_turn, a_verdict, texts, trajectories, verdicts
 
-from nano_coder.formats import native as whole
+from nano_coder.formats import read_log, write_log
 from nano_formats import atif
 from nano_formats.nemo_gym import rollouts as nemo_gym
 from nano_shared.blobs import BlobStore
-from nano_shared.feedback import Feedback, FeedbackKind
-from nano_shared.logged_run import LoggedRun
+from nano_shared.logged_run import Feedback, FeedbackKind, LoggedRun
 from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import Message, Role, Verdict
@@ -49,9 +48,9 @@ def test_our_own_lines_come_back_equal(runs: list[LoggedRun]) -> None:
         folder = Path(name)
         file = folder / "runs.jsonl"
         missing: set[str] = set()
-        rows = whole.write(runs, BlobStore(folder / "blobs"), missing)
+        rows = write_log(runs, BlobStore(folder / "blobs"), missing)
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        assert [run for _, run in whole.read(file, None)] == runs
+        assert [run for _, run in read_log(file, None)] == runs
 
 
 @quick

@@ -10,12 +10,17 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from nano_coder import config as configuration
-from nano_coder.config import AgentConfig, CoreConfig, load_config, typed_layer
-from nano_coder.plugin_settings import ProjectTable, SettingsTable, with_tables
-from nano_coder.run.further_tools import Place, further_tools
+from nano_coder.config import (
+    AgentConfig,
+    CoreConfig,
+    ProjectTable,
+    SettingsTable,
+    load_config,
+    typed_layer,
+    with_tables,
+)
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.tools.registry import TOOLS
-from nano_coder.tools.tool import Tool, ToolContext, tool
+from nano_coder.tools.tool import TOOLS, Place, Tool, ToolContext, further_tools, tool
 from nano_coder.trust import trust
 from nano_shared import extensions
 from nano_shared.errors import ConfigError, UsageError

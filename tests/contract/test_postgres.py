@@ -18,9 +18,9 @@ from log_values import a_run, a_turn
 from postgres_server import SUPERUSER, PostgresServer, running_server
 
 from nano_cluster import postgres
+from nano_shared.database import drop_views
 from nano_shared.errors import ConfigError, LogError
 from nano_shared.printable import without_password
-from nano_shared.sql_views import drop_views
 from nano_shared.store import LogStore
 
 HERE = Path(__file__).parent
@@ -214,7 +214,7 @@ def test_an_idle_connection_is_asked_before_a_reading_that_cannot_be_repeated(
 def test_a_write_whose_connection_breaks_midway_is_repeated(
     postgres_server: PostgresServer, url: str
 ) -> None:
-    from nano_shared import rows
+    from nano_shared import schema
 
     with LogStore.open(url) as store:
         store.begin(a_run())
@@ -222,7 +222,7 @@ def test_a_write_whose_connection_breaks_midway_is_repeated(
 
         def work(connection: sa.Connection) -> None:
             tried.append(1)
-            rows.insert_turns(connection, "run1", (a_turn(0),))
+            schema.insert_turns(connection, "run1", (a_turn(0),))
             if len(tried) == 1:
                 end_connections(postgres_server)
                 connection.scalar(sa.select(1))

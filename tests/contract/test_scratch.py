@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from nano_shared.scratch import ScratchFolder, scratch_folder, sweep
+from nano_shared.files import ScratchFolder, scratch_folder, sweep_scratch
 
 _OWNER = """
 import sys
-from nano_shared.scratch import ScratchFolder
+from nano_shared.files import ScratchFolder
 folder = ScratchFolder("owned", sys.argv[1])
 (folder.path / "deep").mkdir()
 (folder.path / "deep" / "file").write_text("x")
@@ -24,11 +24,11 @@ sys.stdin.read()
 """
 _MAKER = """
 import sys
-from nano_shared.scratch import scratch_folder, sweep
+from nano_shared.files import scratch_folder, sweep_scratch
 for _ in range(200):
     with scratch_folder("busy", sys.argv[1]) as folder:
         (folder / "mine").write_text("x")
-        sweep(sys.argv[1])
+        sweep_scratch(sys.argv[1])
         assert (folder / "mine").read_text() == "x"
 """
 
@@ -71,12 +71,12 @@ def test_a_living_owner_keeps_it_and_a_killed_one_does_not(tmp_path: Path) -> No
     with start(_OWNER, tmp_path) as owner:
         assert owner.stdout is not None
         path = Path(owner.stdout.readline().strip())
-        sweep(str(tmp_path))
+        sweep_scratch(str(tmp_path))
         assert (path / "deep" / "file").read_text() == "x"
         owner.send_signal(signal.SIGKILL)
         owner.wait()
     assert path.exists()
-    sweep(str(tmp_path))
+    sweep_scratch(str(tmp_path))
     assert os.listdir(tmp_path) == []
 
 
@@ -117,5 +117,5 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     (tmp_path / "nano-other").mkdir()
     (tmp_path / "nano-scratch-file").write_text("a file, not a folder")
     (tmp_path / "nano-scratch-link").symlink_to(tmp_path / "nano-other")
-    sweep(str(tmp_path))
+    sweep_scratch(str(tmp_path))
     assert len(os.listdir(tmp_path)) == 3

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from workspaces import read_tree, trees, write_tree
 
-from nano_shared import snapshot
+from nano_shared import snapshot, snapshot_change
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, UsageError
 
@@ -114,10 +114,10 @@ def test_apply_then_undo_restores_every_byte(before, after):
         old, new = (snapshot.snapshot_directory(directory, blobs) for directory in (here, there))
         changed = snapshot.changed_paths(snapshot.load(old, blobs), snapshot.load(new, blobs))
         assert bool(changed) == (before != after)
-        assert tuple(snapshot.apply(old, new, blobs, here)) == changed
+        assert tuple(snapshot_change.apply(old, new, blobs, here)) == changed
         assert read_tree(here) == after
-        assert snapshot.apply(old, new, blobs, here) == []
-        assert tuple(snapshot.apply(new, old, blobs, here)) == changed
+        assert snapshot_change.apply(old, new, blobs, here) == []
+        assert tuple(snapshot_change.apply(new, old, blobs, here)) == changed
         assert read_tree(here) == before
 
 
@@ -258,7 +258,7 @@ def change(work, blobs):
     (work / "sub" / "new").write_text("new")
     (work / "old").unlink()
     after = snapshot.snapshot_directory(work, blobs)
-    snapshot.apply(after, before, blobs, work)
+    snapshot_change.apply(after, before, blobs, work)
     return before, after
 
 
@@ -266,7 +266,7 @@ def test_only_differing_paths_are_touched(work, blobs, change):
     (work / "sub" / "kept").write_text("the user's own edit")
     (work / "mine").write_text("mine")
     kept = os.stat(work / "sub" / "kept").st_mtime_ns
-    assert snapshot.apply(*change, blobs, work) == ["a", "old", "sub/new"]
+    assert snapshot_change.apply(*change, blobs, work) == ["a", "old", "sub/new"]
     assert (work / "sub" / "kept").read_text() == "the user's own edit"
     assert os.stat(work / "sub" / "kept").st_mtime_ns == kept
     assert sorted(path.name for path in work.iterdir()) == ["a", "mine", "sub"]
@@ -277,7 +277,7 @@ def test_all_conflicts_are_listed_and_nothing_is_touched(work, blobs, change):
     (work / "sub" / "new").write_text("the user's own file")
     was = read_tree(work)
     with pytest.raises(snapshot.Conflict, match="2 paths changed") as caught:
-        snapshot.apply(*change, blobs, work)
+        snapshot_change.apply(*change, blobs, work)
     assert caught.value.paths == ("a", "sub/new")
     assert read_tree(work) == was
 
@@ -296,7 +296,7 @@ def test_every_kind_of_change_conflicts(work, blobs, change, spoil):
     if spoil == "pipe":
         os.mkfifo(path)
     with pytest.raises(snapshot.Conflict) as caught:
-        snapshot.apply(*change, blobs, work)
+        snapshot_change.apply(*change, blobs, work)
     assert caught.value.paths == ("a",)
     assert (work / "old").exists()
 
@@ -306,7 +306,7 @@ def test_a_parent_that_became_a_symlink_leads_nowhere(tmp_path, work, blobs, cha
     (work / "sub").rename(outside)
     (work / "sub").symlink_to(outside)
     with pytest.raises(snapshot.Conflict) as caught:
-        snapshot.apply(*change, blobs, work)
+        snapshot_change.apply(*change, blobs, work)
     assert caught.value.paths == ("sub",)
     assert [path.name for path in outside.iterdir()] == ["kept"]
 
@@ -316,10 +316,10 @@ def test_a_new_folder_that_is_a_symlink_leads_nowhere(tmp_path, work, blobs):
     (work / "made").mkdir()
     (work / "made" / "file").write_text("x")
     after = snapshot.snapshot_directory(work, blobs)
-    snapshot.apply(after, before, blobs, work)
+    snapshot_change.apply(after, before, blobs, work)
     (work / "made").symlink_to(tmp_path)
     with pytest.raises(snapshot.Conflict) as caught:
-        snapshot.apply(before, after, blobs, work)
+        snapshot_change.apply(before, after, blobs, work)
     assert caught.value.paths == ("made",)
     assert not (tmp_path / "file").exists()
 
@@ -329,11 +329,11 @@ def test_files_through_a_directory_that_the_user_made_too(work, blobs):
     (work / "tests").mkdir()
     (work / "tests" / "test_new.py").write_text("x")
     after = snapshot.snapshot_directory(work, blobs)
-    snapshot.apply(after, before, blobs, work)
+    snapshot_change.apply(after, before, blobs, work)
     (work / "tests").mkdir()
     (work / "tests" / "mine.py").write_text("mine")
-    assert snapshot.apply(before, after, blobs, work) == ["tests/test_new.py"]
-    snapshot.apply(after, before, blobs, work)
+    assert snapshot_change.apply(before, after, blobs, work) == ["tests/test_new.py"]
+    snapshot_change.apply(after, before, blobs, work)
     assert [path.name for path in (work / "tests").iterdir()] == ["mine.py"]
 
 
@@ -343,10 +343,10 @@ def test_a_directory_with_unknown_files_never_makes_way(work, blobs):
     (work / "x").rmdir()
     (work / "x").write_text("now a file")
     after = snapshot.snapshot_directory(work, blobs)
-    snapshot.apply(after, before, blobs, work)
+    snapshot_change.apply(after, before, blobs, work)
     (work / "x" / "mine").write_text("mine")
     with pytest.raises(snapshot.Conflict) as caught:
-        snapshot.apply(before, after, blobs, work)
+        snapshot_change.apply(before, after, blobs, work)
     assert caught.value.paths == ("x/mine",)
     assert (work / "x" / "mine").read_text() == "mine"
 
@@ -357,11 +357,11 @@ def test_read_only_directories_come_and_go(work, blobs):
     (work / "sealed" / "file").write_text("x")
     (work / "sealed").chmod(0o555)
     after = snapshot.snapshot_directory(work, blobs)
-    snapshot.apply(after, before, blobs, work)
+    snapshot_change.apply(after, before, blobs, work)
     assert read_tree(work) == {}
-    snapshot.apply(before, after, blobs, work)
+    snapshot_change.apply(before, after, blobs, work)
     assert snapshot.snapshot_directory(work, blobs) == after
-    snapshot.apply(after, before, blobs, work)
+    snapshot_change.apply(after, before, blobs, work)
 
 
 @pytest.mark.as_user
@@ -371,7 +371,7 @@ def test_a_read_only_parent_is_refused_before_anything_changes(work, blobs, chan
     before, after = (snapshot.load(taken, blobs) for taken in change)
     (work / "sub").chmod(0o555)
     with pytest.raises(UsageError, match=r"cannot change 'sub/[^']*': Permission denied"):
-        snapshot.apply(before, after, blobs, work)
+        snapshot_change.apply(before, after, blobs, work)
     (work / "sub").chmod(0o755)
     assert read_tree(work) == was
 
@@ -381,10 +381,10 @@ def test_a_missing_blob_is_met_before_anything_changes(work, blobs, change):
     blobs.path(after.by_path["sub/new"].content).unlink()
     was = read_tree(work)
     with pytest.raises(LogError, match="missing"):
-        snapshot.apply(*change, blobs, work)
+        snapshot_change.apply(*change, blobs, work)
     assert read_tree(work) == was
 
 
 def test_apply_wants_a_directory(tmp_path, blobs, change):
     with pytest.raises(UsageError, match="no such directory"):
-        snapshot.apply(*change, blobs, tmp_path / "nothing")
+        snapshot_change.apply(*change, blobs, tmp_path / "nothing")

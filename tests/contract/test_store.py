@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from log_values import a_run, a_turn, a_verdict, trajectories
 
 from nano_shared.errors import LogError
-from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import StopReason, Task
 

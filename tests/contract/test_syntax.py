@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_shared.syntax import parse, parse_expression
+from nano_shared.process import parse, parse_expression
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "\n".join(
@@ -73,4 +73,4 @@ def test_the_library_parses_by_nothing_else() -> None:
         for path in sorted((ROOT / package).rglob("*.py"))
         if "inside" not in path.parts and re.search(r"\bast\.parse\(", path.read_text("utf-8"))
     ]
-    assert found == [*IN_JAILS, "shared/nano_shared/syntax.py"]
+    assert found == [*IN_JAILS, "shared/nano_shared/process.py"]

@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from workspaces import read_tree, trees, write_tree
 
-from nano_shared import snapshot
+from nano_shared import snapshot, snapshot_change
 from nano_shared.blobs import BlobStore
-from nano_shared.snapshot.tree import differing_paths
+from nano_shared.snapshot import differing_paths
 
 # ------------------------------------------------------------------------------------ what an agent may do
 
@@ -98,11 +98,11 @@ class Run:
     trees: list[dict]
 
     def apply(self) -> list[str]:
-        return snapshot.apply(self.snapshots[0], self.snapshots[-1], self.blobs, self.here)
+        return snapshot_change.apply(self.snapshots[0], self.snapshots[-1], self.blobs, self.here)
 
     def undo(self, to: int = 0) -> list[str]:
         stages = self.snapshots[:to:-1]
-        return snapshot.undo(stages, self.snapshots[to], self.blobs, self.here)
+        return snapshot_change.undo(stages, self.snapshots[to], self.blobs, self.here)
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def work(tmp_path: Path) -> Path:
 def test_a_directory_at_an_earlier_stage_is_taken_back_from_there():
     turns = [[("write", b"made", b"1", 0o644)], [("delete", b"made"), ("write", b"a", b"2", 0o644)]]
     with a_run({b"a": ("file", b"0", 0o644)}, turns) as run:
-        snapshot.apply(run.snapshots[0], run.snapshots[1], run.blobs, run.here)
+        snapshot_change.apply(run.snapshots[0], run.snapshots[1], run.blobs, run.here)
         assert run.undo() == ["made"]
         assert read_tree(run.here) == run.trees[0]
 
@@ -279,7 +279,7 @@ def test_special_bits_of_a_folder_are_the_users(work, blobs):
     before = snapshot.snapshot_directory(work, blobs)
     (work / "shared").chmod(0o2700)
     after = snapshot.snapshot_directory(work, blobs)
-    snapshot.undo([after], before, blobs, work)
+    snapshot_change.undo([after], before, blobs, work)
     assert (work / "shared").stat().st_mode & 0o7777 == 0o2750
 
 
@@ -305,7 +305,7 @@ def test_an_edit_while_new_files_are_written_is_a_conflict(work, blobs, tmp_path
         (work / name).write_text("new")
     after = snapshot.snapshot_directory(work, blobs)
     with pytest.raises(snapshot.Conflict) as caught:
-        snapshot.undo([after], before, MeddledBlobs(tmp_path / "blobs", work / "b"), work)
+        snapshot_change.undo([after], before, MeddledBlobs(tmp_path / "blobs", work / "b"), work)
     assert caught.value.paths == ("b",)
     assert (work / "a").read_text() == "new"
     assert sorted(os.listdir(work)) == ["a", "b"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from workspaces import read_tree, trees, write_tree
 
-from nano_shared import snapshot
+from nano_shared import snapshot, snapshot_change
 from nano_shared.blobs import BlobStore
 
 
@@ -24,7 +24,7 @@ def difference(blobs: BlobStore, before: dict, after: dict, **how: bool) -> str:
         with tempfile.TemporaryDirectory() as name:
             write_tree(Path(name), tree)
             taken.append(snapshot.snapshot_directory(Path(name), blobs))
-    return snapshot.diff(*taken, blobs, **how)
+    return snapshot_change.diff(*taken, blobs, **how)
 
 
 def text(content: str, mode: int = 0o644) -> tuple[str, bytes, int]:

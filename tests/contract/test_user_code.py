@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nano_shared import user_code
+from nano_shared import extensions
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import call_extension, user_module
-from nano_shared.user_code import read_number, source_hash, source_hashes
+from nano_shared.extensions import call_extension, read_number, source_hash, source_hashes, user_module
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = """
@@ -106,7 +105,7 @@ def test_what_raises_is_named_with_file_and_line(functions: object, tmp_path: Pa
 def test_a_call_that_takes_long_is_named_and_a_deadline_ends_the_wait(
     functions: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(user_code, "PATIENCE", 0.01)
+    monkeypatch.setattr(extensions, "PATIENCE", 0.01)
     with pytest.raises(TimeoutError):
         call_extension(functions.waits, name="mine.py:waits", seconds=1.5)  # type: ignore[attr-defined]
     said = capsys.readouterr().err
@@ -162,18 +161,18 @@ def test_stdout_holds_what_is_ours_whatever_a_users_function_prints() -> None:
 LEAVES = """
 import os, signal, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from nano_shared import user_code
+from nano_shared import extensions
 from nano_shared.extensions import call_extension
 
-user_code.GRACE = 0.2
+extensions.GRACE = 0.2
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
 def hangs():
     time.sleep(60)
 
-with user_code.interrupted_in_time(), ThreadPoolExecutor(1) as pool:
+with extensions.interrupted_in_time(), ThreadPoolExecutor(1) as pool:
     future = pool.submit(lambda: call_extension(hangs, name="mine.py:hangs"))
-    while not user_code._calls:
+    while not extensions._calls:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
     future.result()

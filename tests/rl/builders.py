@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from nano_rl.learn.batch import Batch
 from nano_rl.learn.config import Objective, find_objective
-from nano_rl.learn.rows.batch import Batch
 from nano_shared.types import (
     Completion,
     Finish,

@@ -9,8 +9,8 @@ import torch
 from builders import VOCABULARY, exact
 from hypothesis import strategies as st
 
-from nano_rl.learn.rows.batch import Batch, make_batches
-from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.batch import Batch, make_batches
+from nano_rl.learn.rows import TrainSample
 
 FAMILIES = ("llama", "llama-mha-untied", "qwen2", "qwen3")
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from nano_rl.learn.batch import make_batches
 from nano_rl.learn.config import UpdateConfig
-from nano_rl.learn.model.learner import Learner, prepare
-from nano_rl.learn.model.logprob import token_logprobs
-from nano_rl.learn.model.plan import Workload, plan_memory
-from nano_rl.learn.rows.batch import make_batches
-from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.learner import Learner, prepare
+from nano_rl.learn.logprob import token_logprobs
+from nano_rl.learn.plan import Workload, plan_memory
+from nano_rl.learn.rows import TrainSample
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {

@@ -18,21 +18,18 @@ from families import sample
 
 from nano_coder.models.local import attention
 from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.models.local.policy import LocalPolicy, Lockstep
 from nano_coder.models.local.sampler import GenerationRequest
-from nano_coder.models.local.scheduler import Lockstep
 from nano_preferences.config import DpoConfig
 from nano_preferences.dpo import PairObjective, pair_batches, reference_scores
 from nano_preferences.pairs import PairRows
 from nano_preferences.reward_model import bradley_terry, pair_margins
 from nano_rl.learn import prefix_tree
+from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.gae import Chain
-from nano_rl.learn.model.critic import Critic, CriticTerms
-from nano_rl.learn.model.learner import Learner, Reference, prepare
-from nano_rl.learn.model.logprob import can_share, token_logprobs
-from nano_rl.learn.model.scalar_model import scalar_model
-from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.critic import Chain, Critic, CriticTerms, scalar_model
+from nano_rl.learn.learner import Learner, Reference, prepare
+from nano_rl.learn.logprob import can_share, token_logprobs
 from nano_shared.types import Sampling
 
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt-oss", "mixtral", "lfm2", "gpt2")
@@ -45,7 +42,7 @@ def samples() -> list[Any]:
 
 def sampler(model: Any) -> list[float]:
     """Log-probs of two turns of four rows, of two prompts, and of a teacher-forced row."""
-    engine = Engine(model, eos_ids=frozenset(), pad_id=2, context_limit=200)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=200)
     rows = [
         GenerationRequest(tuple(range(3 + n // 2, 24)), Sampling(max_tokens=4, temperature=n % 2), n, n)
         for n in range(4)
@@ -66,7 +63,7 @@ def sampler(model: Any) -> list[float]:
 
 def defaults(model: Any) -> None:
     """On a device the scheduler is free, and the rows are as many as memory holds, the agents with them."""
-    engine = Engine(model, eos_ids=frozenset(), pad_id=2, context_limit=200)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=200)
     template: Any = None
     policy = LocalPolicy(engine, template, id="tiny")
     assert (type(policy._scheduler) is Lockstep) == (engine.device.type == "cpu")

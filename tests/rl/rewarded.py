@@ -8,7 +8,7 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.config.training import RewardConfig
+from nano_rl.config import RewardConfig
 from nano_rl.gather.rollouts import execute
 from nano_rl.rewards import Reward, open_reward
 from nano_shared.hidden_checks import Case, CaseChecks

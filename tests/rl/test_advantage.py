@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nano_rl.learn.advantage import group_advantages, group_samples
 from nano_rl.learn.config import Baseline, Std
-from nano_rl.learn.rows.group import Group, form_groups, group_metrics, is_dead
+from nano_rl.learn.rows import Group, form_groups, group_metrics, is_dead
 
 BASELINES: tuple[Baseline, ...] = ("mean", "rloo")
 STDS: tuple[Std, ...] = ("none", "sample", "population")

@@ -12,13 +12,12 @@ from families import sample
 from torch import Tensor, nn
 
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
-from nano_coder.models.local.engine import Engine
-from nano_coder.models.local.module_decoder import ModuleDecoder
+from nano_coder.models.local.engine import Engine, ModuleDecoder
 from nano_coder.models.local.sampler import DecodingRow, GenerationRequest
+from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.model.learner import Learner, lora_targets, prepare
-from nano_rl.learn.model.logprob import refuse_untrainable, token_logprobs
-from nano_rl.learn.rows.batch import Batch, make_batches
+from nano_rl.learn.learner import Learner, lora_targets, prepare
+from nano_rl.learn.logprob import refuse_untrainable, token_logprobs
 from nano_shared.errors import ConfigError
 from nano_shared.types import Sampling
 
@@ -112,7 +111,7 @@ def decoded(engine: Engine, early: list[GenerationRequest], late: list[Generatio
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sampler_and_trainer_are_plain_transformers(family: str, adapter: bool) -> None:
     model = lora(family) if adapter else build(family)
-    engine = Engine(model, eos_ids=frozenset(), pad_id=2, context_limit=200)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=200)
     late = GenerationRequest(tuple(range(5, 30)), Sampling(max_tokens=5, temperature=1.0), 9, 9)
     first = decoded(engine, prompts(), [late])
     assert max(deviation(model, row) for row in first) < EXACT

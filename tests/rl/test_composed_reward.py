@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.evaluate import component_means, table
 from nano_rl.cli import cli
-from nano_rl.config.training import RewardConfig
+from nano_rl.config import RewardConfig
 from nano_rl.rewards import open_reward, outcome, parse_reward
-from nano_rl.tasks.make import write_tasks
+from nano_rl.tasks.task_file import write_tasks
 from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import OracleAction, StopReason, Tampering, Task, Trajectory

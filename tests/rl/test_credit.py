@@ -18,8 +18,8 @@ from nano_rl.learn.advantage import (
     summed_advantages,
     turn_advantages,
 )
-from nano_rl.learn.rows.batch import make_batches
-from nano_rl.learn.rows.group import Group
+from nano_rl.learn.batch import make_batches
+from nano_rl.learn.rows import Group
 from nano_shared.types import StopReason, Trajectory
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,10 +11,17 @@ import pytest
 import torch
 from builders import tiny_llama, trajectory, turn
 
-from nano_rl.learn.gae import Chain, reward_chain
-from nano_rl.learn.model.critic import Critic, CriticTerms, explained_variance, value_loss
-from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.model.scalar_model import by_budget, scalar_model
+from nano_rl.learn.critic import (
+    Chain,
+    Critic,
+    CriticTerms,
+    by_budget,
+    explained_variance,
+    reward_chain,
+    scalar_model,
+    value_loss,
+)
+from nano_rl.learn.learner import prepare
 from nano_rl.learn.tree_forward import independent_rows
 from nano_shared.errors import GuardTripped
 

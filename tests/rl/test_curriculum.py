@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nano_rl.gather.curriculum import Curriculum
-from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows import Group
 from nano_shared.errors import UsageError
 from nano_shared.types import Task, Trajectory
 

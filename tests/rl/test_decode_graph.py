@@ -62,7 +62,7 @@ def two_turns(engine: Engine) -> list[Sampled]:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3", "granite", "cohere"])
 def test_recorded_steps_sample_the_same_tokens(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def sampled() -> list[Sampled]:
-        return two_turns(Engine(build(family), eos_ids=frozenset(), pad_id=2, context_limit=200))
+        return two_turns(Engine(build(family), eos_ids=frozenset(), context_limit=200))
 
     plain = sampled()
     recorded = Recorded(monkeypatch)
@@ -75,7 +75,7 @@ def test_recorded_steps_sample_the_same_tokens(family: str, monkeypatch: pytest.
 
 def test_a_step_is_recorded_when_its_blocks_of_cache_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = Recorded(monkeypatch)
-    engine = Engine(build("llama"), eos_ids=frozenset(), pad_id=2, context_limit=400)
+    engine = Engine(build("llama"), eos_ids=frozenset(), context_limit=400)
     request = GenerationRequest(tuple(range(3, 24)), Sampling(max_tokens=100), seed=0)
     engine.generate([request])
     assert recorded.recorded == 1

@@ -13,8 +13,8 @@ from engine_server import KEY, EngineServer, Liar
 from looping import CONFIG, Loop, alternating, logged_groups, tiny_model
 from pydantic import ValidationError
 
-from nano_rl.config.training import TrainConfig
-from nano_rl.gather.engines import engine_pool
+from nano_rl.config import TrainConfig
+from nano_rl.gather import engine_pool
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.used_runs import read_used

@@ -6,10 +6,9 @@ import pytest
 from builders import trajectory
 
 from nano_coder.agent.profiles import COMPACT_1
-from nano_rl.checkpoints.evaluate import paired, row_of, success_interval, suite_of, table
-from nano_rl.checkpoints.statistics import wilson
+from nano_rl.checkpoints.evaluate import paired, row_of, success_interval, suite_of, table, wilson
 from nano_rl.commands.eval import tool_names, without_tools
-from nano_rl.tasks.make import make_tasks
+from nano_rl.tasks.task_file import make_tasks
 from nano_shared.errors import UsageError
 from nano_shared.types import Provenance, Split, Task, Trajectory
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nano_rl.learn import prefix_tree
 from nano_rl.learn.prefix_tree import FlashPass, TokenTree, build_tree, flash_passes, tree_attention
-from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.rows import TrainSample
 
 HEADS, KEYS, DIM, SCALE = 4, 2, 8, 0.3
 

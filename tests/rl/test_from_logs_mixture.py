@@ -13,14 +13,13 @@ from looping import CONFIG, Loop, logged_groups, runtime_at, same, scored, tiny_
 
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_preferences.log_pairs import pair_of, pairs_beside
-from nano_rl.config.training import TrainConfig
+from nano_rl.config import TrainConfig
 from nano_rl.gather.sources import Sources
 from nano_rl.learn import update
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.learn.rows.group import Group
-from nano_rl.logs.lineage import lineage
-from nano_rl.logs.reader import LogContents, read_logs
+from nano_rl.learn.rows import Group
+from nano_rl.logs.reader import LogContents, lineage, read_logs
 from nano_rl.logs.used_runs import learned_from, learned_table
 from nano_shared.errors import GuardTripped
 from nano_shared.store import LogStore

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_rl.gather.replay_buffer import ReplayBuffer
-from nano_rl.learn.rows.group import Group, form_groups
-from nano_rl.learn.rows.sample import to_samples
+from nano_rl.learn.rows import Group, form_groups, to_samples
 from nano_rl.learn.update import capped, select_by_drift
-from nano_rl.logs.lineage import AncestorWeights, Lineage
+from nano_rl.logs.reader import AncestorWeights, Lineage
 
 
 def groups(*sizes: int, versions: int = 1) -> list[Group]:

@@ -10,7 +10,7 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.learn.gae import Chain, chain_gae, gae, reward_chain, whitened
+from nano_rl.learn.critic import Chain, chain_gae, gae, reward_chain, whitened
 from nano_shared.types import Trajectory
 
 numbers = st.floats(-3, 3, allow_nan=False)

@@ -14,7 +14,7 @@ from looping import TASKS, Loop, same, tiny_model
 from nano_rl.gather.curriculum import Curriculum
 from nano_rl.gather.sources import TaskOrder, by_group
 from nano_rl.logs.used_runs import read_used
-from nano_rl.tasks.make import make_tasks
+from nano_rl.tasks.task_file import make_tasks
 from nano_shared.types import Split, Trajectory
 
 DEAD = {task.key for task in TASKS[:2]}

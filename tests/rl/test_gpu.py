@@ -18,8 +18,8 @@ from nano_coder.models.local import attention, continuous_batching
 from nano_coder.models.local.attention import Scoring
 from nano_coder.models.local.engine import Engine
 from nano_rl.learn import prefix_tree
-from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.model.logprob import token_logprobs
+from nano_rl.learn.learner import prepare
+from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.prefix_tree import build_tree, tree_attention
 
 pytestmark = [
@@ -96,9 +96,9 @@ def test_the_kernel_of_a_decoding_step_is_that_of_blocks(
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3"])
 def test_a_recorded_step_samples_as_a_launched_one(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(family).to("cuda")
-    recorded = two_turns(Engine(model, eos_ids=frozenset(), pad_id=2, context_limit=200))
+    recorded = two_turns(Engine(model, eos_ids=frozenset(), context_limit=200))
     monkeypatch.setattr(continuous_batching, "can_record", lambda forward: False)
-    launched = two_turns(Engine(model, eos_ids=frozenset(), pad_id=2, context_limit=200))
+    launched = two_turns(Engine(model, eos_ids=frozenset(), context_limit=200))
     assert [row.ids for row in recorded] == [row.ids for row in launched]
     for one, other in zip(recorded, launched, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)

@@ -13,7 +13,7 @@ from listed_hacks import FAIR, LISTED, OWN, RIGHT, WRONG, Hack
 from typer.main import get_command
 
 from nano_rl.cli import cli
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 
 CASES = [{"args": [[i, 10 * i + 3]], "expected": 11 * i + 3} for i in range(1, 9)]
 VISIBLE = "from solution import add_all\ndef test_one():\n    assert add_all([1, 13]) == 14\n"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nano_rl.learn.model.logprob import Targets, selected_scores
+from nano_rl.learn.logprob import Targets, selected_scores
 
 SITES, WIDTH, VOCABULARY = 7, 5, 11
 SITE_N = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5, 6, 6])

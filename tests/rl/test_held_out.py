@@ -9,10 +9,10 @@ import pytest
 from looping import CONFIG, PATIENT, TASKS, Given, parity, runtime_at, same, tiny_model, weights
 
 from nano_coder.models.opening import open_weights
-from nano_rl.gather.sources import Sources
-from nano_rl.gather.success import HELD_OUT_FILE, HeldOut, refuse_trained
+from nano_rl.gather.rollouts import HELD_OUT_FILE, HeldOut
+from nano_rl.gather.sources import Sources, refuse_trained
+from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics, read_rows
-from nano_rl.learn.model.learner import prepare
 from nano_rl.train import train
 from nano_shared.errors import UsageError
 

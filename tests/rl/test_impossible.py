@@ -15,7 +15,7 @@ from nano_rl.gather.rollouts import execute
 from nano_rl.logs.admission import TargetPolicy, refusal_of
 from nano_rl.rewards.reward import IMPOSSIBLE
 from nano_rl.tasks.attempts import oracle_policy
-from nano_rl.tasks.make import make_tasks
+from nano_rl.tasks.task_file import make_tasks
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import (
     AnswerChecks,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_rl.tasks.make import make_tasks, read_tasks, write_tasks
+from nano_rl.tasks.task_file import make_tasks, read_tasks, write_tasks
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Task
 

@@ -11,10 +11,10 @@ import torch
 from architectures import build
 from test_architectures import fixed_batch, likelihood, step
 
-from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.model.logprob import plain_rows, token_logprobs
-from nano_rl.learn.model.scalar_model import scalar_model
-from nano_rl.tiny_model import build_tiny
+from integration.tiny_model import build_tiny
+from nano_rl.learn.critic import scalar_model
+from nano_rl.learn.learner import prepare
+from nano_rl.learn.logprob import plain_rows, token_logprobs
 from nano_shared.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:tree_fallback")
@@ -120,7 +120,7 @@ def test_a_quantised_base_samples_and_trains_as_itself(bits: str, tmp_path: Path
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         step(model, fixed_batch())
-        engine = Engine(model, eos_ids=frozenset(), pad_id=2, context_limit=100)
+        engine = Engine(model, eos_ids=frozenset(), context_limit=100)
         request = GenerationRequest(tuple(range(3, 20)), Sampling(max_tokens=6), 1, 1)
         (sampled,) = engine.generate([request])
         (scored,) = engine.score([request.ids + sampled.ids], first=len(request.ids))
@@ -148,7 +148,7 @@ def test_an_adapter_on_a_quantised_base_follows_the_gradient_of_what_is_sampled(
     torch.manual_seed(0)
     for weight in weights:
         torch.nn.init.normal_(weight, std=0.1)
-    engine = Engine(model, eos_ids=frozenset(), pad_id=2, context_limit=100)
+    engine = Engine(model, eos_ids=frozenset(), context_limit=100)
     requests = [GenerationRequest(tuple(range(3, 20 + n)), Sampling(max_tokens=6), n, n) for n in range(3)]
     for request in requests:  # alone: one token a step
         (sampled,) = engine.generate([request])

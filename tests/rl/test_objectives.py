@@ -11,7 +11,8 @@ import torch
 from builders import flat_batch, flat_logprobs, logs, terms
 from torch import Tensor
 
-from nano_rl.config.training import TrainConfig
+from nano_rl.config import TrainConfig
+from nano_rl.learn.batch import Batch
 from nano_rl.learn.config import Objective, ObjectiveConfig, find_objective
 from nano_rl.learn.loss import (
     less_kl,
@@ -20,7 +21,6 @@ from nano_rl.learn.loss import (
     row_means,
     sums_to_the_end,
 )
-from nano_rl.learn.rows.batch import Batch
 from nano_shared.errors import ConfigError
 from nano_shared.extensions import extension_names
 from nano_shared.settings import parse_config

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.model.learner import clip_gradients, lr_at, make_optimizer, set_lr
+from nano_rl.learn.learner import clip_gradients, lr_at, make_optimizer, set_lr
 from nano_shared.errors import ConfigError
 
 

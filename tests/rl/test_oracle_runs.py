@@ -9,8 +9,8 @@ import pytest
 from domains import runtime
 
 from nano_coder.run.execution import Runtime
-from nano_rl.imitation.demonstrations import oracle_runs
-from nano_rl.tasks.make import make_tasks
+from nano_rl.imitation import oracle_runs
+from nano_rl.tasks.task_file import make_tasks
 from nano_shared.errors import UsageError
 from nano_shared.types import Limits, OracleAction, Split, Task
 

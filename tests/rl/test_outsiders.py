@@ -14,7 +14,7 @@ from gradecheck.runner import run
 
 from nano_coder.grading.grade import grade_folder
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.tasks.make import make_tasks
+from nano_rl.tasks.task_file import make_tasks
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.types import Split, Task
 

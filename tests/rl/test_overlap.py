@@ -11,14 +11,14 @@ import pytest
 import torch
 from looping import CONFIG, TASKS, Loop, logged_groups, same, tiny_model
 
-from nano_rl.config.training import TrainConfig
+from nano_rl.config import TrainConfig
 from nano_rl.gather.curriculum import Curriculum
 from nano_rl.gather.rollout_queue import WeightsCopy
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.used_runs import read_used
-from nano_rl.resume.progress import TrainingStopped
+from nano_rl.resume import TrainingStopped
 from nano_shared.errors import ConfigError, GuardTripped, UsageError
 from nano_shared.settings import parse_config
 from nano_shared.store import LogStore

@@ -7,7 +7,7 @@ from builders import terms, trajectory, turn
 
 from nano_rl.learn.advantage import credit_group, cut_off, group_credit, group_samples, length_penalty
 from nano_rl.learn.loss import token_weights
-from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows import Group
 from nano_shared.types import Finish, StopReason, Trajectory
 
 

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from integration.tiny_model import build_tiny
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.checkpoints.evaluate import (
     Conditions,
     Evaluation,
@@ -24,11 +24,9 @@ from nano_rl.checkpoints.evaluate import (
     TaskOutcome,
     store_evaluation,
 )
-from nano_rl.checkpoints.promotion import difference
-from nano_rl.checkpoints.promotion_history import promote, read_history, roll_back
+from nano_rl.checkpoints.promotion import difference, promote, read_history, roll_back
 from nano_rl.cli import cli
-from nano_rl.tasks.make import make_tasks
-from nano_rl.tiny_model import build_tiny
+from nano_rl.tasks.task_file import make_tasks
 from nano_shared.checkpoint import (
     Manifest,
     TrainedOn,
@@ -38,8 +36,8 @@ from nano_shared.checkpoint import (
     write_manifest,
 )
 from nano_shared.command_line import run_command
-from nano_shared.durable import file_hash
 from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.files import file_hash
 from nano_shared.types import Split, Task
 
 NANO = Callable[..., tuple[int, str, str]]
@@ -270,7 +268,7 @@ def test_kill_9_in_a_promotion_leaves_the_old_one_whole(at: str) -> None:
     promote(old, forced=True)
     program = (
         "import os, signal, sys\nfrom pathlib import Path\n"
-        "import nano_rl.checkpoints.promotion_history as history\n"
+        "import nano_rl.checkpoints.promotion as history\n"
         "def die(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
         "setattr(history, 'write_text' if sys.argv[2] == 'before the history' else 'point_latest', die)\n"
         "history.promote(Path(sys.argv[1]), forced=True)"

@@ -8,8 +8,8 @@ from builders import tiny_llama
 from test_logprob import ROWS, batch_of, lora
 from torch import nn
 
-from nano_rl.learn.model.learner import Reference, prepare
-from nano_rl.learn.model.logprob import token_logprobs
+from nano_rl.learn.learner import Reference, prepare
+from nano_rl.learn.logprob import token_logprobs
 
 
 def learnt_before() -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nano_rl.tasks.make import read_tasks, write_tasks
+from nano_rl.tasks.task_file import read_tasks, write_tasks
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import AnswerChecks, CaseChecks, SuiteChecks
 from nano_shared.types import Task

@@ -9,7 +9,7 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.learn.rows.sample import TrainSample, recent_samples, to_samples
+from nano_rl.learn.rows import TrainSample, recent_samples, to_samples
 from nano_rl.learn.update import _stale
 from nano_shared.types import REDACTED_ID, Sampling, Trajectory
 

@@ -24,12 +24,20 @@ from nano_coder import cli as coder
 from nano_coder.config import AgentConfig
 from nano_preferences.config import DpoConfig, RewardModelConfig
 from nano_rl.cli import cli
-from nano_rl.config.training import RewardConfig, SftConfig, TrainConfig
+from nano_rl.config import RewardConfig, SftConfig, TrainConfig
 from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_shared.command_line import COMMON_PANEL, LazyGroup, lazy_app, run_command
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.settings import alternatives, parse_config, parse_toml, section_of, setting_fields, to_toml
-from nano_shared.settings_options import Settings, settings_options
+from nano_shared.settings import (
+    Settings,
+    alternatives,
+    parse_config,
+    parse_toml,
+    section_of,
+    setting_fields,
+    settings_options,
+    to_toml,
+)
 
 
 class Depth(Config):

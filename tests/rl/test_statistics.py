@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.checkpoints.statistics import bootstrap, paired_bootstrap, sign_flip, wilson
+from nano_rl.checkpoints.evaluate import bootstrap, paired_bootstrap, sign_flip, wilson
 
 
 @pytest.mark.parametrize(

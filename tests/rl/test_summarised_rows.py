@@ -11,21 +11,19 @@ import torch
 from looping import scored
 from test_tree_forward import assert_close, gradients
 
-from nano_coder.agent.profiles import find_profile
-from nano_coder.agent.prompt import first_messages
+from integration.tiny_model import build_tiny
+from nano_coder.agent.profiles import find_profile, first_messages
 from nano_coder.models.opening import local_policy
 from nano_coder.models.weights import load_policy
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.verify.logprobs import logprob_gap
-from nano_coder.verify.tokens import TokenCheck
+from nano_coder.verify.deep import TokenCheck, logprob_gap
 from nano_coder.verify.trainable import verify
-from nano_rl.imitation.rows import row_conversations
+from nano_rl.imitation import row_conversations
 from nano_rl.learn.advantage import group_samples
-from nano_rl.learn.model.logprob import score_tokens
-from nano_rl.learn.rows.batch import make_batches
-from nano_rl.learn.rows.group import form_groups
-from nano_rl.tiny_model import build_tiny
+from nano_rl.learn.batch import make_batches
+from nano_rl.learn.logprob import score_tokens
+from nano_rl.learn.rows import form_groups
 from nano_shared.extensions import _registered
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Sampling, StopReason, Task, Trajectory, Turn

@@ -13,9 +13,14 @@ from typer.testing import CliRunner
 from nano_coder.run.execution import Runtime
 from nano_rl.cli import cli
 from nano_rl.tasks import check as checks
-from nano_rl.tasks.admission import admitted_tasks, scratch_runtime, without_repeats
-from nano_rl.tasks.check import TaskFinding, check_task, unproven
-from nano_rl.tasks.make import draw_tasks, read_tasks, write_tasks
+from nano_rl.tasks.check import (
+    TaskFinding,
+    admitted_tasks,
+    check_task,
+    scratch_runtime,
+    without_repeats,
+)
+from nano_rl.tasks.task_file import draw_tasks, read_tasks, unproven, write_tasks
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, HiddenChecks, Suite, SuiteChecks
@@ -168,7 +173,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("nano_rl.tasks.admission.check_tasks", lambda *_, **__: pytest.fail("it began"))
+    monkeypatch.setattr("nano_rl.tasks.check.check_tasks", lambda *_, **__: pytest.fail("it began"))
     rows = tmp_path / "rows.jsonl"
     write_tasks(rows, [GOOD])
     for arguments in (["make", "--check", "-n", "1"], ["check", str(rows)]):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nano_rl.tasks.admission import log_folder, scratch_runtime
-from nano_shared import scratch
+from nano_rl.tasks.check import log_folder, scratch_runtime
+from nano_shared import files
 from nano_shared.types import Limits
 
 Usage = namedtuple("Usage", "total used free")
@@ -28,14 +28,14 @@ def test_programs_see_that_plugins_stay_out_and_what_they_are_given(tmp_path: Pa
 def test_logs_lie_in_memory_where_there_is_room(
     free: int, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch, "_MEMORY", tmp_path)
-    monkeypatch.setattr(scratch.shutil, "disk_usage", lambda _: Usage(free, 0, free))
+    monkeypatch.setattr(files, "_MEMORY", tmp_path)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: Usage(free, 0, free))
     with log_folder() as folder:
         assert (Path(folder).parent == tmp_path) is there
     assert not Path(folder).exists()
 
 
 def test_a_machine_without_such_a_place_uses_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_MEMORY", Path("/nowhere"))
+    monkeypatch.setattr(files, "_MEMORY", Path("/nowhere"))
     with log_folder() as folder:
         assert Path(folder).is_dir()

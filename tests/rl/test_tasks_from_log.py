@@ -15,7 +15,7 @@ from executions import SUBMIT, a_runtime, a_task, act, limits
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_rl.cli import cli
 from nano_rl.tasks.from_log import distinct, task_from_run
-from nano_rl.tasks.make import read_tasks
+from nano_rl.tasks.task_file import read_tasks
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks

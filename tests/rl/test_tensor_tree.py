@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_rl.resume.states import load_tree, save_tree
+from nano_rl.resume import load_tree, save_tree
 
 KEYS = st.one_of(st.text(max_size=5), st.integers(-9, 9))
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=9))

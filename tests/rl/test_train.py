@@ -6,28 +6,25 @@ from pathlib import Path
 import pytest
 import torch
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.chat_template import ChatTemplate
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.verify.trainable import verify
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.config.training import SftConfig, TrainConfig
+from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.gather.sources import Sources
-from nano_rl.imitation.demonstrations import train_sft
-from nano_rl.imitation.rows import imitation_samples
+from nano_rl.imitation import imitation_samples, train_sft
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.learn.model.learner import prepare
-from nano_rl.logs.lineage import lineage
-from nano_rl.logs.reader import LogContents, read_logs
+from nano_rl.logs.reader import LogContents, lineage, read_logs
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
-from nano_rl.tasks.make import make_tasks
-from nano_rl.tiny_model import build_tiny
+from nano_rl.tasks.task_file import make_tasks
 from nano_rl.train import train
 from nano_shared.errors import CheckpointError
 from nano_shared.policy import Conversation

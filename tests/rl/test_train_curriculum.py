@@ -7,20 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from integration.tiny_model import build_tiny
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.config.training import TrainConfig
+from nano_rl.config import TrainConfig
 from nano_rl.gather.curriculum import Curriculum
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig
+from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.learn.model.learner import prepare
-from nano_rl.tasks.make import make_tasks
-from nano_rl.tiny_model import build_tiny
+from nano_rl.tasks.task_file import make_tasks
 from nano_rl.train import train
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split

@@ -19,13 +19,12 @@ from nano_rl.gather.sources import Sources
 from nano_rl.learn import tree_forward as forward
 from nano_rl.learn import update
 from nano_rl.learn import update as update_module
+from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
-from nano_rl.learn.mismatch import Probe
-from nano_rl.learn.model.logprob import token_logprobs
-from nano_rl.learn.rows.batch import Batch, make_batches
-from nano_rl.learn.rows.group import Group
-from nano_rl.learn.rows.sample import to_samples
-from nano_rl.resume.states import States
+from nano_rl.learn.guards import Probe
+from nano_rl.learn.logprob import token_logprobs
+from nano_rl.learn.rows import Group, to_samples
+from nano_rl.resume import States
 from nano_shared.errors import GuardTripped, NanoError, PolicyError, SandboxError
 from nano_shared.types import Finish, StopReason, Trajectory
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from looping import CONFIG, Loop, same, tiny_model
 
-from nano_rl.resume.progress import TrainingStopped
-from nano_rl.resume.states import States
+from nano_rl.resume import States, TrainingStopped
 
 HERE = Path(__file__).parent
 

@@ -9,22 +9,20 @@ import pytest
 import torch
 from builders import verdict
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.config.training import TrainConfig
+from nano_rl.config import TrainConfig
 from nano_rl.gather.sources import Sources
-from nano_rl.imitation.demonstrations import reader_of
-from nano_rl.imitation.rows import RunEncoder
+from nano_rl.imitation import RunEncoder, reader_of
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.learn.model.learner import prepare
-from nano_rl.learn.rows.group import form_groups
-from nano_rl.tiny_model import build_tiny
+from nano_rl.learn.rows import form_groups
 from nano_rl.train import train
 from nano_rl.watch import Watch
 from nano_shared.policy import Conversation

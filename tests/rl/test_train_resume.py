@@ -20,8 +20,7 @@ from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.metrics import MEASURED, read_metrics
 from nano_rl.logs.used_runs import read_used
-from nano_rl.resume.progress import save_best, usual_save_every
-from nano_rl.resume.states import States
+from nano_rl.resume import States, save_best, usual_save_every
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.store import LogStore
 
@@ -204,9 +203,9 @@ def test_a_state_of_a_newer_nano_and_one_without_sense(tiny: Path, tmp_path: Pat
     manifest = tmp_path / "states" / "00000001" / "state.json"
     told = json.loads(manifest.read_text())
     for text, sentence in (
-        (json.dumps(told | {"version": 2}), "written by a newer nano .version 2, this one reads 1"),
-        (json.dumps(told | {"step": -1}), "state.json: step: "),
-        ("{", "state.json is corrupt"),
+        (json.dumps(told | {"version": 2}), "or of a newer nano: version: "),
+        (json.dumps(told | {"step": -1}), "state.json is damaged, .*: step: "),
+        ("{", "state.json is damaged"),
     ):
         manifest.write_text(text)
         with pytest.raises(CheckpointError, match=sentence):
@@ -249,7 +248,7 @@ def test_a_training_whose_states_are_large_ends_as_any_other(
 
 
 def test_settings_are_compared_where_they_decide(tiny: Path) -> None:
-    from nano_rl.resume.states import Identity, difference
+    from nano_rl.resume import Identity, difference
 
     def identity(**changed: object) -> Identity:
         config = CONFIG.model_copy(update=changed).model_dump(mode="json")

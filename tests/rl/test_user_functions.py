@@ -17,20 +17,20 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "coder"))
 
 from executions import a_runtime
 
+from integration.tiny_model import build_tiny
 from nano_coder.environment import Environments, open_environment
 from nano_rl.cli import cli
 from nano_rl.gather.rollouts import collect
 from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.loss import probe_objective
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.learn.rows.group import form_groups, group_metrics
+from nano_rl.learn.rows import form_groups, group_metrics
 from nano_rl.rewards import open_reward, parse_reward
 from nano_rl.rewards.registry import data_columns
-from nano_rl.tasks.make import read_tasks, write_tasks
-from nano_rl.tiny_model import build_tiny
-from nano_shared import extensions, user_code
+from nano_rl.tasks.task_file import read_tasks, write_tasks
+from nano_shared import extensions
 from nano_shared.errors import ConfigError, NanoError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.types import Split, StopReason, Task, Trajectory
 
@@ -40,7 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of a user as the current one, in a process that has imported no file of users."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(user_code, "_sources", {})
+    monkeypatch.setattr(extensions, "_sources", {})
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     importlib.invalidate_caches()
     for module in ("mine", "env", "suite"):
@@ -319,7 +319,7 @@ def test_an_environment_of_texts_trains_and_edited_code_is_named(here: Path) -> 
     (here / "home" / "checkpoints" / "mine").rename(here / "earlier")
     (here / "env.py").write_text(ENVIRONMENT.replace("0.3 *", "0.2 *"))
     extensions._module.cache_clear()  # as in another process
-    user_code._sources.clear()
+    extensions._sources.clear()
     _, said = invoke(*arguments, "--resume", "--steps", "5")
     assert f"{here}/env.py changed since step 4 was saved" in said
     assert "objective.py changed" not in said

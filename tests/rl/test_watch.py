@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from nano_rl.gather.success import success_metrics
+from nano_rl.gather.rollouts import success_metrics
 from nano_rl.learn.metrics import MetricsRow
-from nano_rl.learn.rows.group import Group
+from nano_rl.learn.rows import Group
 from nano_rl.record import ROLLOUTS, EventKind, Phases, length, merge, read_events, read_rollouts
 from nano_rl.watch import (
     LinesView,

@@ -41,12 +41,12 @@ def trained(folder: Path) -> dict[str, str]:
     from nano_preferences.config import DpoConfig
     from nano_preferences.dpo import train_dpo
     from nano_preferences.pairs import PairRows
-    from nano_rl.config.training import SftConfig
+    from nano_rl.config import SftConfig
     from nano_rl.gather.sources import Sources
-    from nano_rl.imitation.demonstrations import train_sft
+    from nano_rl.imitation import train_sft
     from nano_rl.learn import update
     from nano_rl.learn.config import LogsConfig, ObjectiveConfig, OptimizerConfig
-    from nano_rl.learn.rows.sample import to_samples
+    from nano_rl.learn.rows import to_samples
     from nano_shared.types import Limits, Task
 
     # of this file alone: generated tasks may come to read otherwise

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from nano_coder.agent.dialects.dialect import Parsed
 from nano_coder.agent.dialects.hermes import HERMES
-from nano_coder.agent.dialects.lenient import arguments_of, read_json
+from nano_coder.agent.dialects.untagged import arguments_of, read_json
 from nano_shared.types import ToolCall, ToolSpec
 
 _HEADER = re.compile(r"(?:<\|start\|>assistant)?((?:(?!<\|message\|>).)*?)<\|message\|>", re.DOTALL)

@@ -15,22 +15,20 @@ from dataclasses import dataclass, replace
 
 from nano_coder.agent.dialects.dialect import Parsed, find_tool, settled
 from nano_coder.agent.dialects.hermes import HERMES
-from nano_coder.agent.dialects.lenient import (
+from nano_coder.agent.dialects.untagged import (
     ARGUMENTS,
     arguments_of,
-    call_of,
-    python_call,
-    read_json,
-    read_python_calls,
-    typed,
-)
-from nano_coder.agent.dialects.untagged import (
     blocks,
+    call_of,
     example_call,
     fenced,
     is_example,
     missed_call,
+    python_call,
+    read_json,
+    read_python_calls,
     settled_before_call,
+    typed,
     untagged_calls,
 )
 from nano_shared.types import ToolCall, ToolSpec

@@ -20,13 +20,17 @@ import tenacity
 from nano_coder.agent.dialects.native import KEEPS_TOOLS_JSON, TOOLS_JSON
 from nano_coder.agent.profiles import API_1
 from nano_coder.config import Price, load_config
-from nano_coder.models.endpoint.answer import (
+from nano_coder.models.endpoint.chat_completion import (
     CANCELLED,
     CUT,
     FILTERED,
     AnswerParts,
     OnAnswer,
+    accepted_by,
+    add_parameters,
     read_answer,
+    request_body,
+    shaping,
     turn_tokens,
 )
 from nano_coder.models.endpoint.exchange import (
@@ -37,11 +41,10 @@ from nano_coder.models.endpoint.exchange import (
     RefusedRequest,
 )
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards, run_headers
-from nano_coder.models.endpoint.request import accepted_by, add_parameters, request_body, shaping
-from nano_coder.models.registry import ModelOptions
+from nano_coder.models.opening import ModelOptions
 from nano_coder.models.repetition import Repetition
 from nano_shared.errors import ConfigError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Conversation
 from nano_shared.printable import printable
 from nano_shared.types import ApiAnswer, Completion, Finish, Sampling, TurnTokens, Usage

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from nano_coder.models.endpoint.chat_completion import UNSHAPED
 from nano_coder.models.endpoint.exchange import (
     Cancelled,
     EndpointError,
@@ -19,7 +20,6 @@ from nano_coder.models.endpoint.exchange import (
     excerpt,
 )
 from nano_coder.models.endpoint.model_card import ModelCard, read_cards, run_headers
-from nano_coder.models.endpoint.request import UNSHAPED
 from nano_shared.errors import PolicyError
 from nano_shared.types import Finish, Sampling
 

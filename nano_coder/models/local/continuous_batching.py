@@ -12,32 +12,41 @@ import torch
 from torch import Tensor
 
 from nano_coder.models.local.attention import (
+    Arena,
     DecodeAttention,
+    KVShape,
     PrefillAttention,
     PrefillSegment,
-    SharedPrefixes,
-)
-from nano_coder.models.local.decode_graph import DecodeGraph, can_record
-from nano_coder.models.local.kv_cache import (
-    Arena,
-    KVShape,
     Prefix,
     PrefixCache,
     RetainedRow,
+    SharedPrefixes,
     common_prefix,
 )
+from nano_coder.models.local.decode_graph import DecodeGraph, can_record
 from nano_coder.models.local.llama import LlamaForward
-from nano_coder.models.local.sampler import DecodingRow, Likeliest, draw, likeliest_tokens, shaped_logits
-from nano_coder.models.local.speculative import CONTEXT, NGramSpeculator
+from nano_coder.models.local.sampler import DecodingRow, Likeliest, draw_rows
 
 _PREFILL_TOKENS = 2048
 """tokens of one prefill pass; bounds the memory of its activations"""
 _SHARED_PREFIX = 32
 """shortest common prefix whose KV is copied from another prompt instead of being prefilled"""
-_LEFT = 0.7
-"""share of slots and KV that further choices of requests may fill, so that another request joins at once"""
 _JOIN_SHARE = 4
 """queued rows join when 1 / this of the slots is free: prefilling few rows at a time costs many passes"""
+CONTEXT = 3
+"""length of the n-gram that predicts the next token"""
+_LONGEST_DRAFT = 4
+"""most draft tokens of one row"""
+_STEP_TOKENS = 48
+"""tokens a step, over all rows, below which one more is nearly free: loading the weights dominates"""
+_MIN_ACCEPTANCE = 0.25
+"""acceptance rate below which proposing stops"""
+_HALF_LIFE = 64
+"""draft tokens after which earlier acceptances count half in the acceptance rate"""
+_RETRY_STEPS = 8
+"""steps after which proposing is tried again while the acceptance rate is too low"""
+_MAX_NGRAMS = 1 << 17
+"""size of the n-gram table, some 20 MB; beyond it the table is cleared"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -249,22 +258,16 @@ class ContinuousDecoder:
         waits = len(self._slots), len(self._queue)
         if not self._queue or waits == self._waits or (self._slots and free * _JOIN_SHARE < self._max_batch):
             return None
-        self._queue = deque(sorted(self._queue, key=lambda row: row.request.choice))
-        most = int(self._max_batch * _LEFT) - len(self._slots)  # rows after the first of a client's request
-        queued = [
-            row
-            for place, row in enumerate(islice(self._queue, free))
-            if place < most or not row.request.choice
+        rows = [
+            (row, self.cache.retained(row.request.owner, row.request.ids))
+            for row in islice(self._queue, free)
         ]
-        if not queued:
-            return None
-        rows = [(row, self.cache.retained(row.request.owner, row.request.ids)) for row in queued]
         joining = self._largest(rows)
         if joining is None and not self._slots:
             self._free_blocks()
             self._forget_graph()
             # alone, it joins without what another prompt or its own last turn left
-            joining = self._largest(rows) or self._plan([(queued[0], None)], alone=True)
+            joining = self._largest(rows) or self._plan([(self._queue[0], None)], alone=True)
         if joining is None:
             self._waits = waits
             return None
@@ -291,8 +294,7 @@ class ContinuousDecoder:
         not lost to them at once."""
         slots = [*self._slots, *joining.slots]
         tokens = len(slots) * max(slot.capacity for slot in slots)
-        left = _LEFT if any(slot.row.request.choice for slot in joining.slots) else 1.0
-        if len(slots) > 1 and 2 * tokens * self._shape.token_bytes > self._max_bytes * left:
+        if len(slots) > 1 and 2 * tokens * self._shape.token_bytes > self._max_bytes:
             return False
         others, keep = self._demand(joining)
         return self.cache.least(keep) + others <= self._max_bytes
@@ -488,13 +490,7 @@ class ContinuousDecoder:
             for slot, draft_ids in zip(slots, draft_tokens, strict=True)
             for nth in range(len(draft_ids) + 1)
         ]
-        drawn = draw(
-            logits_NV,
-            [row.request.sampling for row, _ in places],
-            [row.uniforms[len(row.ids) + nth] for row, nth in places],
-            shaped_logits([row for row, _ in places], logits_NV),
-        )
-        tokens = iter(zip(*drawn, likeliest_tokens([row for row, _ in places], logits_NV), strict=True))
+        tokens = draw_rows(places, logits_NV)
         num_accepted_tokens = 0
         for slot, draft_ids in zip(slots, draft_tokens, strict=True):
             accepted = self._accept(slot.row, draft_ids, list(islice(tokens, len(draft_ids) + 1)))
@@ -525,11 +521,10 @@ class ContinuousDecoder:
         return accepted
 
     def _leave(self, slot: BatchSlot) -> None:
-        """Free the slot and move the last row into it; retain the KV if its owner may ask for a next turn. Of
-        a request's choices that is the first: a client goes on with one."""
+        """Free the slot and move the last row into it; retain the KV if its owner may ask for a next turn."""
         index = self._slots.index(slot)
         row, owner = slot.row, slot.row.request.owner
-        if row.finish is not None and owner is not None and not row.request.choice:
+        if row.finish is not None and owner is not None:
             self.cache.release(owner)
             held = {one.prefix for one in self._slots} | set(
                 self._prefixes.distinct if self._prefixes else ()
@@ -572,3 +567,53 @@ def _prefill_passes(segments: Sequence[PrefillSegment]) -> Iterator[list[Prefill
         batch.append(segment)
     if batch:
         yield batch
+
+
+class NGramSpeculator:
+    """Proposes draft tokens from a table of the n-grams of all rows of one version of the weights.
+
+    A decoding step feeds a row's last token and its draft tokens, and samples a token after each of them.
+    Draft tokens are accepted up to the first that differs from the sampled one. Every token is sampled with a
+    random number of its own, so neither tokens nor log-probs depend on the draft. This is the method of
+    Leviathan et al. (arXiv 2211.17192) with an n-gram table as the draft model and exact-match acceptance.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[tuple[int, ...], int] = {}
+        self._num_draft_tokens = 0.0
+        self._num_accepted_tokens = 0.0
+        self._steps = 0
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """Add the n-grams of these tokens to the table."""
+        if len(self._next) > _MAX_NGRAMS:
+            self._next.clear()
+        for at in range(CONTEXT, len(ids)):
+            self._next[tuple(ids[at - CONTEXT : at])] = ids[at]
+
+    def budget(self, rows: int) -> int:
+        """Draft tokens that this step may propose for `rows` rows together."""
+        self._steps += 1
+        enabled = (
+            self._num_accepted_tokens >= _MIN_ACCEPTANCE * self._num_draft_tokens
+            or self._steps % _RETRY_STEPS == 0
+        )
+        return max(0, _STEP_TOKENS - rows) if enabled else 0
+
+    def propose(self, tail: Sequence[int], longest: int) -> list[int]:
+        """At most `longest` tokens that are likely to come after `tail`."""
+        known = list(tail[-CONTEXT:])
+        draft: list[int] = []
+        while len(draft) < min(longest, _LONGEST_DRAFT):
+            token = self._next.get(tuple(known))
+            if token is None:
+                break
+            draft.append(token)
+            known = [*known[1:], token]
+        return draft
+
+    def record(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Update the acceptance rate with the counts of one step."""
+        fade = 0.5 ** (num_draft_tokens / _HALF_LIFE)
+        self._num_draft_tokens = self._num_draft_tokens * fade + num_draft_tokens
+        self._num_accepted_tokens = self._num_accepted_tokens * fade + num_accepted_tokens

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nano_coder.models.local.attention import DecodeAttention, SharedPrefixes
-from nano_coder.models.local.kv_cache import Arena
+from nano_coder.models.local.attention import Arena, DecodeAttention, SharedPrefixes
 from nano_coder.models.local.llama import LlamaForward
 
 _ROWS = 8

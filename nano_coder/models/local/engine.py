@@ -2,70 +2,39 @@
 
 from __future__ import annotations
 
-import inspect
+import copy
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
+from nano_coder.models.local.attention import ROUND
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
-from nano_coder.models.local.decoder import choose_decoder
-from nano_coder.models.local.kv_cache import ROUND
-from nano_coder.models.local.module_decoder import ModuleDecoder, evaluating
-from nano_coder.models.local.sampler import DecodingRow, GenerationRequest, Sampled, StopConditions
-from nano_shared.errors import ConfigError
-from nano_shared.malloc import keep_freed_memory
+from nano_coder.models.local.llama import LlamaForward, Unsupported
+from nano_coder.models.local.sampler import DecodingRow, GenerationRequest, Sampled, StopConditions, draw_rows
+from nano_shared.errors import ConfigError, UsageError
 from nano_shared.policy import DecodeIds
-
-_PROBES = 4
-"""elements of each parameter that `weight_stamp` compares"""
-
-Stamp = tuple[object, ...]
-"""changes whenever the weights do"""
-
-
-def counter_stamp(parameters: Sequence[Tensor]) -> Stamp:
-    """Addresses and version counters of parameters: cheap enough for every step.
-
-    PyTorch counts every in-place write, but not those through `.data`.
-    """
-    return tuple((p.data_ptr(), p._version) for p in parameters)
-
-
-def _watched(model: nn.Module) -> list[Tensor]:
-    """All parameters but the experts under PEFT's adapters, which are frozen: each forward pass changes their
-    counters and their order."""
-    frozen: set[int] = set()
-    for part in model.modules():
-        if type(part).__name__ == "ParamWrapper":
-            inner: Any = part
-            while hasattr(inner, "base_layer"):
-                inner = inner.base_layer
-            frozen.update(id(p) for p in inner.parameters(recurse=False))
-    return [p for p in model.parameters() if id(p) not in frozen]
-
-
-def probe_stamp(parameters: Sequence[Tensor]) -> Stamp:
-    """A few elements of each parameter: detects writes through `.data` too."""
-    with torch.no_grad():
-        probes = torch.cat([_probe(p) for p in parameters])
-    return tuple(probes.tolist())
-
-
-def _probe(parameter: Tensor) -> Tensor:
-    # detach shares memory and does not change the version counter
-    flat = parameter.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // _PROBES)][: _PROBES + 1].float()
-
+from nano_shared.process import keep_freed_memory
 
 MAX_BATCH = 64
 """rows decoded together; beyond it, on a CPU, a step's time grows with its rows"""
 _ROW_TOKENS = 1024
 """of the rows whose number is bounded by the KV cache of a GPU; longer ones wait for memory"""
 _KV_BYTES, _KV_SHARE = 4 << 30, 0.2
+_CHUNK = 1024
+"""tokens of one pass of `score_tokens`"""
+_PROBES = 4
+"""elements of each parameter that are compared to tell whether the weights have changed"""
+Version = tuple[object, ...]
+"""changes whenever the weights do"""
+_told: WeakSet[nn.Module] = WeakSet()
+"""modules of which stderr says that they decode through transformers"""
 
 
 def kv_bound(device: torch.device, gib: float | None = None) -> int:
@@ -119,16 +88,28 @@ def _rows_held(model: nn.Module, kv_bytes: int, context_limit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A token's log-prob, and the likeliest tokens of its place with theirs, likeliest first."""
+    """A token's log-prob, the likeliest tokens of its place with theirs, likeliest first, and the entropy of
+    the distribution, nats; the last two where they are asked for."""
 
     logprob: float
-    top: tuple[tuple[int, float], ...]
+    top: tuple[tuple[int, float], ...] = ()
+    entropy: float | None = None
 
 
-_CHUNK = 1024
-"""tokens of one pass of `score_top`"""
-_SCORE_TOKENS = 2048
-"""padded tokens of one scoring batch, which bounds the memory of its logits"""
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; restores the mode of every submodule afterwards.
+
+    `no_grad` and not `inference_mode`: buffers that a module creates lazily here must be usable in training.
+    """
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 class Engine:
@@ -144,7 +125,6 @@ class Engine:
         model: torch.nn.Module,
         *,
         eos_ids: frozenset[int],
-        pad_id: int,
         context_limit: int,
         decode: DecodeIds | None = None,
         max_batch: int | None = None,
@@ -158,7 +138,6 @@ class Engine:
         keep_freed_memory()
         self.model = model
         self.eos_ids = eos_ids
-        self.pad_id = pad_id
         self._kv_bytes = kv_bound(self.device) if kv_bytes is None else kv_bytes
         self.context_limit = _rows_held(model, self._kv_bytes, context_limit)
         self.limited_by = "kv_gib" if self.context_limit < context_limit else "its context"
@@ -166,8 +145,8 @@ class Engine:
         self._ends = StopConditions(eos_ids, self.context_limit, decode, self.limited_by)
         self.max_batch = max_batch or rows_together(self.device, self._kv_bytes, kv_token_bytes(model))
         self._decoder: ContinuousDecoder | ModuleDecoder | None = None
-        self._probes: Stamp = ()
-        self._counters: Stamp = ()
+        self._probes: Version = ()
+        self._counters: Version = ()
         self._watched: list[Tensor] = []
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Sampled]:
@@ -196,7 +175,7 @@ class Engine:
         if not self.busy:
             return []
         assert self._decoder is not None
-        if counter_stamp(self._watched) != self._counters:
+        if _counters(self._watched) != self._counters:
             raise RuntimeError("the weights changed while rows were being decoded with them")
         with torch.no_grad():
             return self._decoder.step()
@@ -228,11 +207,8 @@ class Engine:
     def score(
         self, rows: Sequence[tuple[int, ...]], temperature: float = 1.0, *, first: int = 1
     ) -> list[list[float]]:
-        """Teacher-forced log-probs of `row[first:]` for each row of [L] ids: lists of L - first, in float32.
-
-        The language-model head runs on the last L - first positions only.
-        """
-        return [logprobs for logprobs, _ in self.measure(rows, temperature, first=first)]
+        """Teacher-forced log-probs of `row[first:]` for each row of [L] ids: lists of L - first, float32."""
+        return [[score.logprob for score in self.score_tokens(row, temperature, first=first)] for row in rows]
 
     def score_alone(self, ids: tuple[int, ...], temperature: float = 1.0, *, first: int = 1) -> list[float]:
         """As `score` for one row."""
@@ -247,28 +223,19 @@ class Engine:
             return self.score_alone(ids, temperature, first=first)
         with torch.no_grad():
             logits_TV = decoder.logits_of(ids, first).float() / (temperature or 1.0)
-            targets_T1 = torch.tensor(ids[first:], device=self.device)[:, None]
-            return logits_TV.log_softmax(dim=-1).gather(1, targets_T1)[:, 0].tolist()
+            return [score.logprob for score in _scores(logits_TV, ids[first:])]
 
-    def measure(
-        self, rows: Sequence[tuple[int, ...]], temperature: float, *, first: int, entropy: bool = False
-    ) -> list[tuple[list[float], list[float]]]:
-        """As `score`: the log-probs of each row, and with `entropy` that of each distribution, nats."""
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-        scores: list[tuple[list[float], list[float]]] = [([], []) for _ in rows]
-        with evaluating(self.model):
-            while order:
-                size = max(1, _SCORE_TOKENS // max(1, len(rows[order[-1]])))
-                batch, order = order[-size:], order[:-size]
-                found = self._score([rows[i] for i in batch], temperature, first, entropy)
-                for i, row_scores in zip(batch, found, strict=True):
-                    scores[i] = row_scores
-        return scores
-
-    def score_top(
-        self, ids: Sequence[int], top: int, *, first: int = 1, temperature: float = 1.0
+    def score_tokens(
+        self,
+        ids: Sequence[int],
+        temperature: float = 1.0,
+        *,
+        first: int = 1,
+        top: int = 0,
+        entropy: bool = False,
     ) -> list[TokenScore]:
-        """As `score` for one row, read in chunks, with the `top` likeliest tokens of each place."""
+        """Scores of `ids[first:]`, with the `top` likeliest tokens of each place; read in chunks, the
+        language-model head on the last positions only."""
         model: Any = self.model
         scores: list[TokenScore] = []
         cache = None
@@ -284,38 +251,13 @@ class Engine:
                 cache = out.past_key_values
                 if wanted > 0:
                     logits_TV = out.logits[0, -wanted:].float() / (temperature or 1.0)
-                    scores += _scores(logits_TV.log_softmax(dim=-1), ids[end - wanted + 1 : end + 1], top)
+                    scores += _scores(logits_TV, ids[end - wanted + 1 : end + 1], top, entropy)
         return scores
-
-    def _score(
-        self, rows: list[tuple[int, ...]], temperature: float, first: int, entropy: bool
-    ) -> Iterator[tuple[list[float], list[float]]]:
-        width = max(map(len, rows))
-        device = self.device
-        # Padding on the right needs no mask: causal attention never looks there.
-        padded = torch.tensor([[*row, *[self.pad_id] * (width - len(row))] for row in rows], device=device)
-        # a token is predicted at the position before it
-        predicting = torch.arange(first - 1, max(first, width - 1), device=device)
-        for row, row_logits in zip(rows, self._logits(padded, predicting), strict=True):
-            targets = torch.tensor(row[first:], dtype=torch.long, device=device)
-            logprobs = torch.log_softmax(row_logits[: len(targets)].float() / (temperature or 1.0), dim=-1)
-            spread = torch.special.entr(logprobs.exp()).sum(-1).tolist() if entropy else []
-            yield logprobs.gather(1, targets[:, None])[:, 0].tolist(), spread
-
-    def _logits(self, ids_BT: Tensor, positions_n: Tensor) -> Tensor:
-        """[B, n, V] logits at these positions."""
-        model: Any = self.model
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        if "logits_to_keep" in inspect.signature(inner.forward).parameters:
-            kept: Tensor = model(input_ids=ids_BT, use_cache=False, logits_to_keep=positions_n).logits
-            return kept
-        every: Tensor = model(input_ids=ids_BT, use_cache=False).logits
-        return every[:, positions_n]
 
     def _current(self) -> ContinuousDecoder | ModuleDecoder:
         """The decoder; a new one if the weights have changed since its KV was computed."""
         watched = _watched(self.model)
-        probes, counters = probe_stamp(watched), counter_stamp(watched)
+        probes, counters = _probes(watched), _counters(watched)
         if self._decoder is not None and (probes, counters) == (self._probes, self._counters):
             return self._decoder
         if self.busy:
@@ -324,7 +266,7 @@ class Engine:
         with torch.no_grad():
             self._decoder = choose_decoder(self.model, max_batch=self.max_batch, max_bytes=self._kv_bytes)
         self._watched = _watched(self.model)
-        self._probes, self._counters = probes, counter_stamp(self._watched)
+        self._probes, self._counters = probes, _counters(self._watched)
         return self._decoder
 
     @property
@@ -332,9 +274,173 @@ class Engine:
         return next(self.model.parameters()).device
 
 
-def _scores(logprobs_TV: Tensor, targets: Sequence[int], top: int) -> Iterator[TokenScore]:
-    targets_T1 = torch.tensor(targets, device=logprobs_TV.device)[:, None]
+def _scores(
+    logits_TV: Tensor, targets: Sequence[int], top: int = 0, entropy: bool = False
+) -> Iterator[TokenScore]:
+    logprobs_TV = logits_TV.log_softmax(dim=-1)
+    targets_T1 = torch.tensor(targets, device=logits_TV.device, dtype=torch.long)[:, None]
     best = logprobs_TV.topk(min(top, logprobs_TV.shape[1]), dim=-1)
+    entropies = torch.special.entr(logprobs_TV.exp()).sum(-1).tolist() if entropy else [None] * len(targets)
     of_targets = logprobs_TV.gather(1, targets_T1)[:, 0].tolist()
-    for logprob, ids, values in zip(of_targets, best.indices.tolist(), best.values.tolist(), strict=True):
-        yield TokenScore(logprob, tuple(zip(ids, values, strict=True)))
+    found = zip(of_targets, best.indices.tolist(), best.values.tolist(), entropies, strict=True)
+    for logprob, ids, values, spread in found:
+        yield TokenScore(logprob, tuple(zip(ids, values, strict=True)), spread)
+
+
+def choose_decoder(model: nn.Module, *, max_batch: int, max_bytes: int) -> ContinuousDecoder | ModuleDecoder:
+    """Continuous batching where our forward pass computes this model, else its own, row by row; stderr says
+    so once a model."""
+    try:
+        return ContinuousDecoder(LlamaForward(model), max_batch=max_batch, max_bytes=max_bytes)
+    except Unsupported as problem:
+        if model not in _told:
+            text = f"nano: this model decodes through transformers, which is slower: {problem}"
+            print(text, file=sys.stderr, flush=True)
+            _told.add(model)
+    return ModuleDecoder(model, max_batch=max_batch, max_tokens=max_bytes // kv_token_bytes(model))
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    row: DecodingRow
+    cache: Any
+    logits_V: Tensor
+
+
+class ModuleDecoder:
+    """Decodes by the model's own forward pass, for models without one of ours: one row after another, at most
+    `max_batch` at a time.
+
+    Every row has a cache of transformers, of any kind, which is kept for the next turn of its owner. A row's
+    tokens do not depend on the others, and a step takes as long as the steps of its rows together.
+    """
+
+    def __init__(self, model: nn.Module, *, max_batch: int, max_tokens: int) -> None:
+        """`max_tokens` bounds the tokens of the rows being decoded and of those retained together, but that
+        one row is always decoded."""
+        self._model: Any = model
+        self._max_batch, self._max_tokens = max_batch, max_tokens
+        self._queue: deque[DecodingRow] = deque()
+        self._slots: list[_Slot] = []
+        self._retained: dict[int, tuple[tuple[int, ...], Any]] = {}
+        """by owner: the tokens in a cache, and the cache"""
+        self.num_prefilled = 0
+        """tokens that were fed beside those that were sampled"""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._queue or self._slots)
+
+    @property
+    def decoding(self) -> list[DecodingRow]:
+        return [slot.row for slot in self._slots]
+
+    def admit(self, rows: Sequence[DecodingRow]) -> None:
+        self._queue.extend(rows)
+
+    def step(self) -> list[DecodingRow]:
+        """Let queued rows join, then sample a token for each row. Returns the rows that finished."""
+        with evaluating(self._model):
+            joined: list[_Slot] = []
+            while self._queue and len(self._slots) < self._max_batch and self._make_room():
+                joined.append(self._prefill(self._queue.popleft(), joined))
+                self._slots.append(joined[-1])
+            finished = self._draw(joined)
+            for slot in self._slots:
+                slot.logits_V = self._feed(slot.row.ids[-1:], slot.row.position, slot.cache).logits[0, -1]
+            return finished + self._draw(list(self._slots))
+
+    def drop(self, rows: Sequence[DecodingRow]) -> None:
+        """Stop decoding these rows."""
+        self._queue = deque(row for row in self._queue if row not in rows)
+        self._slots = [slot for slot in self._slots if slot.row not in rows]
+
+    def release(self, owner: int) -> None:
+        """Forget the row retained for this owner."""
+        self._retained.pop(owner, None)
+
+    def _make_room(self) -> bool:
+        """Whether the next queued row may join; the rows retained longest are forgotten for it."""
+        needed = sum(len(row.request.ids) + row.limit for row in [*self.decoding, self._queue[0]])
+        most = self._max_tokens - needed
+        while self._retained and sum(len(ids) for ids, _ in self._retained.values()) > most:
+            del self._retained[next(iter(self._retained))]
+        return most >= 0 or not self._slots
+
+    def _prefill(self, row: DecodingRow, joined: Sequence[_Slot]) -> _Slot:
+        """Feed what the row's cache lacks; rows of one prompt share it."""
+        ids = row.request.ids
+        nothing: tuple[tuple[int, ...], Any] = (), None
+        owner = row.request.owner
+        kept, cache = nothing if owner is None else self._retained.pop(owner, nothing)
+        if len(kept) >= len(ids) or ids[: len(kept)] != kept:
+            kept, cache = nothing
+        if not kept and (same := next((slot for slot in joined if slot.row.request.ids == ids), None)):
+            return _Slot(row, copy.deepcopy(same.cache), same.logits_V)
+        try:
+            out = self._feed(ids[len(kept) :], len(kept), cache)
+            found = _Slot(row, out.past_key_values, out.logits[0, -1])
+        except (AttributeError, TypeError, ValueError) as problem:
+            raise UsageError(
+                f"{type(self._model).__name__} cannot be sampled from here, since it takes no cache of keys"
+                f" and values ({problem}); serve it with another engine and name it openai:NAME with"
+                " --base-url"
+            ) from None
+        self.num_prefilled += len(ids) - len(kept)
+        return found
+
+    def _feed(self, ids: Sequence[int], start: int, cache: Any) -> Any:
+        """The module's output for the tokens of one row from `start` on; the cache grows by them."""
+        device = next(iter(self._model.parameters())).device
+        return self._model(
+            input_ids=torch.tensor([[*ids]], device=device),
+            position_ids=torch.arange(start, start + len(ids), device=device)[None],
+            past_key_values=cache, use_cache=True, logits_to_keep=1,
+        )  # fmt: skip
+
+    def _draw(self, slots: Sequence[_Slot]) -> list[DecodingRow]:
+        """Sample one token for each row. Returns the rows that finished with it, whose caches are kept for
+        their owners."""
+        if not slots:
+            return []
+        drawn = draw_rows([(slot.row, 0) for slot in slots], torch.stack([slot.logits_V for slot in slots]))
+        for slot, (token, logprob, likeliest) in zip(slots, drawn, strict=True):
+            slot.row.take(token, logprob, likeliest)
+        ended = [slot for slot in slots if slot.row.finish is not None]
+        self._slots = [slot for slot in self._slots if slot not in ended]
+        for slot in ended:
+            if slot.row.request.owner is not None:
+                ids = (*slot.row.request.ids, *slot.row.ids)[:-1]
+                self._retained[slot.row.request.owner] = ids, slot.cache
+        return [slot.row for slot in ended]
+
+
+def _watched(model: nn.Module) -> list[Tensor]:
+    """All parameters but the experts under PEFT's adapters, which are frozen: each forward pass changes their
+    counters and their order."""
+    frozen: set[int] = set()
+    for part in model.modules():
+        if type(part).__name__ == "ParamWrapper":
+            inner: Any = part
+            while hasattr(inner, "base_layer"):
+                inner = inner.base_layer
+            frozen.update(id(p) for p in inner.parameters(recurse=False))
+    return [p for p in model.parameters() if id(p) not in frozen]
+
+
+def _counters(parameters: Sequence[Tensor]) -> Version:
+    """Addresses and write counters of parameters, cheap enough for every step; writes through `.data` are not
+    counted."""
+    return tuple((p.data_ptr(), p._version) for p in parameters)
+
+
+def _probes(parameters: Sequence[Tensor]) -> Version:
+    """A few elements of each parameter: detects writes through `.data` too."""
+
+    def probe(parameter: Tensor) -> Tensor:
+        # detach shares memory and does not change the version counter
+        flat = parameter.detach().reshape(-1)
+        return flat[:: max(1, flat.numel() // _PROBES)][: _PROBES + 1].float()
+
+    with torch.no_grad():
+        return tuple(torch.cat([probe(p) for p in parameters]).tolist())

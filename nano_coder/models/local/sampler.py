@@ -1,24 +1,23 @@
-"""Rows that are decoded, and the draw of their tokens: temperature, top-k, top-p, and a seed of each row."""
+"""Rows that are decoded, and the draw of their tokens: temperature, top-k, top-p, and a seed of each row;
+which tokens a grammar allows, by llguidance."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nano_shared.errors import ContextFull, UsageError
+from nano_shared.errors import ConfigError, ContextFull, PolicyError, UsageError
 from nano_shared.policy import DecodeIds
 from nano_shared.types import Finish, Sampling, Shaping
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from nano_coder.models.local.constraint import Constraint
     from nano_coder.models.repetition import Repetition
 
 
@@ -103,13 +102,6 @@ def _tempered(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     return logits_BV / temperature_B.clamp(min=_COLDEST)[:, None]
 
 
-def likeliest(logits_V: Tensor, temperature: float, count: int) -> Likeliest:
-    """The `count` likeliest tokens with their log-probs, likeliest first."""
-    logprobs_V = (logits_V.float() / (temperature or 1.0)).log_softmax(dim=-1)
-    best = logprobs_V.topk(min(count, len(logprobs_V)))
-    return tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-
-
 def _invert(weights_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
     """[B, 1] tokens where the CDF passes the uniforms.
 
@@ -175,8 +167,6 @@ class GenerationRequest:
     """the tokens that may be sampled; None: all"""
     top_logprobs: int = 0
     """number of likeliest tokens that `on_token` gets"""
-    choice: int = 0
-    """its number in its client's request: rows after the first leave room for those of other requests"""
     repetition: Repetition | None = None
     """ends the row when it finds one; None: nothing does"""
 
@@ -239,11 +229,6 @@ class DecodingRow:
         self.uniforms = uniforms(self.request.seed, self.limit)
 
     @property
-    def uniform(self) -> float:
-        """The random number of the next token."""
-        return self.uniforms[len(self.ids)]
-
-    @property
     def position(self) -> int:
         """Position of the last token."""
         return len(self.request.ids) + len(self.ids) - 1
@@ -281,14 +266,28 @@ class DecodingRow:
         return any(end in text for end in stop)
 
 
-def likeliest_tokens(rows: Sequence[DecodingRow], logits_BV: Tensor) -> list[Likeliest]:
-    """[B] of each row, if it asks for them, at its temperature and before top-k, top-p and grammar."""
-    return [
-        likeliest(logits_V, row.request.sampling.temperature, row.request.top_logprobs)
-        if row.request.top_logprobs
-        else ()
-        for row, logits_V in zip(rows, logits_BV, strict=True)
-    ]
+def draw_rows(
+    places: Sequence[tuple[DecodingRow, int]], logits_BV: Tensor
+) -> Iterator[tuple[int, float, Likeliest]]:
+    """[B] token, log-prob and, if the row asks for them, the likeliest tokens of each place: a row, and the
+    number of draft tokens before it."""
+    rows = [row for row, _ in places]
+    tokens, logprobs = draw(
+        logits_BV,
+        [row.request.sampling for row in rows],
+        [row.uniforms[len(row.ids) + nth] for row, nth in places],
+        shaped_logits(rows, logits_BV),
+    )
+    return zip(tokens, logprobs, map(_likeliest, rows, logits_BV), strict=True)
+
+
+def _likeliest(row: DecodingRow, logits_V: Tensor) -> Likeliest:
+    """At the row's temperature, and before top-k, top-p and grammar."""
+    if not row.request.top_logprobs:
+        return ()
+    logprobs_V = (logits_V.float() / (row.request.sampling.temperature or 1.0)).log_softmax(dim=-1)
+    best = logprobs_V.topk(min(row.request.top_logprobs, len(logprobs_V)))
+    return tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
 
 def shaped_logits(rows: Sequence[DecodingRow], logits_BV: Tensor) -> dict[int, Tensor]:
@@ -327,3 +326,70 @@ def _shaped(logits_V: Tensor, shaping: Shaping, row: DecodingRow) -> Tensor:
         least = shaped_V.max() + row.request.sampling.temperature * math.log(shaping.min_p)
         shaped_V[shaped_V < least] = -torch.inf
     return shaped_V
+
+
+# ------------------------------------------------------------------------- constrained decoding
+
+MISSING = "llguidance is missing, which constrains what is sampled; pip install 'nano-rl-coder[constrained]'"
+
+
+class Grammars:
+    """Compiles grammars over one tokenizer. Thread-safe."""
+
+    def __init__(self, tokenizer: str, eos_ids: Sequence[int], vocab_size: int) -> None:
+        """`tokenizer` is the content of a tokenizer.json; `eos_ids` end a text that the grammar accepts."""
+        self._tokenizer, self._eos_ids, self._vocab_size = tokenizer, sorted(eos_ids), vocab_size
+        self._lock = threading.Lock()
+        self._vocabulary: Any = None
+
+    def constraint(self, grammar: str) -> Constraint:
+        """The state of a new text. Raises UsageError for a grammar that cannot be compiled, and ConfigError
+        without llguidance."""
+        try:
+            from llguidance import LLMatcher, LLTokenizer
+        except ModuleNotFoundError:
+            raise ConfigError(MISSING) from None
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = LLTokenizer(
+                    self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_ids
+                )
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
+        if matcher.is_error():
+            raise UsageError(f"the grammar cannot be compiled: {matcher.get_error()}")
+        return Constraint(matcher, self._eos_ids, self._vocab_size)
+
+
+class Constraint:
+    """The grammar's state after the tokens sampled so far, for one row."""
+
+    def __init__(self, matcher: Any, eos_ids: Sequence[int], vocab_size: int) -> None:
+        from llguidance.numpy import allocate_token_bitmask
+
+        self._matcher, self._eos_ids = matcher, eos_ids
+        self._bits = allocate_token_bitmask(1, vocab_size)
+
+    def allowed(self, vocab_size: int) -> Tensor:
+        """[V] bool: tokens that may come next; only those that end the text once the matcher has failed."""
+        import numpy as np
+        from llguidance.numpy import fill_next_token_bitmask
+
+        allowed = np.zeros(vocab_size, dtype=bool)
+        if not self._matcher.is_error():
+            fill_next_token_bitmask(self._matcher, self._bits)
+        if self._matcher.is_error():
+            allowed[self._eos_ids] = True
+        else:
+            bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[:vocab_size]
+            allowed[: len(bits)] = bits
+        return torch.from_numpy(allowed)
+
+    def take(self, token: int) -> None:
+        """Advance by a sampled token."""
+        if token not in self._eos_ids:
+            self._matcher.consume_token(token)
+
+    def check(self) -> None:
+        """Raises PolicyError if the grammar has become too complex for the text, which then breaks it."""
+        if self._matcher.is_error():
+            raise PolicyError(f"the grammar could not be followed: {self._matcher.get_error():.300}")

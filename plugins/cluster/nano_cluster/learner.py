@@ -28,17 +28,17 @@ from nano_cluster.ranks import JOIN, Ranks, local_rank, lost_explained, run_rank
 from nano_cluster.ranks import leader as leader
 from nano_cluster.shards import check_shards, load_shards, save_shards
 from nano_coder.models.opening import open_weights
-from nano_rl.config.training import TrainConfig
+from nano_rl.config import TrainConfig
+from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.learner import BatchLoss, Guard, Learner, LossPart, prepare
+from nano_rl.learn.logprob import can_share, token_logprobs
 from nano_rl.learn.loss import mean_metrics
-from nano_rl.learn.model.learner import BatchLoss, Guard, Learner, LossPart, prepare
-from nano_rl.learn.model.logprob import can_share, token_logprobs
-from nano_rl.learn.rows.batch import Batch, make_batches
-from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.rows import TrainSample
 from nano_rl.learn.tree_forward import layers_of
 from nano_rl.learn.update import PolicyLoss
 from nano_shared.errors import CheckpointError, ConfigError, GuardTripped
-from nano_shared.malloc import unmap_freed_memory
+from nano_shared.process import unmap_freed_memory
 from nano_shared.settings import parse_config
 
 _PREFIX = "model."

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from nano_shared.blobs import BlobStore, pack, unpack
 from nano_shared.errors import ConfigError, LogError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash, nano_home
 from nano_shared.printable import one_line
-from nano_shared.scratch import nano_home
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

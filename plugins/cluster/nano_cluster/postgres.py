@@ -19,8 +19,8 @@ from tenacity import Retrying, retry_if_exception, retry_if_result, stop_after_d
 
 from nano_shared.database import Database, migrate, revision_of, shown_url
 from nano_shared.errors import ConfigError, LogError
+from nano_shared.files import nano_home
 from nano_shared.schema import HEAD
-from nano_shared.scratch import nano_home
 
 T = TypeVar("T")
 

@@ -22,8 +22,7 @@ from nano_cluster.ray_cluster import cluster_cpus, connect
 from nano_cluster.ray_worker import Redo, RolloutJob, WorkerBeat, WorkerFacts, WorkerFailure, WorkerSetup
 from nano_cluster.worker_status import ClusterStatus, LostWorker
 from nano_coder.run.execution import Runtime
-from nano_rl.gather.engines.adapter_probe import PublishedAdapter
-from nano_rl.gather.engines.engine_pool import EngineState
+from nano_rl.gather.engine_pool import EngineState, PublishedAdapter
 from nano_rl.gather.rollouts import OnRun, episode_seed, members
 from nano_rl.rewards import Reward
 from nano_shared.errors import NanoError, RolloutsFailed
@@ -41,7 +40,7 @@ _BEAT_SECONDS = 2.0
 
 
 class RayRollouts:
-    """Workers on a Ray cluster, as `nano_rl.gather.engines.workers` describes them. Thread-safe."""
+    """Workers on a Ray cluster, as `nano_rl.gather.rollouts` describes them. Thread-safe."""
 
     def __init__(
         self,

@@ -14,11 +14,11 @@ from nano_coder import __version__
 from nano_coder.config import AgentConfig, load_config
 from nano_coder.models.opening import OpenedWeights
 from nano_coder.run.execution import Runtime
-from nano_coder.tools.registry import TOOLS
-from nano_rl.config.training import TrainConfig
-from nano_rl.gather.engines import engine_pool
-from nano_rl.gather.engines.adapter_publisher import engine_key, probe_of
-from nano_shared.hashing import new_run_id
+from nano_coder.tools.tool import TOOLS
+from nano_rl.config import TrainConfig
+from nano_rl.gather import engine_pool
+from nano_rl.gather.adapter_publisher import engine_key, probe_of
+from nano_shared.files import new_run_id
 
 
 def open_training_workers(

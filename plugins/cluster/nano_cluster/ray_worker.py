@@ -18,22 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder import __version__
-from nano_coder.config import AgentConfig
+from nano_coder.config import AgentConfig, redacting_store
 from nano_coder.environment import Environments
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.opening import bound_template, open_policy
 from nano_coder.run.execution import RunSettings, Runtime, grade_run, log_unexecuted, resume_run, run_task
-from nano_coder.run.redacting_log import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.tools.registry import TOOLS
-from nano_rl.gather.engines.adapter_probe import AdapterProbe, PublishedAdapter
-from nano_rl.gather.engines.engine_pool import EnginePool, EngineState
-from nano_rl.gather.engines.remote_policy import RemotePolicy
+from nano_coder.tools.tool import TOOLS
+from nano_rl.gather.adapter_publisher import RemotePolicy
+from nano_rl.gather.engine_pool import AdapterProbe, EnginePool, EngineState, PublishedAdapter
 from nano_rl.tasks.attempts import runtime_for
 from nano_shared.errors import LogError, NanoError, UsageError
 from nano_shared.hidden_checks import EnvironmentChecks
-from nano_shared.policy import Policy
-from nano_shared.profile import InterfaceProfile
+from nano_shared.policy import InterfaceProfile, Policy
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, StopReason, Task, Trajectory
 
@@ -151,9 +148,7 @@ class RemoteModel:
 
 def open_named(config: AgentConfig, _on_change: Callable[[str], None]) -> Policy:
     """The hosted model that a configuration names."""
-    return open_policy(
-        config.model, base_url=config.base_url, api_key=config.api_key, profile=config.profile
-    ).policy
+    return open_policy(config.model, config).policy
 
 
 class RolloutExecutor:

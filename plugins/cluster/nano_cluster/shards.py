@@ -15,9 +15,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from nano_cluster.ranks import Ranks
-from nano_rl.resume.states import MANIFEST, STATES
-from nano_shared.durable import file_hash, full_disk_explained, sync
+from nano_rl.resume import MANIFEST, STATES
 from nano_shared.errors import CheckpointError
+from nano_shared.files import file_hash, full_disk_explained, sync
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from nano_shared.durable import write_text
 from nano_shared.errors import CheckpointError
+from nano_shared.files import write_text
 from nano_shared.types import Value
 
 WORKERS = "workers.json"

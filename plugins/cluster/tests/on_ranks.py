@@ -21,11 +21,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from nano_cluster.learner import ShardedLearner
 from nano_cluster.ranks import LEAVE, Ranks
+from nano_rl.learn.batch import make_batches
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.model.learner import Learner, LossPart, prepare
+from nano_rl.learn.learner import Learner, LossPart, prepare
 from nano_rl.learn.objectives import RECIPE
-from nano_rl.learn.rows.batch import make_batches
-from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.rows import TrainSample
 from nano_rl.learn.update import PolicyLoss
 
 torch.set_num_threads(1)

@@ -31,14 +31,14 @@ from nano_cluster.worker_status import WORKERS, ClusterStatus, read_status
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.config import AgentConfig
 from nano_coder.run.execution import Runtime, run_task
-from nano_rl.config.training import TrainConfig
-from nano_rl.gather.engines.engine_pool import EnginePool, EngineState
+from nano_rl.config import TrainConfig
+from nano_rl.gather.engine_pool import EnginePool, EngineState
 from nano_rl.gather.rollouts import episode_seed
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.used_runs import read_used
 from nano_rl.record import read_events
 from nano_rl.tasks.attempts import oracle_policy
-from nano_rl.tasks.make import make_tasks, write_tasks
+from nano_rl.tasks.task_file import make_tasks, write_tasks
 from nano_shared.errors import ConfigError, LogError, RolloutsFailed, UsageError
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Role, Sampling, Split, StopReason
@@ -197,7 +197,7 @@ def test_a_pool_takes_over_what_the_trainers_has_found() -> None:
 
 
 def replace_adapter(name: str) -> Any:
-    from nano_rl.gather.engines.adapter_probe import PublishedAdapter
+    from nano_rl.gather.engine_pool import PublishedAdapter
 
     return PublishedAdapter(
         name=name, folder=Path(name), content=name, version=0, row=(1, 2), expected=(-1.0,)

@@ -33,11 +33,11 @@ import torch
 from torch import Tensor
 
 from nano_rl.learn.advantage import group_advantages, turn_advantages
+from nano_rl.learn.batch import Batch
 from nano_rl.learn.config import Aggregation, Objective, find_objective
-from nano_rl.learn.gae import gae, whitened
+from nano_rl.learn.critic import gae, whitened
 from nano_rl.learn.loss import policy_loss, token_share, token_weights
-from nano_rl.learn.rows.batch import Batch
-from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.learn.rows import TrainSample
 
 SETTINGS = (
     "objective", "clip_low", "clip_high", "dual_clip", "ratio", "aggregation", "constant_length", "tis_cap",

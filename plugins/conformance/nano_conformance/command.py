@@ -89,7 +89,7 @@ def _plain(kind: str, result: Result) -> dict[str, Any]:
 
 def _show(subject: str, results: list[tuple[str, Result]]) -> None:
     from nano_conformance.suite import NOT_COVERED
-    from nano_shared.console import Console
+    from nano_shared.command_line import Console
 
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(_kinds(subject, results), _coverage(results), sep="\n")

@@ -32,8 +32,8 @@ AGAIN = (
     "nano_rl.learn.objectives",
     "nano_rl.learn.loss",
     "nano_rl.learn.advantage",
-    "nano_rl.learn.gae",
-    "nano_rl.learn.rows.group",
+    "nano_rl.learn.critic",
+    "nano_rl.learn.rows",
     ADAPTER,
 )
 """modules that are imported again around a changed one"""
@@ -53,7 +53,7 @@ class Mutant:
 M = Mutant
 CLIP = CISPO = REINFORCE = "learn/objectives.py"
 KLF = IMP = LOSS = RATIO = AGG = "learn/loss.py"
-ADV, GAE = "learn/advantage.py", "learn/gae.py"
+ADV, GAE = "learn/advantage.py", "learn/critic.py"
 GRPO, PLAIN = "grid / grpo: no weights", "grid / recipe: no weights"
 SEQ, MASKED = "grid / recipe: truncated sequence weights", "grid / recipe: masked weights"
 ROWS = "grid / recipe, ratio of sequences: no weights"
@@ -236,9 +236,9 @@ MUTANTS = [
     M("deviation: multiplied", ADV, "baseline)) / scale", "baseline)) * scale", GROUPS("rloo", "sample")),
     M("deviation: never", ADV, 'if std != "none" else 1.0', 'if std == "never" else 1.0', GROUPS("mean", "sample")),
     M("deviation: around 0", ADV, "(r - mean) ** 2", "r ** 2", GROUPS("mean", "population")),
-    M("dead groups: two are too few", "learn/rows/group.py", "len(scored) < 2 or all(r", "len(scored) < 3 or all(r",
+    M("dead groups: two are too few", "learn/rows.py", "len(scored) < 2 or all(r", "len(scored) < 3 or all(r",
       GROUPS("mean", "none")),
-    M("dead groups: by the mean alone", "learn/rows/group.py", "return len(scored) < 2 or all(r == scored[0] for r in scored)",
+    M("dead groups: by the mean alone", "learn/rows.py", "return len(scored) < 2 or all(r == scored[0] for r in scored)",
       "return len(scored) < 3", GROUPS("mean", "none")),
     M("turns: undiscounted", ADV, "reward + discount * following", "reward + following",
       "credit / turns: discounted returns against the group's"),

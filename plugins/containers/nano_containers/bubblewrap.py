@@ -26,7 +26,7 @@ from nano_coder.sandbox.request import Drain, check_limits, minimal_environment,
 from nano_coder.sandbox.root_plan import find_interpreter, layers, plan_root, rlimits, unused_uid
 from nano_containers.container import HeldProgram
 from nano_shared.errors import SandboxError
-from nano_shared.interpreter import own_python
+from nano_shared.process import own_python
 from nano_shared.types import Limits
 
 SEARCHED = "/usr/bin:/usr/local/bin:/bin"

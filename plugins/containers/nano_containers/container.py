@@ -27,7 +27,7 @@ from nano_coder.sandbox.folder_jail import ProgramResult, ProgramSpec
 from nano_coder.sandbox.launcher import root
 from nano_coder.sandbox.request import FLOOD_BYTES, Drain, python_program, seal
 from nano_shared.errors import SandboxError
-from nano_shared.interpreter import own_python
+from nano_shared.process import own_python
 
 
 class HeldProgram(abc.ABC):

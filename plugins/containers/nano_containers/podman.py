@@ -36,7 +36,7 @@ from nano_containers.container import (
     podman_environment,
 )
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.scratch import scratch_folder
+from nano_shared.files import scratch_folder
 from nano_shared.types import Limits
 
 FIRST_UID = 0x7800_0000 - 65_536

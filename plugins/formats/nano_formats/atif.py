@@ -10,13 +10,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nano_coder.agent.initial_messages import plain_opening
-from nano_coder.formats.messages import SAID_BY_USER, call_id
-from nano_coder.formats.run_format import RunFormat, row_reader
+from nano_coder.agent.profiles import plain_opening
+from nano_coder.formats import SAID_BY_USER, RunFormat, call_id, row_reader
 from nano_formats.token_triple import Triple, refuse_edited, remainder, restored, triple_of, triples
 from nano_formats.transcript import Transcript, iso, unix
+from nano_shared.errors import Refused
 from nano_shared.logged_run import LoggedRun
-from nano_shared.refusal import Refused
 from nano_shared.strict_json import Row, at_field, validated
 from nano_shared.types import Message, Role, StopReason, Turn
 

@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nano_formats.folder_format import FolderFormat, Tree
 from nano_formats.function_rows import open_task, plain_cases, read_published, target
-from nano_rl.formats.row_format import WHOLE, RowFormat
-from nano_rl.tasks.jsonl import read_text
+from nano_rl.formats import WHOLE, RowFormat
+from nano_rl.tasks.task_file import read_text
+from nano_shared.errors import Refusal, Refused
 from nano_shared.hidden_checks import CaseChecks, SuiteChecks
-from nano_shared.refusal import Refusal, Refused
 from nano_shared.strict_json import Row, parse_json, to_json, validated
 from nano_shared.types import Task
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nano_coder.formats.run_format import RunFormat, session_reader
+from nano_coder.formats import RunFormat, session_reader
 from nano_formats.responses_items import take_item, text_of
 from nano_formats.transcript import Transcript, unix
-from nano_shared.hashing import content_hash
+from nano_shared.errors import Refused
+from nano_shared.files import content_hash
 from nano_shared.logged_run import LoggedRun
-from nano_shared.refusal import Refused
 from nano_shared.strict_json import Row, at_field, at_place
 from nano_shared.types import Finish, Role, StopReason
 

@@ -10,12 +10,11 @@ from pydantic import JsonValue
 
 from nano_coder.agent.chat_template import CHATML
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import find_profile, serving_profile
-from nano_coder.agent.prompt import offered_tools
+from nano_coder.agent.profiles import find_profile, offered_tools, serving_profile
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import PolicyError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import (

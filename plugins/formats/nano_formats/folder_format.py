@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nano_rl.formats.row_format import ReadOptions, refusal, refuse_uncarried, whole, with_original
-from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
-from nano_shared.refusal import Refusal, Refused
+from nano_rl.formats import ReadOptions, refusal, refuse_uncarried, whole, with_original
+from nano_shared.errors import Refusal, Refused, UsageError
+from nano_shared.files import content_hash
 from nano_shared.strict_json import parse_json, refusing_invalid, validated
 from nano_shared.types import Task
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from nano_rl.formats.row_format import RowFormat
-from nano_rl.tasks.benchmark_rows import OpenRow, read_row
+from nano_rl.formats import RowFormat
+from nano_rl.tasks.task_file import OpenRow, read_row
+from nano_shared.errors import Refused
 from nano_shared.hidden_checks import AnswerChecks, CaseChecks, SuiteChecks
-from nano_shared.refusal import Refused
+from nano_shared.process import parse
 from nano_shared.strict_json import Row, text_field, to_json, validated
-from nano_shared.syntax import parse
 from nano_shared.types import Task
 
 NAME = "rows"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from nano_coder.formats.run_format import RunFormat, row_reader
+from nano_coder.formats import RunFormat, row_reader
 from nano_formats.responses_items import arguments_of, take_item, text_of
 from nano_formats.transcript import Transcript
+from nano_shared.errors import Refused
 from nano_shared.logged_run import LoggedRun
-from nano_shared.refusal import Refused
 from nano_shared.strict_json import Row, at_field
 from nano_shared.types import Role, StopReason
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from nano_formats.token_triple import triple_of
 from nano_formats.transcript import Transcript
-from nano_shared.refusal import Refused
+from nano_shared.errors import Refused
 from nano_shared.strict_json import Row, parse_json
 from nano_shared.types import Role
 

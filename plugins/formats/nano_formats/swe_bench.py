@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nano_rl.formats.row_format import ReadOptions, RowFormat, original_rows
+from nano_rl.formats import ReadOptions, RowFormat, original_rows
+from nano_shared.errors import Refusal, Refused
+from nano_shared.files import scratch_folder
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.refusal import Refusal, Refused
-from nano_shared.scratch import scratch_folder
-from nano_shared.snapshot import Entry, EntryKind
-from nano_shared.snapshot.tree import make_snapshot, save
+from nano_shared.snapshot import Entry, EntryKind, make_snapshot, save
 from nano_shared.strict_json import Row, parse_json, text_field
 from nano_shared.types import OracleAction, Provenance, Task
 

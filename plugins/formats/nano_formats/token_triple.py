@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nano_shared.errors import Refused
 from nano_shared.logged_run import LoggedRun
-from nano_shared.refusal import Refused
 from nano_shared.strict_json import Row, refusing_invalid, validated
 from nano_shared.types import Trajectory, TurnTokens
 

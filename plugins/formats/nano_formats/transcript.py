@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.initial_messages import ORIGINAL_OPENING, ORIGINAL_TOOLS
-from nano_coder.formats.messages import SAID_BY_USER
+from nano_coder.agent.profiles import ORIGINAL_OPENING, ORIGINAL_TOOLS
+from nano_coder.formats import SAID_BY_USER
 from nano_formats.token_triple import TokenRows, Triple
-from nano_shared.hashing import content_hash
+from nano_shared.errors import Refused
+from nano_shared.files import content_hash
 from nano_shared.logged_run import LoggedRun
-from nano_shared.refusal import Refused
 from nano_shared.strict_json import refusing_invalid
 from nano_shared.types import (
     Completion,

@@ -13,15 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nano_coder.agent.profiles import PROFILES
-from nano_coder.run.redacting_log import redacting_store
+from nano_coder.config import redacting_store
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_formats.episode import PROFILE, Episode, EpisodeOver
 from nano_formats.verifiers.tasks import messages_text
-from nano_rl.formats.row_format import WHOLE, RowFormat, embedded, is_own
-from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
-from nano_shared.refusal import Refused
+from nano_rl.formats import WHOLE, RowFormat, embedded, is_own
+from nano_shared.errors import Refused, UsageError
+from nano_shared.files import content_hash
 from nano_shared.store import LogStore
 from nano_shared.strict_json import Row
 from nano_shared.types import Provenance, Task, ToolSpec

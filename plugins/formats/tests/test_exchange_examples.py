@@ -8,12 +8,10 @@ from typer.testing import CliRunner
 
 from nano_formats.folder_format import read_tree
 from nano_rl.cli import cli
-from nano_rl.formats import FORMATS, guess_format
-from nano_rl.formats.row_format import ReadOptions
-from nano_rl.tasks.make import read_tasks
-from nano_shared.errors import NanoError
+from nano_rl.formats import FORMATS, ReadOptions, guess_format
+from nano_rl.tasks.task_file import read_tasks
+from nano_shared.errors import NanoError, Refusal
 from nano_shared.hidden_checks import AnswerChecks
-from nano_shared.refusal import Refusal
 from nano_shared.types import Task
 
 DATA = Path(__file__).parent / "data"

@@ -11,6 +11,7 @@ import pytest
 from nano_coder.sandbox.backend import open_sandbox
 from nano_formats.folder_format import read_tree
 from nano_formats.harbor.tasks import HARBOR, write_harbor
+from nano_shared.errors import Refused
 from nano_shared.hidden_checks import (
     AnswerChecks,
     Case,
@@ -23,7 +24,6 @@ from nano_shared.hidden_checks import (
     Suite,
     SuiteChecks,
 )
-from nano_shared.refusal import Refused
 from nano_shared.types import Task
 
 EXAMPLE = Path(__file__).parent / "data" / "harbor_words"

@@ -8,9 +8,8 @@ from exchange_strategies import HIDDEN, tasks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_rl.formats import FORMATS
-from nano_rl.formats.row_format import ReadOptions, whole
-from nano_shared.refusal import Refusal
+from nano_rl.formats import FORMATS, ReadOptions, whole
+from nano_shared.errors import Refusal
 from nano_shared.types import Task
 
 CARRIES_EVERYTHING = ("nemo-gym", "verifiers", "trl")

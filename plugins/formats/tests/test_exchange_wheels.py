@@ -11,8 +11,8 @@ import pytest
 
 from nano_formats.harbor.tasks import HARBOR
 from nano_formats.nemo_gym.tasks import NEMO_GYM
-from nano_rl.formats.row_format import ReadOptions
-from nano_shared.refusal import Refusal
+from nano_rl.formats import ReadOptions
+from nano_shared.errors import Refusal
 from nano_shared.strict_json import Row
 from nano_shared.types import Task
 

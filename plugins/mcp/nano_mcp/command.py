@@ -12,13 +12,11 @@ import tomli_w
 from pydantic import ValidationError
 from typer import Argument, Option
 
-from nano_coder.config import AgentConfig, load_config, task_limits, user_config_path
-from nano_coder.plugin_settings import settings_of
+from nano_coder.config import AgentConfig, load_config, settings_of, task_limits, user_config_path
 from nano_mcp.settings import McpServer, McpSettings
 from nano_shared.command_line import JsonOption, lazy_app
-from nano_shared.durable import user_path, write_text
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash, user_path, write_text
 from nano_shared.printable import one_line, printable
 
 if TYPE_CHECKING:

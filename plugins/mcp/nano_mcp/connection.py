@@ -23,8 +23,8 @@ from nano_coder import __version__
 from nano_coder.sandbox.protocol import Jail, Sandbox, allowed_hosts, connected, place_in_jail, showing
 from nano_mcp.resident_program import ResidentProgram
 from nano_mcp.settings import McpServer
-from nano_shared.durable import real_path
 from nano_shared.errors import ConfigError, SandboxError
+from nano_shared.files import real_path
 from nano_shared.printable import one_line
 from nano_shared.types import Limits
 

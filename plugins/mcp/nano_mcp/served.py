@@ -14,7 +14,7 @@ from typing import Any
 
 from nano_coder import __version__
 from nano_mcp.connection import require_sdk
-from nano_shared.interpreter import own_python
+from nano_shared.process import own_python
 
 _COMMAND = own_python("-c", "from nano_coder.cli import main; main()")
 _MOST_SHOWN = 400_000

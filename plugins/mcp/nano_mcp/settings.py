@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from nano_coder.plugin_settings import HostsSetting, ProjectTable, SettingsTable
+from nano_coder.config import HostsSetting, ProjectTable, SettingsTable
 from nano_shared.errors import ConfigError
 
 PROJECT_SERVERS = ".mcp.json"

@@ -20,13 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from nano_coder.config import AgentConfig, task_limits
-from nano_coder.plugin_settings import settings_of
-from nano_coder.run.further_tools import Place
+from nano_coder.config import AgentConfig, settings_of, task_limits
 from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.sandbox.request import Output
-from nano_coder.tools.schema import object_schema
-from nano_coder.tools.tool import Tool, ToolContext, ToolFailure, ToolResult
+from nano_coder.tools.tool import Place, Tool, ToolContext, ToolFailure, ToolResult, object_schema
 from nano_mcp.connection import McpConnection, McpFailure
 from nano_mcp.settings import McpServer, McpSettings
 from nano_shared.errors import ConfigError

@@ -24,13 +24,10 @@ from nano_coder.cli import cli
 from nano_coder.config import AgentConfig
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.run.fork import fork_run
-from nano_coder.run.further_tools import further_tools
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Jail
-from nano_coder.tools.registry import TOOLS
-from nano_coder.tools.tool import HeldOpen, ToolContext, ToolFailure
-from nano_coder.verify.refusal_codes import RefusalCode
-from nano_coder.verify.trainable import verify
+from nano_coder.tools.tool import TOOLS, HeldOpen, ToolContext, ToolFailure, further_tools
+from nano_coder.verify.trainable import RefusalCode, verify
 from nano_mcp.connection import McpConnection, McpFailure
 from nano_mcp.resident_program import ResidentProgram
 from nano_mcp.settings import McpServer, McpSettings, read_project_servers

@@ -33,10 +33,9 @@ from nano_rl.tasks.mutate import Splice, mutant_of
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, OverlayBlobs
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.snapshot import Snapshot
-from nano_shared.snapshot.tree import save
+from nano_shared.snapshot import Snapshot, save
 from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
 
 GENERATOR = "nano-rl tasks mine 4"

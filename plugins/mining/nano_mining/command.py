@@ -15,8 +15,8 @@ from typer import Argument, Option
 
 from nano_coder.commands.options import open_log
 from nano_rl.commands.options import Log, Seed
-from nano_rl.tasks.make import refuse_unwritable, write_tasks
-from nano_shared.console import Console
+from nano_rl.tasks.task_file import refuse_unwritable, write_tasks
+from nano_shared.command_line import Console
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 

@@ -26,7 +26,7 @@ from nano_rl.tasks.suite import split_of
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.strict_json import Row
 from nano_shared.types import Limits, Task
 

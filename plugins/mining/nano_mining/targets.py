@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from nano_rl.tasks.program_hash import program_hash
-from nano_shared.syntax import parse
+from nano_rl.tasks.suite import program_hash
+from nano_shared.process import parse
 
 LONGEST = 120
 """lines of a function or class that is asked for"""

@@ -17,9 +17,9 @@ from nano_mining.targets import first_line
 from nano_rl.tasks.mutate import mutants
 from nano_shared import snapshot
 from nano_shared.blobs import MemoryBlobs
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import MutantChecks
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 from nano_shared.types import Limits, OracleAction, Task, Verdict
 
 MODULE, TESTS = "subject.py", "test_subject.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 from nano_coder.grading.command_check import workspace_jail
 from nano_coder.sandbox.protocol import Sandbox
 from nano_mining.packages import MinedPackage
-from nano_shared.syntax import parse_expression
+from nano_shared.process import parse_expression
 from nano_shared.types import Limits
 
 LIMITS = Limits(max_turns=24, max_tokens=8192)

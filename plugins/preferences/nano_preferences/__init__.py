@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from nano_coder.models.opening import OpenedWeights
-    from nano_rl.config.training import TrainConfig
+    from nano_rl.config import TrainConfig
 
 __all__ = ["log_pairs", "pair_of", "pairs_beside", "preference_term"]
 

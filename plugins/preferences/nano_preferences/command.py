@@ -17,11 +17,10 @@ from nano_coder.commands.options import open_log
 from nano_coder.views import VIEWS
 from nano_preferences.config import DpoConfig, RewardModelConfig
 from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
-from nano_shared.command_line import JsonOption
-from nano_shared.console import Console
+from nano_shared.command_line import Console, JsonOption
 from nano_shared.errors import UsageError
 from nano_shared.extensions import call_extension
-from nano_shared.settings_options import Settings, settings_options
+from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
@@ -84,7 +83,7 @@ def reward_model(
     from nano_preferences.reward_model import held_out, measure, train_reward_model
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import training_folder, weights_to_train
-    from nano_rl.learn.model.scalar_model import scalar_model
+    from nano_rl.learn.critic import scalar_model
 
     target, folder = training_folder(name)
     opened = weights_to_train(parent, config.dtype, device)
@@ -159,7 +158,7 @@ def open_pairs(
     """
     from nano_preferences.log_pairs import log_pairs
     from nano_preferences.pairs import pair_rows, read_pairs
-    from nano_rl.imitation.demonstrations import reader_of
+    from nano_rl.imitation import reader_of
 
     if pairs_file is not None:
         pairs = read_pairs(pairs_file)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from nano_rl.config.training import OfflineConfig, Quantise
+from nano_rl.config import OfflineConfig, Quantise
 
 
 class DpoConfig(OfflineConfig):

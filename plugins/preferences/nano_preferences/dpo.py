@@ -26,16 +26,14 @@ from torch.nn.functional import logsigmoid
 from nano_coder.models.opening import OpenedWeights
 from nano_preferences.config import DpoConfig
 from nano_preferences.pairs import PairRows, PreferencePair, pair_rows
-from nano_rl.config.training import TrainConfig
-from nano_rl.imitation.demonstrations import reader_of
-from nano_rl.imitation.rows import RunEncoder
-from nano_rl.learn.model.learner import Learner
-from nano_rl.learn.model.logprob import token_logprobs
-from nano_rl.learn.model.scalar_model import by_budget
-from nano_rl.learn.offline import OnStep, step_indices, train_rows, usual_guards
-from nano_rl.learn.rows.batch import Batch, make_batches
-from nano_rl.learn.rows.group import Group
-from nano_rl.learn.rows.sample import TrainSample
+from nano_rl.config import TrainConfig
+from nano_rl.imitation import RunEncoder, reader_of
+from nano_rl.learn.batch import Batch, make_batches
+from nano_rl.learn.critic import by_budget
+from nano_rl.learn.learner import Learner
+from nano_rl.learn.logprob import token_logprobs
+from nano_rl.learn.rows import Group, TrainSample
+from nano_rl.offline import OnStep, step_indices, train_rows, usual_guards
 from nano_shared.errors import UsageError
 
 CHOSEN, REJECTED = "+", "-"

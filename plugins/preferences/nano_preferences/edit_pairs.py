@@ -12,14 +12,13 @@ from posixpath import normpath
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.loop import observation_messages
-from nano_coder.agent.profiles import logged_profile, serving_profile
-from nano_coder.agent.prompt import offered_tools
+from nano_coder.agent.profiles import logged_profile, offered_tools, serving_profile
 from nano_preferences.pairs import PreferencePair
-from nano_rl.imitation.rows import run_messages
+from nano_rl.imitation import run_messages
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError
-from nano_shared.feedback import Feedback, FeedbackKind, edited_workspace
+from nano_shared.logged_run import Feedback, FeedbackKind, edited_workspace
 from nano_shared.snapshot import EntryKind, Snapshot
 from nano_shared.store import LogStore
 from nano_shared.types import JsonValue, Message, Role, ToolCall, Trajectory, Turn

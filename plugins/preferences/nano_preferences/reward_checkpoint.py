@@ -14,9 +14,9 @@ from nano_coder.models.opening import OpenedWeights, bound_template
 from nano_coder.models.weights import end_of_turn, place, quiet_transformers
 from nano_preferences.reward_model import RewardModelReport, row_scores
 from nano_rl.checkpoints.checkpoint import sign_checkpoint
-from nano_rl.imitation.rows import RunEncoder
+from nano_rl.imitation import RunEncoder
 from nano_rl.learn.config import Config
-from nano_rl.learn.model.scalar_model import ScalarModel, by_budget
+from nano_rl.learn.critic import ScalarModel, by_budget
 from nano_shared.blobs import BlobStore
 from nano_shared.checkpoint import (
     Listed,

@@ -12,7 +12,7 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_preferences.log_pairs import log_pairs
 from nano_preferences.pairs import PreferencePair, read_pairs, write_pairs
 from nano_shared.errors import UsageError
-from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.store import LogStore
 from nano_shared.types import (
     Completion,

@@ -13,18 +13,16 @@ import torch
 from builders import verdict
 from domains import runtime
 
-from nano_coder.agent.profiles import COMPACT_1
-from nano_coder.agent.prompt import first_messages
+from integration.tiny_model import build_tiny
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights, rank_of
 from nano_preferences.reward_checkpoint import open_reward_model
 from nano_preferences.rewards.preference import Preference
 from nano_rl.cli import cli
-from nano_rl.imitation.demonstrations import reader_of
-from nano_rl.imitation.rows import RunEncoder
-from nano_rl.learn.model.logprob import token_logprobs
-from nano_rl.learn.rows.batch import make_batches
+from nano_rl.imitation import RunEncoder, reader_of
+from nano_rl.learn.batch import make_batches
+from nano_rl.learn.logprob import token_logprobs
 from nano_rl.rewards import parse_reward
-from nano_rl.tiny_model import build_tiny
 from nano_shared.checkpoint import checkpoints_dir, read_checkpoint
 from nano_shared.command_line import run_command
 from nano_shared.errors import CheckpointError, ConfigError, UsageError
@@ -352,7 +350,7 @@ def test_the_end_of_a_turn_is_the_samplers_also_where_the_tokenizer_names_none(
 def test_a_bad_conversation_is_named_by_line_and_field(
     line: str, said: str, tiny: Path, tmp_path: Path
 ) -> None:
-    from nano_rl.imitation.rows import read_messages
+    from nano_rl.imitation import read_messages
 
     good = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
     (tmp_path / "talk.jsonl").write_text(f"{good}\n{line}\n")

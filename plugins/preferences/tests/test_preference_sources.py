@@ -20,10 +20,10 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_preferences.edit_pairs import _replaced, edit_pairs
 from nano_preferences.pairs import PreferencePair, read_pairs
 from nano_rl.cli import cli
-from nano_shared import snapshot
+from nano_shared import snapshot, snapshot_change
 from nano_shared.command_line import run_command
-from nano_shared.feedback import Feedback, FeedbackKind, workspace_edit
 from nano_shared.hidden_checks import AnswerChecks
+from nano_shared.logged_run import Feedback, FeedbackKind, workspace_edit
 from nano_shared.store import LogStore
 from nano_shared.types import Task, ToolCall, Trajectory
 
@@ -76,7 +76,7 @@ def edited(store: LogStore, run: Trajectory, files: dict[str, str], folder: Path
     for name, text in files.items():
         (folder / name).write_text(text)
     workspace = snapshot.snapshot_directory(folder, store.blobs, exclude=())
-    diff = snapshot.diff(run.last_snapshot, workspace, store.blobs)
+    diff = snapshot_change.diff(run.last_snapshot, workspace, store.blobs)
     row = Feedback(kind=FeedbackKind.EDIT, text=workspace_edit(workspace, diff), created=1.0)
     store.add_feedback(run.id, row)
     return row

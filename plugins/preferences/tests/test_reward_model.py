@@ -21,9 +21,9 @@ from nano_preferences.reward_model import (
     train_reward_model,
 )
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.critic import ScalarModel, scalar_model
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.learn.model.scalar_model import ScalarModel, scalar_model
-from nano_rl.learn.rows.sample import TrainSample, to_samples
+from nano_rl.learn.rows import TrainSample, to_samples
 from nano_shared.errors import UsageError
 
 LIKED = 7

@@ -16,7 +16,7 @@ from nano_preferences.rewards.reasoning import count_claims
 from nano_preferences.rewards.size import changed_lines, falling
 from nano_rl.rewards import parse_reward
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.types import Denials, Task, Trajectory
 
 BROKEN = "no action at all"

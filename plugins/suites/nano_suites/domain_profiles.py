@@ -6,8 +6,8 @@ Each is frozen under its name, as `nano_coder/agent/profiles.py` says; a test ho
 from __future__ import annotations
 
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1
-from nano_coder.tools.registry import TOOLS
-from nano_shared.profile import InterfaceProfile
+from nano_coder.tools.tool import TOOLS
+from nano_shared.policy import InterfaceProfile
 
 _MORE_TOOLS = (
     "lookup", "sql", "list_mail", "read_mail", "send_mail", "delete_mail", "list_events", "create_event",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pydantic import JsonValue
 
 from nano_rl.tasks.suite import Made, View
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks, StateCheck, StateChecks
 from nano_shared.types import Limits, OracleAction, Split
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from nano_coder.tools.record_file import Records
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
+from nano_suites.record_file import Records
 
 OfficeRecord = TypeVar("OfficeRecord")
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from nano_rl.tasks.suite import Made, TaskSuite, View, split_of
 from nano_shared.errors import UsageError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks, Scorer
-from nano_shared.interpreter import own_python
+from nano_shared.process import own_python
 from nano_shared.types import Limits, Split
 from nano_suites.family import Family, act, split_families
 

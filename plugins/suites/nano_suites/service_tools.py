@@ -13,9 +13,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from nano_coder.tools.record_file import Records
 from nano_coder.tools.text_files import read_text
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
+from nano_suites.record_file import Records
 
 DESCRIPTION = "openapi.json"
 OUTAGES: Records[int] = Records("service/outages.json", TypeAdapter(dict[str, int]))

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlencode
 
-from nano_coder.tools.record_file import written
 from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.hidden_checks import StateCheck
 from nano_shared.types import Limits, OracleAction
 from nano_suites.family import CITIES, COLORS, WORDS, Family, act, answered, left, people, view
+from nano_suites.record_file import written
 from nano_suites.service_description import Domain, describe
 from nano_suites.service_tools import DESCRIPTION, OUTAGES, ServiceRecord, records_of
 

@@ -11,7 +11,7 @@ import pytest
 from domains import sample
 
 from nano_rl.tasks.suite import find_suite, suite_names
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.types import Split
 from nano_suites.family import Family, split_families
 
@@ -55,7 +55,7 @@ def test_a_checked_state_names_the_files_that_are_graded(suite: str) -> None:
 
 def test_hash_seeds_change_nothing() -> None:
     code = (
-        "from nano_rl.tasks.make import make_tasks\n"
+        "from nano_rl.tasks.task_file import make_tasks\n"
         "from nano_shared.types import Split\n"
         f"for suite in {DOMAINS!r}:\n"
         "    tasks = make_tasks(suite=suite, levels=range(4), n=12, seed=9, split=Split.TRAIN)\n"

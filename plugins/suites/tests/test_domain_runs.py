@@ -12,7 +12,7 @@ from nano_coder.run.execution import Runtime
 from nano_rl.gather.rollouts import execute
 from nano_rl.tasks.attempts import oracle_policy
 from nano_rl.tasks.check import check_task
-from nano_rl.tasks.make import make_tasks, read_tasks
+from nano_rl.tasks.task_file import make_tasks, read_tasks
 from nano_shared.hidden_checks import StateChecks
 from nano_shared.types import Split, StopReason, Task
 from nano_suites.family import act

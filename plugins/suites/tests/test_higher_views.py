@@ -169,7 +169,7 @@ def test_the_guard_asks_family_and_code() -> None:
 
 _MAKE = """
 import hashlib
-from nano_rl.tasks.make import make_tasks
+from nano_rl.tasks.task_file import make_tasks
 from nano_shared.types import Split
 tasks = make_tasks(levels=range(8), n=24, seed=7, split=Split.TEST)
 print(hashlib.sha256("".join(t.model_dump_json() for t in tasks).encode()).hexdigest())

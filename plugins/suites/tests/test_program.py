@@ -10,7 +10,7 @@ import re
 import pytest
 
 from nano_rl.tasks.suite import split_of
-from nano_shared.hashing import canonical_json
+from nano_shared.files import canonical_json
 from nano_shared.types import Split
 from nano_suites.functions.admitted_program import admit_program, draw_admitted, draw_program, renamed
 from nano_suites.functions.classics import CLASSICS, draw_classic

@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from nano_coder.agent.workspace import workspace_after
-from nano_coder.verify.refusal_codes import RefusalCode
-from nano_coder.verify.trainable import blocking, verify
-from nano_shared import snapshot
+from nano_coder.agent.actions import workspace_after
+from nano_coder.verify.trainable import RefusalCode, blocking, verify
+from nano_shared import snapshot_change
 from nano_shared.errors import LogError, UsageError
 from nano_shared.extensions import Extensions
 from nano_shared.run_facts import RunFilter
@@ -250,7 +249,7 @@ class LogView:
     def _turn_part(self, run: Trajectory, turn: Turn, kind: str) -> Sequence[str]:
         if kind == "diff":
             before, after = (workspace_after(run, turn.index + more) for more in (0, 1))
-            return [snapshot.diff(before, after, self.store.blobs)]
+            return [snapshot_change.diff(before, after, self.store.blobs)]
         if kind == "blob":
             blobs = [self.store.get_blob(o.blob) if o.blob else b"" for o in turn.observations]
             return [blob.decode("utf-8", "replace") for blob in blobs]

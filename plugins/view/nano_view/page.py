@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from nano_coder.verify.refusal_codes import RefusalCode
+from nano_coder.verify.trainable import RefusalCode
 from nano_view.answers import LogView, ViewData, plain
 from nano_view.app import POLICY, asset
 

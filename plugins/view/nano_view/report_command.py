@@ -18,8 +18,7 @@ from nano_rl.commands.progress import print_metrics
 from nano_rl.commands.session import trainings_dir
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.metrics import MetricsRow as Row
-from nano_shared.command_line import JsonOption
-from nano_shared.console import Console
+from nano_shared.command_line import Console, JsonOption
 from nano_shared.errors import LogError, UsageError
 from nano_view.report.hacks import HackRow, hack_row, hack_rows
 from nano_view.report.training import over_optimised

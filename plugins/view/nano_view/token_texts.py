@@ -9,8 +9,8 @@ from pathlib import Path
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import ConfigError
 from nano_shared.extensions import call_extension
+from nano_shared.files import nano_home
 from nano_shared.policy import DecodeIds
-from nano_shared.scratch import nano_home
 from nano_shared.types import REDACTED_ID, Completion
 
 _FILE = "tokenizer.json"

@@ -22,7 +22,7 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.cli import cli
 from nano_coder.commands.serve import _pages
 from nano_coder.serve.access import Access
-from nano_coder.verify.refusal_codes import RefusalCode
+from nano_coder.verify.trainable import RefusalCode
 from nano_shared.errors import LogError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trajectory, TurnTokens

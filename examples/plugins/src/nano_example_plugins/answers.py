@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from nano_coder.models.registry import ModelOptions
+from nano_coder.models.opening import ModelOptions
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_shared.errors import UsageError
 

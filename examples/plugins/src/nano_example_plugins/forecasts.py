@@ -4,7 +4,7 @@ import random
 
 from nano_example_plugins.weather import DEGREES
 from nano_rl.tasks.suite import Made, TaskSuite, View, split_of
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.types import OracleAction, Split
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nano_rl.formats.row_format import ReadOptions
+from nano_rl.formats import ReadOptions
+from nano_shared.errors import Refusal, Refused
 from nano_shared.hidden_checks import AnswerChecks
-from nano_shared.refusal import Refusal, Refused
 from nano_shared.types import Task
 
 

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from nano_coder.run.execution import Runtime
-from nano_rl.rewards.part import Part, Score
+from nano_rl.rewards.reward import Part, Score
 from nano_shared.types import Trajectory
 
 

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
@@ -26,10 +26,9 @@ from harbor.agents.capabilities import AgentCapabilities
 from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 
-from nano_coder.config import load_config, task_limits
-from nano_coder.models.opening import open_configured
-from nano_coder.run.execution import Runtime, run_task
-from nano_coder.run.redacting_log import redacting_store
+from nano_coder.config import load_config, redacting_store, task_limits
+from nano_coder.models.opening import open_policy
+from nano_coder.run.execution import RunHooks, Runtime, run_task
 from nano_coder.sandbox.launcher import files
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.request import Output, check_run, python_program
@@ -37,9 +36,8 @@ from nano_formats import atif
 from nano_formats.token_triple import rollout_details, triples
 from nano_shared import __version__, snapshot
 from nano_shared.errors import SandboxError
-from nano_shared.hashing import content_hash
+from nano_shared.files import content_hash, scratch_folder
 from nano_shared.logged_run import LoggedRun
-from nano_shared.scratch import scratch_folder
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Sampling, Task, Trajectory, Turn
 
@@ -84,7 +82,7 @@ class NanoAgent(BaseAgent):  # type: ignore[misc]
     def _work(self, instruction: str, place: HarborPlace, context: AgentContext) -> None:
         given = {"model": self.model_name, "log": os.environ.get("NANO_LOG") or str(self.logs_dir / "log.db")}
         config, _ = load_config({**given, **self._settings}, self.logs_dir)
-        opened = open_configured(config, own_temperature=config.temperature is None)
+        opened = open_policy(config.model, config, own_temperature=config.temperature is None)
         with LogStore.open(config.log) as store:
             with place.downloaded() as folder:
                 start = snapshot.snapshot_directory(folder, store.blobs, max_bytes=config.workspace_mb << 20)
@@ -100,11 +98,12 @@ class NanoAgent(BaseAgent):  # type: ignore[misc]
             turns: list[Turn] = []
             begun: list[Trajectory] = []
 
-            def on_turn(turn: Turn) -> None:
+            def turn_taken(turn: Turn) -> None:
                 turns.append(turn)
                 fill(context, begun[0].model_copy(update={"turns": tuple(turns)}))
 
-            run = run_task(task, runtime, on_start=begun.append, on_turn=on_turn)
+            hooks = RunHooks(start=begun.append, turn=turn_taken)
+            run = run_task(task, replace(runtime, hooks=hooks))
             fill(context, run)
             text = json.dumps(atif.write(LoggedRun(trajectory=run)), ensure_ascii=False)
             (self.logs_dir / "trajectory.json").write_text(text, encoding="utf-8")

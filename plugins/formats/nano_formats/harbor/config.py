@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nano_shared.refusal import Refused
+from nano_shared.errors import Refused
 from nano_shared.strict_json import validated
 
 PLAIN_IMAGES = frozenset({"ubuntu", "debian", "python", "bash", "busybox"})

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nano_coder.formats.run_format import RunFormat
+from nano_coder.formats import RunFormat
 from nano_formats import atif
 from nano_formats.token_triple import rollout_details, triples
 from nano_formats.transcript import iso

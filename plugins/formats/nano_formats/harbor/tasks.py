@@ -16,8 +16,8 @@ from typing import Any
 from nano_formats.folder_format import FolderFormat, Tree, folder_name
 from nano_formats.harbor import grade
 from nano_formats.harbor.config import SCHEMA, HarborConfig, Image, read_config, read_dockerfile
+from nano_shared.errors import Refused
 from nano_shared.hidden_checks import CaseChecks, MutantChecks, RewardFileChecks, expects_answer
-from nano_shared.refusal import Refused
 from nano_shared.strict_json import to_json
 from nano_shared.types import Limits, OracleAction, Provenance, Task
 

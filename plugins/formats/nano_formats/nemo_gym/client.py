@@ -12,11 +12,10 @@ from typing import Any
 from nano_coder.environment import EnvironmentSession
 from nano_coder.tools.tool import ToolFailure, ToolResult
 from nano_formats.remote import HttpConnection, checked_url, object_of
-from nano_rl.tasks.jsonl import read_rows
-from nano_shared.errors import EnvironmentFailed, UsageError
+from nano_rl.tasks.task_file import read_rows
+from nano_shared.errors import EnvironmentFailed, Refusal, UsageError
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import one_line
-from nano_shared.refusal import Refusal
 from nano_shared.types import Limits, Split, ToolCall, ToolSpec, Trajectory
 
 _PARAMS = "responses_create_params"

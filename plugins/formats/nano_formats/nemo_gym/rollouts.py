@@ -10,16 +10,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nano_coder.agent.initial_messages import plain_opening
-from nano_coder.formats.messages import SAID_BY_USER, call_id
-from nano_coder.formats.run_format import RunFormat, row_reader
+from nano_coder.agent.profiles import plain_opening
+from nano_coder.formats import SAID_BY_USER, RunFormat, call_id, row_reader
 from nano_formats.nemo_gym.verdict import verified
 from nano_formats.responses_items import TRIPLE, take_item
 from nano_formats.token_triple import Triple, refuse_edited, remainder, restored, triple_of, triples
 from nano_formats.transcript import Transcript
-from nano_shared.hashing import content_hash
+from nano_shared.errors import Refused
+from nano_shared.files import content_hash
 from nano_shared.logged_run import LoggedRun
-from nano_shared.refusal import Refused
 from nano_shared.strict_json import Row, at_field, refusing_invalid
 from nano_shared.types import Message, Role, Sampling, StopReason, Trust, Turn, Verdict
 

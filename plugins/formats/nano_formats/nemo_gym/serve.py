@@ -11,7 +11,7 @@ from nano_coder.commands.options import open_log
 from nano_coder.commands.serve import listening_socket
 from nano_coder.serve.access import opened_access
 from nano_rl.commands.options import Log, TaskFile
-from nano_rl.tasks.make import read_tasks
+from nano_rl.tasks.task_file import read_tasks
 from nano_shared.errors import ConfigError, UsageError
 
 
@@ -43,7 +43,7 @@ def command(
         from nano_formats.nemo_gym.server import gym_app
     except ModuleNotFoundError as problem:
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
-    from nano_coder.run.redacting_log import redacting_store
+    from nano_coder.config import redacting_store
     from nano_formats.episode import Episode
     from nano_rl.commands.session import sandbox_opener
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nano_coder.serve.access import Access, Action
 from nano_coder.serve.request import BadRequest
 from nano_formats.episode import Episode, EpisodeOver
-from nano_shared.errors import UsageError
-from nano_shared.refusal import Refused
+from nano_shared.errors import Refused, UsageError
 from nano_shared.strict_json import Row, parse_json
 from nano_shared.types import Task, ToolSpec
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from nano_rl.formats.row_format import RowFormat
-from nano_shared.hashing import content_hash
+from nano_rl.formats import RowFormat
+from nano_shared.errors import Refused
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
-from nano_shared.refusal import Refused
 from nano_shared.strict_json import Row, validated
 from nano_shared.types import Message, Provenance, Role, Task
 
@@ -134,8 +134,7 @@ def read_row(row: Row) -> Task:
 
 def write_row(task: Task) -> Row:
     """Native fields for NeMo Gym's agents: the prompt and the tools. Verified by `nano-rl tasks serve`."""
-    from nano_coder.agent.profiles import COMPACT_1, serving_profile
-    from nano_coder.agent.prompt import first_messages, offered_tools
+    from nano_coder.agent.profiles import COMPACT_1, first_messages, offered_tools, serving_profile
 
     tools = offered_tools(
         serving_profile(COMPACT_1, task), task.model_copy(update={"tools": known_tools(task)})

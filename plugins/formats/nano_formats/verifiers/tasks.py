@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nano_rl.formats.row_format import RowFormat
-from nano_shared.hashing import content_hash
+from nano_rl.formats import RowFormat
+from nano_shared.errors import Refused
+from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
-from nano_shared.refusal import Refused
 from nano_shared.strict_json import Row, parse_json, text_field
 from nano_shared.types import Provenance, Task
 

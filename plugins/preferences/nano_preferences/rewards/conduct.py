@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from nano_coder.run.execution import Runtime
-from nano_rl.rewards.part import SILENT, Part, Score
+from nano_rl.rewards.reward import SILENT, Part, Score
 from nano_shared.types import Observation, Trajectory, Turn
 
 RECOVERED = 0.5

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from nano_coder.run.execution import Runtime
-from nano_rl.rewards.part import SILENT, Part, Score
+from nano_rl.rewards.reward import SILENT, Part, Score
 from nano_shared.errors import UsageError
-from nano_shared.feedback import Feedback, FeedbackKind
+from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.types import Trajectory
 
 _WORTH = {FeedbackKind.ACCEPT: 1.0, FeedbackKind.EDIT: 0.5, FeedbackKind.REJECT: 0.0}

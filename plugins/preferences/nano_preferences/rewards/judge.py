@@ -25,7 +25,7 @@ from nano_coder.models.endpoint.exchange import EndpointError
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.opening import open_policy
 from nano_coder.run.execution import Runtime
-from nano_rl.rewards.part import SILENT, Part, Score
+from nano_rl.rewards.reward import SILENT, Part, Score
 from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, NanoError, PolicyError
 from nano_shared.policy import Conversation, Policy
 from nano_shared.types import Message, Role, Sampling, Trajectory

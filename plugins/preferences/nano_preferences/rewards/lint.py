@@ -17,10 +17,10 @@ from pydantic import Field
 
 from nano_coder.run.execution import Runtime
 from nano_preferences.rewards.size import changes, falling
-from nano_rl.rewards.part import SILENT, Part, Score
+from nano_rl.rewards.reward import SILENT, Part, Score
 from nano_shared.errors import ConfigError
-from nano_shared.interpreter import own_python
-from nano_shared.scratch import scratch_folder
+from nano_shared.files import scratch_folder
+from nano_shared.process import own_python
 from nano_shared.types import Trajectory
 
 _SECONDS = 20.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pydantic import PrivateAttr
 
 from nano_coder.run.execution import Runtime
-from nano_rl.rewards.part import Part, Score
+from nano_rl.rewards.reward import Part, Score
 from nano_shared.blobs import BlobStore
 from nano_shared.checkpoint import checkpoint_names, checkpoints_dir, read_checkpoint, resolve_checkpoint
 from nano_shared.errors import CheckpointError, ConfigError, UsageError

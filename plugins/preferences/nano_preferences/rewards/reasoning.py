@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from nano_coder.run.execution import Runtime
-from nano_rl.rewards.part import SILENT, Part, Score
+from nano_rl.rewards.reward import SILENT, Part, Score
 from nano_shared import snapshot
-from nano_shared.syntax import parse_expression
+from nano_shared.process import parse_expression
 from nano_shared.types import ToolCall, Trajectory, Turn
 
 Claim = tuple[str, bool]

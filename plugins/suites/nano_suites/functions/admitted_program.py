@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from nano_rl.tasks.mutate import Mutant, mutants
 from nano_rl.tasks.suite import Made, split_of
-from nano_shared.hashing import canonical_json
+from nano_shared.files import canonical_json
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.types import Limits, OracleAction, Split
 from nano_suites.functions.arithmetic import draw_arithmetic

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import Case, CaseChecks
-from nano_shared.syntax import parse
+from nano_shared.process import parse
 from nano_shared.types import OracleAction, Split
 from nano_suites.functions.admitted_program import (
     LONG,

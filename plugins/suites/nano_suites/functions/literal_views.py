@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nano_rl.tasks.program_hash import program_hash
-from nano_rl.tasks.suite import Made
+from nano_rl.tasks.suite import Made, program_hash
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks
-from nano_shared.syntax import parse_expression
+from nano_shared.process import parse_expression
 from nano_shared.types import Split
 from nano_suites.functions.admitted_program import (
     BRIEF,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from nano_rl.tasks.program_hash import Anonymous, program_hash
-from nano_shared.syntax import parse
+from nano_rl.tasks.suite import Anonymous, program_hash
+from nano_shared.process import parse
 
 MAX_STEPS = 500
 """turns of all `while` loops of one call"""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nano_rl.checkpoints.statistics import wilson
-from nano_rl.gather.success import TAMPERING
+from nano_rl.checkpoints.evaluate import wilson
+from nano_rl.gather.rollouts import TAMPERING
 from nano_rl.learn.metrics import MetricsRow
 
 

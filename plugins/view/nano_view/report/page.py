@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from nano_rl.checkpoints.statistics import wilson
+from nano_rl.checkpoints.evaluate import wilson
 from nano_rl.learn.metrics import METRICS, MetricsRow
 from nano_rl.watch import duration, seconds_of
 from nano_shared.checkpoint import checkpoints_dir

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from nano_rl.checkpoints.statistics import Z95, wilson
+from nano_rl.checkpoints.evaluate import Z95, wilson
 from nano_rl.learn.metrics import GRADED, HELD_OUT, SUCCESS
 from nano_rl.watch import LINES, PanelLine
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nano_rl.checkpoints.statistics import wilson
-from nano_rl.config.training import TrainConfig
-from nano_rl.gather.success import HELD_OUT_FILE
+from nano_rl.checkpoints.evaluate import wilson
+from nano_rl.config import TrainConfig
+from nano_rl.gather.rollouts import HELD_OUT_FILE
 from nano_rl.learn.metrics import GRADED, METRICS, PART, SUCCESS, MetricsRow, read_metrics, read_rows
 from nano_rl.record import (
     ROLLOUTS,

@@ -1,1 +1,0 @@
-"""Runs in other programs' formats: a file a format, each a `RunFormat` that reads, writes or both."""

@@ -1,1 +1,0 @@
-"""Settings of trainings, and the TOML files that they are read from."""

@@ -1,1 +1,0 @@
-"""Imitation: where demonstrations come from, their rows, and the training on them."""

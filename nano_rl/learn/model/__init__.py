@@ -1,1 +1,0 @@
-"""The model that is trained: log-probs, its optimizer, critic, reference, and what saves memory."""

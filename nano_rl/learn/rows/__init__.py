@@ -1,1 +1,0 @@
-"""Rows: the rollouts of a task as a group, its token rows as samples, samples as padded micro-batches."""

@@ -1,1 +1,0 @@
-"""All that a training needs to go on bit for bit."""

@@ -1,0 +1,452 @@
+"""Strict JSON lines: no duplicate keys, no NaN or infinity; every line is a row or a refusal."""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import itertools
+import keyword
+import math
+import posixpath
+import random
+import unicodedata
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    field_validator,
+    model_validator,
+)
+
+from nano_coder.grading.live_use import used_names
+from nano_rl.tasks.suite import TaskSuite, View, find_suite
+from nano_shared.errors import Refusal, Refused, UsageError
+from nano_shared.hidden_checks import (
+    AnswerChecks,
+    Case,
+    CaseChecks,
+    MutantChecks,
+    Suite,
+    SuiteChecks,
+    WorkspaceChecks,
+)
+from nano_shared.process import parse
+from nano_shared.strict_json import (
+    Row,
+    at_place,
+    json_object,
+    parse_json,
+    refusing_invalid,
+    text_lines,
+    validated,
+)
+from nano_shared.types import OracleAction, Provenance, Split, Task, stays_inside
+
+RowModel = TypeVar("RowModel", bound=BaseModel)
+
+
+def read_text(path: Path) -> str:
+    """Read a text file, decompressed if its name ends in .gz. Raises UsageError if it cannot be read."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return data.decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError) as problem:
+        raise UsageError(f"{path}: cannot be read: {problem}") from None
+
+
+def read_rows(path: Path) -> Iterator[tuple[str, Row | Refusal]]:
+    """(place, row) of each row: one JSON object per line, or one JSON array of objects."""
+    text = read_text(path)
+    if text.lstrip().startswith("["):
+        try:
+            items = parse_json(text)
+        except Refused as problem:
+            yield str(path), Refusal.of(str(path), problem)
+            return
+        for number, item in enumerate(items):
+            yield _object(f"{path}[{number}]", item)
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            where = f"{path}:{number}"
+            try:
+                yield _object(where, parse_json(line))
+            except Refused as problem:
+                yield where, Refusal.of(where, problem)
+
+
+def read_models(path: Path, kind: type[RowModel]) -> Iterator[tuple[str, RowModel]]:
+    """(place, row) of each row as a model. Raises UsageError with place and field of the first bad row."""
+    for where, row in read_rows(path):
+        try:
+            if isinstance(row, Refusal):
+                raise Refused(row.field, row.why)
+            yield where, validated(kind, row)
+        except Refused as problem:
+            raise UsageError(f"{where}: {problem}") from None
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
+
+
+def _object(where: str, item: Any) -> tuple[str, Row | Refusal]:
+    if isinstance(item, dict):
+        return where, item
+    return where, Refusal(where, "row", f"must be a JSON object, not {type(item).__name__}")
+
+
+_LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    @field_validator("target", check_fields=False)
+    @classmethod
+    def _inside(cls, target: str) -> str:
+        if not target or target.startswith(("/", "../")) or posixpath.normpath(target) != target:
+            raise ValueError(f"{target!r} is no path inside the workspace; write it as 'folder/file.py'")
+        return target
+
+    @field_validator("entry_point", check_fields=False)
+    @classmethod
+    def _as_python_reads_it(cls, name: str | None) -> str | None:
+        return None if name is None else unicodedata.normalize("NFKC", name)
+
+
+class PlainRow(_Row):
+    id: str
+    prompt: str = Field(pattern=r"\S")
+    target: str = "solution.py"
+    entry_point: str
+    cases: list[Case] = Field(min_length=1)
+    files: dict[str, str] = {}
+
+    @field_validator("cases")
+    @classmethod
+    def _complete(cls, cases: list[Case]) -> list[Case]:
+        for number, case in enumerate(cases):
+            if "expected" not in case.model_fields_set:
+                raise ValueError(f"case {number} lacks `expected`; null has to be written too")
+        return cases
+
+    @field_validator("entry_point")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"{name!r} is no name that Python gives a function")
+        return name
+
+    def task(self) -> Task:
+        hidden = CaseChecks(entry_point=self.entry_point, cases=tuple(self.cases))
+        return Task(
+            key=self.id, prompt=_with_place(self.prompt, self.target, self.entry_point), files=self.files,
+            artifacts=(self.target,), hidden=hidden,
+        )  # fmt: skip
+
+
+class _PublishedTests(_Row):
+    runner: Literal["script", "pytest", "unittest", "doctest", "literal"]
+    files: dict[str, str] = {}
+    cmd: list[str] | None = None
+    visible_files: dict[str, str] = {}
+    expected: str | None = None
+    """literal: the value, as Python writes it"""
+    input: str | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> _PublishedTests:
+        if self.runner == "literal" and self.expected is None:
+            raise ValueError("`expected` is missing, which the runner 'literal' compares with")
+        if self.runner != "literal" and not self.files:
+            raise ValueError(f"`files` is empty, and the runner {self.runner!r} needs a test file")
+        return self
+
+
+class OpenRow(_Row):
+    id: str
+    source: str
+    source_commit: str | None = None
+    licence: str | None = None
+    attribution: str | None = None
+    kind: str
+    split: str | None = None
+    """the file that the row is from; not used, since tasks are split by family"""
+    split_hint: str | None = None
+    prompt: str = Field(pattern=r"\S")
+    entry_point: str | None = None
+    files: dict[str, str] = {}
+    target: str
+    tests: _PublishedTests
+    reference_solution: str | None = None
+    meta: dict[str, Any] = {}
+
+    def task(self) -> Task:
+        literal = self.tests.runner == "literal"
+        return Task(
+            key=self.id,
+            prompt=f"{self.prompt.rstrip()}\n\n{_LITERAL}" if literal
+            else _with_place(self.prompt, self.target, self.entry_point),
+            files={**self.files, **self.tests.visible_files},
+            artifacts=() if literal else (self.target,),
+            check=" && ".join(f"python {name}" for name in self.tests.visible_files) or None,
+            hidden=self._hidden(),
+            oracle=self._oracle(),
+            family=str(self.meta.get("same_task") or self.id),
+            view=self.kind,
+            provenance=Provenance(source=self.source, licence=self.licence),
+        )  # fmt: skip
+
+    def _hidden(self) -> AnswerChecks | SuiteChecks:
+        tests = self.tests
+        if tests.runner == "literal":
+            return AnswerChecks(answer=tests.expected)
+        names = (self.entry_point,) if self.entry_point else ()
+        suite = Suite(framework=tests.runner, files=tests.files, names=names, strict=self._needs_objects())
+        return SuiteChecks(entry_point=self.entry_point, suite=suite)
+
+    def _needs_objects(self) -> bool:
+        """True if the tests exchange objects of the solution's classes, or patch it, so that values must stay
+        in one process."""
+        used = used_names(self.tests.files, self.target)
+        source = self.reference_solution or self.files.get(self.target, "")
+        crossing = used | _crossing(source, self.entry_point)
+        patches = any(_patches(text) for text in self.tests.files.values())
+        return patches or bool(_classes(source) & crossing)
+
+    def _oracle(self) -> tuple[OracleAction, ...] | None:
+        if self.reference_solution is None:
+            return None
+        if self.tests.runner == "literal":
+            return (OracleAction(name="submit", arguments={"answer": self.reference_solution}),)
+        written: dict[str, JsonValue] = {"path": self.target, "content": self.reference_solution}
+        return (OracleAction(name="write_file", arguments=written), OracleAction(name="submit"))
+
+
+def read_row(line: str) -> Task:
+    """Parse one line of a task file: a task, or a published row.
+
+    Raises Refused with the first invalid field.
+    """
+    row = json_object(line, finite=False)
+    for name, field in row.items():
+        if not _is_finite(field):
+            raise Refused(name, "holds NaN or an infinity, which is no JSON number")
+    kind: type[Task] | type[PlainRow] | type[OpenRow] = Task
+    if "key" not in row and "id" in row:
+        if "tests" not in row and "cases" not in row:
+            raise Refused("cases", "is missing, and `tests` too: nothing says how the row is graded")
+        kind = OpenRow if "tests" in row else PlainRow
+    with refusing_invalid():
+        value: Task | PlainRow | OpenRow = kind.model_validate_json(line)
+        if not isinstance(value, Task):
+            return value.task()
+    for name in value.artifacts:
+        if not stays_inside(name):
+            raise Refused("artifacts", f"{name!r} must be relative and stay inside the workspace")
+    return value
+
+
+def _with_place(prompt: str, target: str, entry_point: str | None) -> str:
+    name = f"; it must define `{entry_point}`" if entry_point else ""
+    return f"{prompt.rstrip()}\n\nThe solution belongs in the file `{target}`{name}."
+
+
+def _is_finite(value: JsonValue) -> bool:
+    held = [value]
+    while held:
+        value = held.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            return False
+        held += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return True
+
+
+# ------------------------------------------------------------------------------------ live objects
+
+
+def _tree(text: str) -> ast.Module:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # syntax warnings of the text, such as invalid escapes
+            return parse(text)
+    except SyntaxError:
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _crossing(text: str, entry_point: str | None) -> set[str]:
+    """The names in the annotations and return values of the entry point."""
+    said: list[ast.expr | None] = []
+    for function in _tree(text).body:
+        if isinstance(function, ast.FunctionDef) and function.name == entry_point:
+            for node in ast.walk(function):
+                if isinstance(node, ast.FunctionDef):
+                    said.append(node.returns)
+                elif isinstance(node, ast.arg):
+                    said.append(node.annotation)
+                elif isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
+                    said.append(node.value.func)
+    return {n.id for part in said if part is not None for n in ast.walk(part) if isinstance(n, ast.Name)}
+
+
+_NAMED_TUPLE = ("namedtuple(", "collections.namedtuple(")
+
+
+def _classes(text: str) -> set[str]:
+    """Names of classes that are no exceptions, including named tuples."""
+    named = {
+        target.id
+        for node in _tree(text).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(_NAMED_TUPLE)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    return named | {
+        node.name
+        for node in _tree(text).body
+        if isinstance(node, ast.ClassDef)
+        and not any(ast.unparse(base).endswith(("Exception", "Error")) for base in node.bases)
+    }
+
+
+def _patches(text: str) -> bool:
+    """True if tests patch parts of the solution at run time."""
+    return any(
+        (isinstance(node, ast.Import) and any(a.name == "unittest.mock" for a in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unittest.mock"))
+        or (isinstance(node, ast.ImportFrom) and any(a.name == "mock" for a in node.names))
+        or (isinstance(node, ast.arg) and node.arg in ("monkeypatch", "capsys", "capfd"))
+        for node in ast.walk(_tree(text))
+    )  # fmt: skip
+
+
+def make_tasks(
+    *,
+    suite: str = "functions",
+    levels: Sequence[int],
+    n: int,
+    seed: int,
+    split: Split,
+    views: Sequence[str] | None = None,
+) -> list[Task]:
+    """`n` distinct tasks, distributed evenly over the levels and over the views of each level.
+
+    The same arguments give the same tasks; a smaller `n` gives a prefix.
+    Raises UsageError for an unknown suite, level or view, or a negative `n`.
+    """
+    if n < 0:
+        raise UsageError(f"n = {n}: the number of tasks cannot be negative")
+    drawn = draw_tasks(suite=suite, levels=levels, seed=seed, split=split, views=views)
+    return list(itertools.islice(drawn, n))
+
+
+def draw_tasks(
+    *,
+    suite: str = "functions",
+    levels: Sequence[int],
+    seed: int,
+    split: Split,
+    views: Sequence[str] | None = None,
+) -> Iterator[Task]:
+    """The infinite sequence of which `make_tasks` takes the first `n`. Raises as it does, at once."""
+    supply = find_suite(suite)
+    return _endless(
+        supply,
+        choose_views(supply.views, levels, views),
+        random.Random(f"make:{suite}:{seed}:{split}"),
+        split,
+    )
+
+
+def _endless(supply: TaskSuite, chosen: list[list[View]], rng: random.Random, split: Split) -> Iterator[Task]:
+    keys: set[str] = set()
+    while True:
+        of_level = chosen[len(keys) % len(chosen)]
+        view = of_level[len(keys) // len(chosen) % len(of_level)]
+        task = supply.make(view, split, rng.randrange(2**48))
+        if task.key not in keys:
+            keys.add(task.key)
+            yield task
+
+
+def choose_views(
+    every: Sequence[View], levels: Sequence[int], names: Sequence[str] | None
+) -> list[list[View]]:
+    """[levels][views] the chosen views of each level; levels without any are left out."""
+    known = sorted({v.level for v in every})
+    if wrong := [x for x in levels if x not in known] or ([] if levels else ["none"]):
+        raise UsageError(f"unknown level {wrong[0]}; levels: {', '.join(map(str, known))}")
+    spelt = {v.name for v in every}
+    if names and (unknown := [x for x in names if x not in spelt]):
+        raise UsageError(f"unknown view {unknown[0]!r}; views: {', '.join(sorted(spelt))}")
+    chosen = [
+        [v for v in every if v.level == x and (v.name in names if names else not v.extra)]
+        for x in dict.fromkeys(levels)
+    ]
+    chosen = [of_level for of_level in chosen if of_level]
+    if not chosen:
+        raise UsageError(
+            f"no view among {', '.join(names or ())} belongs to levels {', '.join(map(str, levels))}"
+        )
+    return chosen
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Create the folder of an output file. Raises UsageError if the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = path.exists()
+        path.open("a").close()
+        if not known:
+            path.unlink()
+    except OSError as problem:
+        raise UsageError(f"{path} cannot be written: {problem.strerror}; name another file") from problem
+
+
+def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for task in tasks:
+            file.write(task.model_dump_json(exclude_defaults=True) + "\n")
+
+
+def read_tasks(path: Path) -> list[Task]:
+    """All tasks of a file: rows of `write_tasks`, and published rows (`published_rows.py`).
+
+    Raises UsageError with file, line and field for a malformed row, a duplicate key, and a file that is
+    missing, unreadable or empty.
+    """
+    if not path.exists():
+        raise UsageError(f"no such task file: {path}; nano-rl tasks make writes one")
+    tasks: dict[str, Task] = {}
+    for where, line in text_lines(path):
+        with at_place(where):
+            task = read_row(line)
+            if task.key in tasks:
+                raise Refused("key", f"{task.key!r} is already used by an earlier line")
+        tasks[task.key] = task
+    if not tasks:
+        raise UsageError(f"{path}: holds no task; one JSON object a line is expected")
+    return list(tasks.values())
+
+
+_OURS = "nano"
+"""what the names of our own generators begin with: they run the oracle when they make a task"""
+
+
+def unproven(tasks: Iterable[Task]) -> list[Task]:
+    """The tasks whose tests are programs and whose oracle was never run: a right answer may earn nothing."""
+    return [
+        task
+        for task in tasks
+        if isinstance(task.hidden, SuiteChecks | WorkspaceChecks | MutantChecks)
+        and task.provenance.checked is None
+        and not (task.provenance.generator or "").startswith(_OURS)
+    ]
