@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from integration.tiny_model import build_tiny
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.sampler import GenerationRequest
 from nano_coder.models.weights import BASE, load_policy
@@ -35,7 +36,6 @@ from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.learner import Learner, prepare
 from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.rows import TrainSample
-from nano_rl.tiny_model import build_tiny
 from nano_shared.lora import merge_adapter
 from nano_shared.types import Sampling
 

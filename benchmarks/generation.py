@@ -170,7 +170,7 @@ def run_step(rounds: int, shrink: int) -> None:
     engine = Engine(work.model, eos_ids=frozenset(), context_limit=1024)
     steps, products = [], []
     for _ in range(rounds):
-        engine.admit(
+        engine.add_requests(
             [
                 GenerationRequest(tuple(ids), Sampling(max_tokens=work.completion), i)
                 for i, ids in enumerate(work.fresh())
@@ -201,7 +201,7 @@ def run_long(rounds: int, shrink: int) -> None:
         for tokens in (64, 1024, 4096):
             generator = torch.Generator().manual_seed(lap)
             ids = torch.randint(5, model.config.vocab_size, (tokens // shrink,), generator=generator)
-            engine.admit([GenerationRequest(tuple(ids.tolist()), Sampling(max_tokens=32), lap)])
+            engine.add_requests([GenerationRequest(tuple(ids.tolist()), Sampling(max_tokens=32), lap)])
             engine.step()  # reads the prompt
             while engine.busy:
                 started = time.perf_counter()

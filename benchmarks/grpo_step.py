@@ -135,8 +135,8 @@ def make_models(folder: Path) -> dict[str, Path]:
     """Both models in Hugging Face format, as either side loads them."""
     import sysconfig
 
+    from integration.tiny_model import build_tiny
     from nano_coder.models.weights import BASE, load_policy
-    from nano_rl.tiny_model import build_tiny
 
     library = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:120]
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in library]

@@ -279,7 +279,7 @@ class Journeys:
     """Runs the four commands in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        from nano_rl.tiny_model import build_tiny
+        from integration.tiny_model import build_tiny
 
         self.folder, self.result = folder, folder / "seen.json"
         packages = [*PACKAGES.values(), *(ROOT / "plugins").glob("*/nano_*")]

@@ -43,11 +43,11 @@ TEXTS = ("@read_file path=sums.py", "@edit_file path=sums.py line=2\n    return 
 
 def pool(folder: Path, count: int = 50) -> list[Trajectory]:
     """Runs whose tokens are a tiny model's, with the log-probs that it gives them."""
+    from integration.tiny_model import build_tiny
     from nano_coder.agent.dialects.dialect import DIALECTS
     from nano_coder.agent.loop import observation_messages
     from nano_coder.agent.profiles import COMPACT_1, first_messages
     from nano_coder.models.opening import local_policy, open_weights
-    from nano_rl.tiny_model import build_tiny
     from nano_shared.policy import Conversation
     from nano_shared.types import (
         Completion,
@@ -144,20 +144,17 @@ def fill(log: Path, runs: list[Trajectory], count: int) -> None:
 
 COLUMNS = """
 import json, sys
-from nano_rl.logs.admission import TargetPolicy
-from nano_rl.logs.admission import LogAdmission
+from nano_rl.logs.admission import TargetPolicy, survey
 from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
-report = LogAdmission(
-    store=LogStore.open(sys.argv[1]), chosen=RunFilter(), target=TargetPolicy(), fresh=12
-).report()
+report = survey(LogStore.open(sys.argv[1]), RunFilter(), TargetPolicy())
 print(json.dumps(report.as_dict()))
 """
 COMMAND = """
 import sys
 from nano_rl.cli import cli
 log, model = sys.argv[1:]
-cli(["admit", "--log", log, "--model", model, "--fresh", "12", "--json"], standalone_mode=False)
+cli(["admit", "--log", log, "--model", model, "--json"], standalone_mode=False)
 """
 PEAK = f"""
 import sys

@@ -138,7 +138,7 @@ def tokenizer() -> Any:
     """Of words; the ids that a random model samples beyond them are no text."""
     from transformers import AutoTokenizer
 
-    from nano_rl.tiny_model import build_tiny
+    from integration.tiny_model import build_tiny
 
     texts = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     with tempfile.TemporaryDirectory() as folder:

@@ -34,10 +34,10 @@ from flywheel import Flywheel, Scale, TaskSets
 from log_arms import over_seeds
 from remote_engine import count_events, steps_done
 
+from integration.tiny_model import build_tiny
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.logs.used_runs import USED, read_used
 from nano_rl.tasks.task_file import write_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.store import LogStore
 

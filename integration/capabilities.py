@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from log_arms import over_seeds
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, first_messages, offered_tools, serving_profile
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
@@ -48,7 +49,6 @@ from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.task_file import draw_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_rl.watch import Watch
 from nano_shared.policy import CompactionFormat, Conversation, InterfaceProfile

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from negative_controls import shuffled_rewards
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
@@ -42,7 +43,6 @@ from nano_rl.learn.learner import prepare
 from nano_rl.logs.reader import lineage, read_logs
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.task_file import draw_tasks, make_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_rl.watch import Watch
 from nano_shared.store import LogStore

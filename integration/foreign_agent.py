@@ -35,6 +35,7 @@ from typing import Any
 
 from own_project import nano, told, write
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings
@@ -43,7 +44,6 @@ from nano_rl.commands.session import oracle_runtime
 from nano_rl.gather.rollouts import execute
 from nano_rl.imitation import run_messages
 from nano_rl.tasks.task_file import read_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_shared.types import Task, Trajectory
 
 MINI = (

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
@@ -42,7 +43,6 @@ from nano_rl.logs.used_runs import USED, read_used
 from nano_rl.resume import STATES
 from nano_rl.rewards import Reward
 from nano_rl.tasks.task_file import make_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.errors import NanoError
 from nano_shared.store import LogStore

@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from own_project import nano, told, write
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.sampler import GenerationRequest
 from nano_coder.models.weights import load_policy
 from nano_rl.tasks.task_file import read_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_shared.types import Sampling
 
 LINES = 2000

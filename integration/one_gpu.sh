@@ -13,7 +13,7 @@ python - <<'PYTHON'
 from pathlib import Path
 
 import nano_rl
-from nano_rl.tiny_model import build_tiny
+from integration.tiny_model import build_tiny
 
 sources = sorted(Path(nano_rl.__file__).parent.rglob("*.py"))[:60]
 build_tiny("tiny", [path.read_text() for path in sources], hidden=256, max_positions=2048)

@@ -26,11 +26,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.logs.used_runs import USED, read_used
 from nano_rl.resume import STATES
 from nano_rl.tasks.task_file import make_tasks, write_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_shared.types import Split
 
 END_SECONDS = 120.0

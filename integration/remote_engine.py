@@ -26,13 +26,13 @@ from typing import Any
 
 from engine_process import KEY, EngineProcess
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.gather.adapter_publisher import ADAPTERS
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.logs.used_runs import USED, read_used
 from nano_rl.record import read_events
 from nano_rl.tasks.task_file import make_tasks, write_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_shared.store import LogStore
 from nano_shared.types import Split
 

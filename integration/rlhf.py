@@ -32,6 +32,7 @@ from random import Random
 from statistics import mean
 from typing import Any
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
@@ -53,7 +54,6 @@ from nano_rl.learn.critic import scalar_model
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.rewards import open_reward, parse_reward
-from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_rl.watch import Watch
 from nano_shared.checkpoint import read_checkpoint

@@ -29,9 +29,9 @@ from typing import Any
 
 import httpx
 
+from integration.tiny_model import build_tiny
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.verify.deep import MAX_GAP, TokenCheck, rescored
-from nano_rl.tiny_model import build_tiny
 from nano_shared.store import LogStore
 from nano_shared.types import Finish, Trajectory
 

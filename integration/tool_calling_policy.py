@@ -19,7 +19,7 @@ from typing import Any
 import jinja2
 from own_project import nano
 
-from nano_rl.tiny_model import build_tiny
+from integration.tiny_model import build_tiny
 
 TEMPLATE = Path(__file__).parents[1] / "tests/coder/templates/qwen-2.5.jinja"
 POSITIONS = 4096

@@ -35,7 +35,7 @@ from nano_shared.files import NotReadable, read_regular
 from nano_shared.policy import DecodeIds
 from nano_shared.printable import printable
 from nano_shared.redact.redactor import RedactConfig, Redactor
-from nano_shared.redact.store import RedactingStore
+from nano_shared.redact.runs import RedactingStore
 from nano_shared.settings import no_such_setting
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Usage
@@ -44,7 +44,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def _checked_hosts(value: str) -> str:
-    from nano_coder.sandbox.proxy import allowed_hosts
+    from nano_coder.sandbox.protocol import allowed_hosts
 
     try:
         allowed_hosts(value)
@@ -180,7 +180,6 @@ class Price(BaseModel):
     """of input from the server's cache; none: as the rest"""
 
     def cost(self, usage: Usage) -> float:
-        """Dollars."""
         cached = self.input if self.cached is None else self.cached
         fresh = usage.prompt - usage.cached
         return (fresh * self.input + usage.cached * cached + usage.completion * self.output) / 1e6
@@ -419,24 +418,20 @@ def project_tables(directory: Path) -> dict[str, ProjectFile]:
     return {name: file for name, file in found.items() if file is not None}
 
 
-def _project_layers(files: Mapping[str, ProjectFile]) -> list[tuple[str, dict[str, Any]]]:
-    """(name of the file, its settings) of those that are trusted; of others nothing is read."""
-    return [
-        (file.path.name, {name: TABLES[name].in_project(file.path, file.content)})
-        for name, file in files.items()
-        if file.trusted
-    ]
-
-
 def configured(
     flags: Mapping[str, Any], project: ProjectFile | None, files: Mapping[str, ProjectFile] | None = None
 ) -> Configured:
-    """The layers laid over each other."""
+    """The layers laid over each other; of a file of `files` that is not trusted nothing is read."""
+    brought = [
+        (file.path.name, {name: TABLES[name].in_project(file.path, file.content)})
+        for name, file in (files or {}).items()
+        if file.trusted
+    ]
     ours, openai = _environment()
     layers = [
         ("OPENAI_* environment", openai),
         ("user config", _read_toml(user_config_path())),
-        *_project_layers(files or {}),
+        *brought,
         ("nano.toml", parse_toml(project.path, project.content) if project else {}),
         ("environment", ours),
         ("flag", {key: value for key, value in flags.items() if value not in (None, ())}),

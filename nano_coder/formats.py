@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nano_coder.agent.dialects.hermes import HERMES
+from nano_coder.agent.dialects.native import HERMES
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, Refused, UsageError

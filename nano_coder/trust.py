@@ -1,7 +1,5 @@
-"""Which project files the user trusts: by directory, file and the hash of what was in it when he said so.
-
-What a project brings along is untrusted until then. Whatever else it may bring that configures us (MCP
-servers, plugins, its AGENTS.md) is read and asked about the same way: `is_trusted(path, content)`."""
+"""Which project files the user trusts, by directory, file and the hash of what was in it when he said so, and
+the chain of a project's AGENTS.md. What a project brings along is untrusted until then."""
 
 from __future__ import annotations
 
@@ -50,14 +48,14 @@ def read_project_file(directory: Path, name: str = PROJECT_FILE) -> ProjectFile 
 
 
 def is_trusted(path: Path, content: bytes) -> bool:
-    return trusted_files().get(_directory(path), {}).get(path.name) == _hash(content)
+    return trusted_files().get(os.path.realpath(path.parent), {}).get(path.name) == _hash(content)
 
 
 def trust(path: Path, content: bytes) -> None:
     """Let these bytes count, at this place."""
     with _locked():
         files = trusted_files()
-        files.setdefault(_directory(path), {})[path.name] = _hash(content)
+        files.setdefault(os.path.realpath(path.parent), {})[path.name] = _hash(content)
         _write(files)
 
 
@@ -85,10 +83,6 @@ def trusted_files() -> dict[str, dict[str, str]]:
 def _list_path() -> Path:
     # beside the user's configuration, not in NANO_HOME, which may be a folder that a project brings along
     return platformdirs.user_config_path("nano") / "trusted.json"
-
-
-def _directory(path: Path) -> str:
-    return os.path.realpath(path.parent)
 
 
 def _hash(content: bytes) -> str:
@@ -135,21 +129,17 @@ def find_instructions(
 
 def project_files(directory: Path, names: Sequence[str]) -> Iterator[tuple[Path, bytes]]:
     """The project's files of the chain with their whole contents, outermost first."""
-    for folder in _down(project_root(directory), directory):
-        if here := _first(folder, names):
-            yield here
+    here, root = directory.resolve(), project_root(directory)
+    between = [folder for folder in here.parents if folder.is_relative_to(root)]
+    for folder in [*reversed(between), here]:
+        if found := _first(folder, names):
+            yield found
 
 
 def project_root(directory: Path) -> Path:
     """The nearest directory above with a repository; the directory itself if there is none."""
     here = directory.resolve()
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
-
-
-def _down(root: Path, directory: Path) -> list[Path]:
-    here = directory.resolve()
-    between = [folder for folder in here.parents if folder.is_relative_to(root)]
-    return [*reversed(between), here]
 
 
 def _first(folder: Path, names: Sequence[str]) -> tuple[Path, bytes] | None:

@@ -21,7 +21,7 @@ COMMANDS = {
     "dpo": ("+preferences", "From preference pairs straight to the policy."),
     "plan": ("nano_rl.commands.plan", "Memory and speed of a training, before anything is loaded."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
-    "export": ("nano_rl.commands.export", "Preference pairs, or rows of tokens, for other trainers."),
+    "export": ("nano_rl.commands.export", "Rows of tokens with advantages, for other trainers."),
     "grade": ("nano_rl.commands.grade", "Grade a folder, or logged runs without running them again."),
     "report": ("+view", "How a training went, and how much it hacked."),
     "conformance": ("+conformance", "Hold our losses, or yours, against a published suite."),

@@ -13,9 +13,7 @@ from nano_rl.learn.config import (
     OptimizerConfig,
     Quantise,
     UpdateConfig,
-    find_objective,
 )
-from nano_shared.errors import ConfigError
 
 _BOUND = 4
 """`max_staleness` of `asynchronous` where none is set"""
@@ -40,8 +38,6 @@ class RewardConfig(Config):
 
 
 class TrainConfig(UpdateConfig):
-    """One training with policy gradients."""
-
     prompts_per_step: int = Field(8, ge=1)
     """tasks of one step, each with a group of its own"""
     group_size: int = Field(8, ge=0)
@@ -141,20 +137,17 @@ class TrainConfig(UpdateConfig):
     def _comparable(self) -> TrainConfig:
         if self.objective.terms.critic:
             return self
-        if self.group_size == 1:
-            raise ValueError(
-                "group_size = 1: a group of 1 has nothing to be compared with, so every advantage would be 0;"
-                " use at least 2 rollouts of each task, or objective = ppo"
-            )
-        if self.reflect == 1:
-            raise ValueError(
-                "reflect = 1: one second attempt has nothing to be compared with; use at least 2"
-            )
+        for name in ("group_size", "reflect"):
+            if getattr(self, name) == 1:
+                raise ValueError(
+                    f"{name} = 1: a group of 1 has nothing to be compared with, so every advantage would be"
+                    " 0; use at least 2, or objective = ppo"
+                )
         return self
 
     @model_validator(mode="after")
-    def _asynchronous_or_on_servers(self) -> TrainConfig:
-        for name in ("asynchronous", "engine"):
+    def _possible(self) -> TrainConfig:
+        for name in ("asynchronous", "engine", "reflect", "refill"):
             if getattr(self, name) and not self.group_size:
                 raise ValueError(
                     f"`{name}` is about fresh rollouts, and group_size = 0 rolls out none: leave one of them"
@@ -174,15 +167,6 @@ class TrainConfig(UpdateConfig):
                 "`asynchronous` learns from rollouts of older versions, which importance weights correct, and"
                 f" objective = {self.objective.objective} has none: leave one of them out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _possible(self) -> TrainConfig:
-        if self.reflect and not self.group_size:
-            raise ValueError(
-                "`reflect` goes on from fresh rollouts, and group_size = 0 rolls out none; second attempts of"
-                " a log are made by nano-rl rollout --reflect N"
-            )
         if self.reflect and self.ray:
             raise ValueError("`reflect` is for agents of this process: leave out `ray`")
         if self.optimizer.warmup_steps > self.steps:
@@ -190,72 +174,12 @@ class TrainConfig(UpdateConfig):
                 f"warmup_steps is above steps = {self.steps}, so the learning rate would never reach its"
                 " peak: give fewer of them, or more steps"
             )
-        if self.refill and not self.group_size:
-            raise ValueError(
-                "`refill` rolls out more tasks, and group_size = 0 rolls out none: leave one of them out"
-            )
         if self.objective.terms.normalise == "each" and self.reward is None:
             raise ValueError("`normalise` = each needs a reward of several parts: give --reward")
         return self
 
 
-REMOVED: dict[str, Any] = {
-    "shuffle_rewards": False, "objective.std_eps": 1e-4, "optimizer.weight_decay": 0.0,
-    "optimizer.grad_clip": 1.0, "guards.mismatch_max": 1e-4, "guards.mismatch_mean": 0.05,
-    "guards.entropy_min": 1e-3, "guards.shift_max": 5.0, "critic.gae_lambda": 1.0,
-    "critic.discount": 1.0, "critic.value_clip": 0.2,
-    "critic.whiten": True, "critic.optimizer.learning_rate": 1e-4, "critic.optimizer.schedule": "constant",
-    "critic.optimizer.warmup_steps": 0, "critic.optimizer.weight_decay": 0.0,
-    "critic.optimizer.grad_clip": 1.0, "critic.optimizer.states": "float32", "logs.mix": 0.5,
-    "logs.min_ess": 0.5, "logs.max_drift": 0.5, "logs.unknown_age": "refuse", "logs.largest_group": 16,
-    "logs.preference_beta": 0.1,
-}  # fmt: skip
-"""settings of earlier versions, by their dotted names -> the constants that they are now"""
-_OF_NO_STEP = ("keep_states", "heartbeat_seconds", "peak_tflops")
-"""settings of earlier versions that changed no step"""
-
-
-def saved_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved settings of a training without those that are constants by now.
-
-    Raises ConfigError where one was another than its constant.
-    """
-    if "overlap" in values:  # of earlier versions
-        values = {"asynchronous": values["overlap"], **{k: v for k, v in values.items() if k != "overlap"}}
-    objective = find_objective(str(values.get("objective", {}).get("objective", "recipe")))
-    constants = REMOVED | {f"objective.{name}": value for name, value in dict(objective).items()}
-    constants |= {f"objective.overlong_{name}": None for name in ("limit", "buffer")}  # where none was set
-
-    def kept(of: Mapping[str, Any], known: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for name, value in of.items():
-            dotted = prefix + name
-            section = known[name].annotation if name in known else None
-            if dotted in _SECTIONS:
-                fields = section.model_fields if isinstance(section, type) else {}
-                if inner := kept(value, fields, f"{dotted}."):
-                    result[name] = inner
-            elif dotted in _OF_NO_STEP or (dotted in constants and constants[dotted] == value):
-                continue
-            elif name in known:
-                result[name] = value
-            else:
-                always = f" and always {constants[dotted]!r}" if dotted in constants else ""
-                raise ConfigError(
-                    f"it was saved with {dotted} = {value!r}, which is no setting any more{always}; start"
-                    " anew under another --name"
-                )
-        return result
-
-    return kept(values, TrainConfig.model_fields)
-
-
-_SECTIONS = ("objective", "optimizer", "guards", "logs", "critic", "critic.optimizer")
-
-
 class SftConfig(OfflineConfig):
-    """One training by imitation."""
-
     stop_after: int | None = Field(None, ge=1)
     """steps after which to stop short of the schedule, which `epochs` alone sets"""
     max_tokens: int = Field(1500, ge=1)

@@ -1,4 +1,4 @@
-"""Formats with one JSON object per task, with lossless import and export.
+"""Task formats of other projects by name (`nano.task_formats`), and those of one JSON object a task.
 
 An imported row is kept in `provenance.original`; an export writes it unchanged as long as the task is the
 same. Other tasks are written in the fields of the format, and completely, as JSON text, in the column
@@ -37,7 +37,6 @@ class RowFormat:
     name: str
     summary: str
     recognises: Callable[[Row], bool]
-    """True if a row is of this format"""
     read_row: Callable[[Row], Task]
     """a row as a task; raises Refused"""
     write_row: Callable[[Task], Row] | None = None
@@ -66,7 +65,6 @@ class RowFormat:
         return read_rows(path)
 
     def refusals(self, tasks: Sequence[Task]) -> list[Refusal]:
-        """The tasks that cannot be written, each with its reason."""
         return [problem for task in tasks if (problem := refusal(task, self.to_rows))]
 
     def write(self, tasks: Sequence[Task], path: Path) -> None:
@@ -103,7 +101,6 @@ class RowFormat:
         return [{key: value for key, value in unknown if key not in self.understood | {WHOLE}} | row]
 
     def _means(self, rows: list[Row], task: Task) -> bool:
-        """True if reading the original rows gives exactly this task."""
         try:
             read = self.from_row(rows[0])
             for row in rows[1:]:
@@ -138,7 +135,6 @@ def refuse_uncarried(task: Task) -> None:
 
 
 def refusal(task: Task, convert: Callable[[Task], object]) -> Refusal | None:
-    """Why a task cannot be converted, or None."""
     try:
         convert(task)
     except Refused as problem:
@@ -159,7 +155,6 @@ def embedded(row: Row) -> Task:
 
 
 def with_original(task: Task, format: str, **parts: object) -> Task:
-    """The task with the rows that it was read from."""
     provenance = task.provenance.model_copy(update={"original": {"format": format, **parts}})
     return task.model_copy(update={"provenance": provenance})
 
@@ -186,9 +181,7 @@ class TaskFormat(Protocol):
         """All tasks and refusals of a file or folder, in order. Raises UsageError if it cannot be read."""
         ...
 
-    def refusals(self, tasks: Sequence[Task]) -> list[Refusal]:
-        """The tasks that cannot be written, each with its reason."""
-        ...
+    def refusals(self, tasks: Sequence[Task]) -> list[Refusal]: ...
 
     def write(self, tasks: Sequence[Task], path: Path) -> None:
         """Raises Refused for the first task that cannot be written; nothing is written then."""

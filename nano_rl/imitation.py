@@ -24,8 +24,8 @@ from nano_rl.learn.batch import Batch, enough_tokens, make_batches
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.logprob import can_share, token_logprobs
 from nano_rl.learn.loss import sft_loss
-from nano_rl.learn.offline import OnStep, step_indices, train_rows, usual_guards
 from nano_rl.learn.rows import Group, TrainSample, to_samples
+from nano_rl.offline import OnStep, step_indices, train_rows, usual_guards
 from nano_rl.rewards import outcome
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.task_file import read_models
@@ -120,7 +120,6 @@ class RunEncoder:
         return conversation_samples(run.id, shown, trained, self.template, self.eos_id)[-1].ids
 
     def messages(self, name: str, messages: Sequence[Message], trained: Sequence[bool]) -> list[TrainSample]:
-        """The samples of a text conversation (`conversation_samples`)."""
         shown = Conversation(tuple(messages))
         return self.fitting(name, conversation_samples(name, shown, trained, self.template, self.eos_id))
 
@@ -169,11 +168,9 @@ def imitation_samples(
     eos_id: int,
     blobs: BlobStore | None = None,
 ) -> list[TrainSample]:
-    """Samples from the texts of a run: the mask is 1 on completions and their end-of-turn tokens.
-
-    The context is rendered turn by turn by the serving template, so that training sees what the runtime will
-    show. Refused turns, redacted completions and the turns before a fork are context.
-    """
+    """Samples from the texts of a run, rendered turn by turn by the serving template: the mask is 1 on
+    completions and their end-of-turn tokens. Refused turns, redacted completions and the turns before a fork
+    are context."""
     samples, own = [], {turn.index for turn in trajectory.own_turns}
     for shown, turns in row_conversations(trajectory, profile, blobs):
         said = iter(turns)
@@ -187,7 +184,6 @@ def imitation_samples(
 def run_messages(
     trajectory: Trajectory, profile: InterfaceProfile, blobs: BlobStore | None = None
 ) -> list[Message]:
-    """The messages of `run_conversation`."""
     return list(run_conversation(trajectory, profile, blobs).messages)
 
 
@@ -196,9 +192,9 @@ def run_conversation(
 ) -> Conversation:
     """The conversation of a run as its policy saw it under the profile that serves its task, without tokens.
 
-    The task message lists the files of the directory in which the run began if `blobs` has it, else those of
-    the task. A history that was summarised is shown whole, without the summaries, and one that a client wrote
-    anew as it was last. Raises LogError if that directory belongs to the task and is damaged or missing.
+    The task message lists the files of the directory in which the run began if `blobs` has it. A history that
+    was summarised is shown whole, and one that a client wrote anew as it was last. Raises LogError if that
+    directory belongs to the task and is damaged or missing.
     """
     shown = _opened(trajectory, profile, blobs)
     sent = not any(turn.is_aside for turn in trajectory.turns)  # by a client
@@ -216,9 +212,7 @@ def row_conversations(
     trajectory: Trajectory, profile: InterfaceProfile, blobs: BlobStore | None = None
 ) -> list[tuple[Conversation, list[Turn | None]]]:
     """The conversation of each row, with the turns of its assistant messages, None for those of the row
-    before. Sub-agents' turns are left out. One row, that of `run_conversation`, if nothing was summarised or
-    the profile summarises nothing.
-    """
+    before; without sub-agents' turns. One row if nothing was summarised or the profile summarises nothing."""
     form = serving_profile(profile, trajectory.task).compaction
     if any(map(trajectory.restates, trajectory.turns)):
         return _client_rows(trajectory, profile)
@@ -292,10 +286,7 @@ def conversation_samples(
     name: str, shown: Conversation, trained: Sequence[bool], template: ChatTemplate, eos_id: int
 ) -> list[TrainSample]:
     """Encode a text conversation, one sample for each row: the mask is 1 on the trained assistant messages
-    and their end-of-turn tokens. Messages after the last trained one are left out, and rows without one.
-
-    Raises ValueError if no message is trained, or a trained message is not the assistant's.
-    """
+    and their end-of-turn tokens. Messages after the last trained one are left out."""
     if any(t and m.role is not Role.ASSISTANT for m, t in zip(shown.messages, trained, strict=True)):
         raise ValueError(f"{name}: only assistant messages can be trained")
     if not any(trained):
@@ -343,11 +334,8 @@ def succeeded(run: Trajectory) -> bool:
 
 
 def refused(turn: Turn) -> bool:
-    """True if a turn could not be parsed, or a tool refused its call.
-
-    Imitation keeps such a turn as context, so that the recovery is learned and the mistake is not. A command
-    that ran and failed is no mistake: a failing test may be what was asked for.
-    """
+    """True if a turn could not be parsed, or a tool refused its call. Imitation keeps it as context, so that
+    the recovery is learned and the mistake is not; a command that ran and failed is no mistake."""
     return turn.parse_error is not None or any(seen.refused for seen in turn.observations)
 
 
@@ -356,12 +344,10 @@ def _teaches(turn: Turn) -> bool:
 
 
 def imitated_samples(run: Trajectory) -> list[TrainSample]:
-    """The samples of a run's logged tokens; refused turns are not trained."""
     return to_samples(run, 1.0, imitation=True, context_turns=[t.index for t in run.turns if refused(t)])
 
 
 def own_successes(groups: Iterable[Group]) -> list[TrainSample]:
-    """The samples of the successful rollouts of a step."""
     runs = [run for group in groups for run in group.trajectories if succeeded(run)]
     return [row for run in runs for row in imitated_samples(run)]
 
@@ -400,10 +386,8 @@ class Chat(BaseModel):
 
 
 def read_messages(path: Path, reader: RunEncoder) -> list[TrainSample]:
-    """The conversations of a file as samples; assistant messages of weight 1 are trained.
-
-    Raises UsageError with line and field of the first bad row, and for a file without any.
-    """
+    """The conversations of a file as samples. Raises UsageError with line and field of the first bad row, and
+    for a file without any."""
 
     def encode(row: tuple[str, Chat]) -> list[TrainSample]:
         where, chat = row
@@ -420,11 +404,8 @@ def read_messages(path: Path, reader: RunEncoder) -> list[TrainSample]:
 
 
 def oracle_runs(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = None) -> list[Trajectory]:
-    """One successful oracle run per task, earlier tasks of its project before it, in task order: from the
-    log, or executed now.
-
-    Raises UsageError for a task whose oracle does not earn a reward of 1.
-    """
+    """One successful oracle run per task, behind those of earlier tasks of its project: from the log, or
+    executed now. Raises UsageError for a task whose oracle does not earn a reward of 1."""
     runs = _oracles(tasks, runtime, on_run)
     for run in runs:
         if run.reward != 1:
@@ -476,7 +457,6 @@ class Demonstrations:
 
     rows: tuple[TrainSample, ...]
     batch: int
-    """number of rows of one step"""
     seed: int
 
     def draw(self, step: int) -> list[TrainSample]:
@@ -498,7 +478,6 @@ class ImitationTerm:
 
     weight: float
     max_tokens: int
-    """tokens of one micro-batch"""
     demonstrations: Demonstrations | None = None
     """None: imitate the step's own successes"""
     name: str = "sft"
@@ -518,8 +497,6 @@ class ImitationTerm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImitationPart:
-    """`TermPart`: the demonstrations of one minibatch."""
-
     batches: list[Batch]
 
     @staticmethod
@@ -527,23 +504,18 @@ class ImitationPart:
         return imitation_loss(model, batch)
 
     def metrics(self) -> dict[str, float]:
-        """`sft_tokens`"""
         return {"sft_tokens": float(sum(int(batch.mask_BT.sum()) for batch in self.batches))}
 
 
 def imitation_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-    """The batch's share of the negative log-likelihood of the trained tokens, and its metrics."""
     return sft_loss(token_logprobs(model, batch), batch)
 
 
 def train_sft(
     model: nn.Module, samples: Sequence[TrainSample], config: SftConfig, folder: Path, on_step: OnStep
 ) -> int:
-    """Supervised fine-tuning in place, continuing from a state in `folder`. Returns the total of steps done.
-
-    A step has `config.batch` rows; gradients are accumulated over its micro-batches, and each trained token
-    has the same weight. Raises UsageError without rows.
-    """
+    """Supervised fine-tuning in place, continuing from a state in `folder`; each trained token of a step has
+    the same weight. Returns the total of steps done. Raises UsageError without rows."""
     if not samples:
         raise UsageError("there is nothing to imitate: no row is left; name other tasks, runs or messages")
 
@@ -572,7 +544,6 @@ def undamaged(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
 
 
 def reader_of(opened: OpenedWeights) -> RunEncoder:
-    """The reader for the tokens of a model."""
     template = local_policy(opened.loaded, opened.profile).template
     loaded = opened.loaded
     return RunEncoder(
@@ -589,11 +560,8 @@ def imitation_term(
     opened: OpenedWeights,
     rest: Sequence[Trajectory] = (),
 ) -> ImitationTerm | None:
-    """The loss term of `lambda_sft`; None if it is 0.
-
-    `rest` are the runs from which `imitate` = rest takes the successes. Raises UsageError for a task without
-    a working oracle, and if the log has no success.
-    """
+    """The loss term of `lambda_sft`; None if it is 0. `rest` are the runs of `imitate` = rest. Raises
+    UsageError for a task without a working oracle, and if the log has no success."""
     if config.lambda_sft == 0:
         return None
     term = ImitationTerm(weight=config.lambda_sft, max_tokens=config.max_tokens)
@@ -620,10 +588,8 @@ def imitation_term(
 def logged_successes(
     store: LogStore, reader: RunEncoder, *, keys: Collection[str] | None = None
 ) -> tuple[list[Trajectory], Counter[str]]:
-    """(successful runs that may be imitated, oldest first; reason -> number of others).
-
-    Runs of the test split are never imitated. `keys` keeps the runs of some tasks.
-    """
+    """(successful runs that may be imitated, oldest first, none of the test split; reason -> number of
+    others). `keys` keeps the runs of some tasks."""
     kept, refused = [], Counter[str]()
     for run in undamaged(store, refused):
         if keys is not None and run.task.key not in keys:
@@ -642,6 +608,5 @@ def logged_successes(
 
 
 def why(refused: Counter[str]) -> str:
-    """The counts of refused runs, as the end of a sentence."""
     listed = ", ".join(f"{count} {reason}" for reason, count in refused.most_common())
     return f" ({listed})" if listed else ""

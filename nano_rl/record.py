@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from nano_coder import __version__ as runtime_version
 from nano_rl.learn.metrics import SHORTEST, RowWriter, read_rows
 from nano_rl.learn.rows import Group
 from nano_rl.rewards import outcome
-from nano_shared.errors import UsageError
+from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.files import write_text
 from nano_shared.types import Trajectory
 
+if TYPE_CHECKING:
+    from nano_coder.run.execution import Runtime
+    from nano_rl.config import TrainConfig
+    from nano_shared.store import LogStore
+
 ROLLOUTS = "rollouts.jsonl"
-"""the file's name in the folder of a training"""
 
 
 class Rollout(BaseModel):
@@ -30,7 +35,6 @@ class Rollout(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
-    """run id in the log"""
     level: int | None = None
     family: str | None = None
     reward: float | None = None
@@ -82,7 +86,6 @@ def _rollout(run: Trajectory) -> dict[str, Any]:
 
 
 EVENTS = "events.jsonl"
-"""the file's name in the folder of a training"""
 
 
 class EventKind(StrEnum):
@@ -99,10 +102,8 @@ class TrainingEvent(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     time: float
-    """unix seconds"""
     kind: EventKind
     step: int
-    """steps done then"""
     text: str = ""
 
 
@@ -120,44 +121,46 @@ def read_events(folder: Path) -> list[TrainingEvent]:
 
 
 RECORD = "training.json"
-"""the file's name in the folder of a training"""
 TOKENIZER = "tokenizer.json"
 """file name of the policy's tokenizer, with which a report decodes sampled tokens"""
 
 
-class TrainingRecord(BaseModel):
-    """The arguments and config of a training, as it was last started."""
+class TrainArguments(BaseModel):
+    """What is trained on what: the arguments of `nano-rl train` beside the settings."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     name: str
-    model: str
-    """as the user named it, or the default's name"""
-    tasks: str | None = None
-    """file of tasks, absolute"""
-    held_out: str | None = None
-    """file of held-out tasks, absolute"""
+    model: str | None = None
+    tasks: Path | None = None
+    held_out: Path | None = None
     from_logs: bool = False
-    fresh: int = 0
+    fresh: int | None = None
+    """with `from_logs`: what fresh rollouts fill a group up to; 0 where they do not"""
     curriculum: bool = False
+    logs: tuple[str, ...] = ()
+    """the first is written to; none: the default one"""
+    envs: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    device: str | None = None
+    """None: as configured"""
+    agent: str | None = None
+    """command of an external agent"""
+    agent_folders: tuple[str, ...] = ()
+    limit: dict[str, int | float | str] = {}
+
+
+class TrainingRecord(TrainArguments):
+    """The arguments and settings of a training, as it was last started; files by their absolute paths."""
+
     log: str
     """path or URL without password of the log that fresh runs are written to"""
     more_logs: tuple[str, ...] = ()
     """further logs that --from-logs reads, in the same form"""
-    limit: dict[str, int | float | str] = {}
-    """what --limit and --net said, by the names of the settings"""
-    tools: tuple[str, ...] = ()
-    """what --tool said"""
-    envs: tuple[str, ...] = ()
-    """what --env said, with absolute paths"""
-    agent: str | None = None
-    """what --agent said"""
-    agent_folders: tuple[str, ...] = ()
     config: dict[str, Any]
     nano: str
     """version of the code"""
     started: float
-    """unix seconds"""
 
     @property
     def reachable_log(self) -> str | None:
@@ -171,9 +174,29 @@ class TrainingRecord(BaseModel):
         return () if any("://" in log for log in logs) else logs
 
     def write(self, folder: Path) -> None:
-        scratch = folder / f"{RECORD}.new"
-        scratch.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        os.replace(scratch, folder / RECORD)
+        write_text(folder / RECORD, self.model_dump_json(indent=2) + "\n", CheckpointError)
+
+
+def write_record(
+    folder: Path, given: TrainArguments, config: TrainConfig, runtime: Runtime, further: Sequence[LogStore],
+    tokenizer: Any,
+) -> None:  # fmt: skip
+    """Keep what was given, and the tokenizer, for --resume and `nano-rl report`."""
+    agent = runtime.settings.agent
+    now = {
+        "model": runtime.policy_name, "envs": runtime.environments.references, "logs": (),
+        "tasks": given.tasks and given.tasks.resolve(),
+        "held_out": given.held_out and given.held_out.resolve(),
+        "agent": agent.command if agent else None,
+        "agent_folders": tuple(map(str, agent.mounts)) if agent else (),
+    }  # fmt: skip
+    TrainingRecord(
+        **{**dict(given), **now}, log=runtime.store.url, more_logs=tuple(store.url for store in further),
+        config=config.model_dump(mode="json"), nano=runtime_version, started=time.time(),
+    ).write(folder)  # fmt: skip
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.save(str(folder / TOKENIZER))
 
 
 def read_record(folder: Path) -> TrainingRecord | None:
@@ -193,11 +216,8 @@ TimeSpan = tuple[float, float]
 
 
 class Phases:
-    """Times the phases of a step: `with phases("rollout"): ...`. Phases do not nest.
-
-    `metrics` covers the time since it was last called, so that saving a state after the metrics of a step is
-    counted in the next step.
-    """
+    """Times the phases of a step: `with phases("rollout"): ...`. What follows `metrics` is counted in the
+    next step."""
 
     def __init__(self, *, ahead: int = 0) -> None:
         """`ahead`: number of steps before a step in which its rollouts may have started."""
@@ -213,19 +233,11 @@ class Phases:
             self._seconds[phase] += time.monotonic() - started
 
     def metrics(self, runs: Sequence[Trajectory] = (), *, trained_tokens: float = 0.0) -> dict[str, float]:
-        """`seconds_<phase>` of each phase, and for the runs started since the last call (with `ahead`, since
-        that many calls before it):
-
-        - `step_time`: seconds since the last call;
-        - `seconds_generate`: wall clock in which an agent waited for tokens and no tool ran;
-        - `seconds_sandbox`: wall clock in which a tool ran;
-        - `seconds_grade`: the rest of the rollout phase: grading, rewards and the log;
-        - `tokens_rollout`, `tokens_observed`: tokens sampled by the policy, and tokens of observations;
-        - `tokens_per_second_rollout`, `_generate`, `_sandbox`, `_train`: sampled tokens per second of the
-          rollout phase and of generation, observed tokens of the sandbox, trained tokens of the train phase.
-
-        A throughput is absent if its time is below SHORTEST.
-        """
+        """`seconds_<phase>`, `step_time`, and of the runs started since the last call (with `ahead`, since
+        that many calls before it): `seconds_generate`, in which an agent waited for tokens and no tool ran,
+        `seconds_sandbox`, in which a tool ran, `seconds_grade`, the rest of the rollout phase;
+        `tokens_rollout` and `tokens_observed`, sampled and of observations; and `tokens_per_second_...` where
+        their time is above SHORTEST."""
         fresh = [run for run in runs if run.started >= self._began[0]]
         seconds = {f"seconds_{phase}": spent for phase, spent in self._seconds.items()}
         sampled = float(sum(run.num_sampled_tokens for run in fresh))

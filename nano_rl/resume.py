@@ -1,9 +1,9 @@
-"""The saved states of a training: one folder per step, written atomically.
+"""What a training is saved as, so that it goes on bit for bit, and its end by a signal.
 
-A folder holds a tree of tensors and, written last, `state.json` with the hash of every file and the identity
-of the training, which must be equal to resume. A thread writes it during the next rollouts, while the weights
-do not change; `join` waits for the thread before the next update. A killed process loses at most its current
-step.
+A state is a folder a step: a tree of tensors and, written last, `state.json` with the hash of every file and
+the identity of the training, which must be equal to resume. A thread writes it during the next rollouts,
+while the weights do not change; `join` waits for the thread before the next update. A killed process loses at
+most its current step.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from typing import Any, Literal
 import torch
 from filelock import FileLock, Timeout
 from pydantic import Field, JsonValue, ValidationError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nano_coder.models.opening import open_weights
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.config import TrainConfig, saved_settings
+from nano_rl.config import TrainConfig
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.learn.learner import Learner, prepare, restore_weights
-from nano_rl.learn.offline import flat_settings
 from nano_rl.logs.used_runs import USED, read_used
 from nano_shared.checkpoint import Manifest
-from nano_shared.errors import CheckpointError, ConfigError, NanoError, UsageError
+from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.extensions import leave_hanging_calls
 from nano_shared.files import durable_folder, file_hash, sweep, write_text
 from nano_shared.settings import parse_config
@@ -67,12 +67,7 @@ class Identity(Value):
     """limits of completions and runs that differ from the defaults"""
     code: dict[str, str] = Field({})
     """file of users (rewards, environments, tools, objectives) -> hash of its source; not compared, since
-    edited code goes on with a word (`edited`)"""
-
-
-def edited(saved: Identity, now: Identity) -> list[str]:
-    """Files of users whose source is another one than when the state was saved."""
-    return [file for file, code in saved.code.items() if now.code.get(file, code) != code]
+    edited code goes on with a word"""
 
 
 def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
@@ -86,51 +81,53 @@ def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
             f" go on with {saved.code_version}, or start anew under another --name"
         )
     if saved.model != now.model:
-        names = (saved.model_name or saved.model, now.model_name or now.model)
-        began = (
-            f"{names[0]}, not from {names[1]}" if names[0] != names[1] else f"other weights than {names[1]}"
-        )
+        began = f"{saved.model_name}, not from {now.model_name}"
+        if saved.model_name == now.model_name:
+            began = f"other weights than {now.model_name}"
         return f"began from {began}; give the same --model, or another --name"
     if (saved.profile_hash, saved.template_hash) != (now.profile_hash, now.template_hash):
         return "began under another profile or chat template; start anew under another --name"
     if saved.tasks != now.tasks:
         return "began with other tasks, or the same in another order; give the same ones, or another --name"
-    try:
-        known = TrainConfig.model_validate(saved_settings(saved.config)).model_dump(mode="json")
-    except ConfigError as problem:
-        return str(problem)
-    old, new = (
-        {**config, **({"limit": of.limits} if of.limits else {})}
-        for of, config in ((saved, known), (now, now.config))
-    )
-    changed = list(_changes(old, new, resume))
+    settings = (flat_settings({**of.config, "limit": of.limits}) for of in (saved, now))
+    changed = {
+        name: what
+        for name, what in changed_settings(*settings).items()
+        if name not in _NEVER and not (resume and _is_free(name, saved))
+    }
     if not changed:
         return None
-    listed = ", ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in changed)
-    free = all(_is_free(name, saved.config) for name, _, _ in changed)
+    free = not resume and all(_is_free(name, saved) for name in changed)
     return (
-        f"was saved with other settings: {listed}; "
-        + ("--resume accepts that" if free and not resume else "give the same")
+        f"was saved with other settings: {', '.join(changed.values())}; "
+        + ("--resume accepts that" if free else "give the same")
         + ", or start anew under another --name"
     )
 
 
-def _changes(
-    saved: Mapping[str, Any], now: Mapping[str, Any], resume: bool
-) -> Iterator[tuple[str, Any, Any]]:
-    old, new = flat_settings(saved), flat_settings(now)
-    for name in dict.fromkeys((*old, *new)):
-        if name in _NEVER or (resume and _is_free(name, saved)):
-            continue
-        if old.get(name) != new.get(name):
-            yield name, old.get(name), new.get(name)
-
-
-def _is_free(name: str, saved: Mapping[str, Any]) -> bool:
+def _is_free(name: str, saved: Identity) -> bool:
     if name == "steps":  # other schedules depend on the number of steps
-        optimizer = saved.get("optimizer")
-        return isinstance(optimizer, Mapping) and optimizer.get("schedule") == "constant"
+        optimizer = saved.config["optimizer"]
+        return isinstance(optimizer, dict) and optimizer["schedule"] == "constant"
     return name in FREE or name.startswith("guards.")
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: f"{name} was {old.get(name)!r} and is {new.get(name)!r}"
+        for name in dict.fromkeys((*old, *new))
+        if old.get(name) != new.get(name)
+    }
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
 
 
 _TENSOR, _DICT = "tensor", "dict"
@@ -142,8 +139,6 @@ def save_tree(folder: Path, name: str, tree: Any) -> None:
     A tree consists of dicts with string or integer keys, lists, tuples (restored as lists), tensors, strings,
     numbers, booleans and None. Raises TypeError for anything else, and OSError for a full disk.
     """
-    from safetensors.torch import save_file
-
     tensors: dict[str, Tensor] = {}
     plain = _split(tree, tensors)
     save_file(tensors, str(folder / f"{name}.safetensors"))
@@ -151,9 +146,6 @@ def save_tree(folder: Path, name: str, tree: Any) -> None:
 
 
 def load_tree(folder: Path, name: str) -> Any:
-    """The tree that `save_tree` wrote, its tensors on the CPU."""
-    from safetensors.torch import load_file
-
     tensors = load_file(str(folder / f"{name}.safetensors"))
     return _join(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")), tensors)
 
@@ -186,21 +178,16 @@ def _join(plain: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 STATES = "states"
-"""folder name in the folder of a training"""
 MANIFEST = "state.json"
 TREE = "training"
-VERSION = 1
 
 
 class StateManifest(Value):
     version: Literal[1] = 1
     step: int = Field(ge=0)
-    """steps done"""
-    identity: Identity
+    identity: dict[str, JsonValue]
     created: float
-    """unix seconds"""
     files: dict[str, str]
-    """name -> `sha256:` of its bytes"""
 
 
 class States:
@@ -208,8 +195,7 @@ class States:
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         """`keep` is the number of last states that are kept, in addition to the best one."""
-        self._folder = folder
-        self._keep = keep
+        self._folder, self._keep = folder, keep
         self._writer = ThreadPoolExecutor(1, "nano-save-state")
         self._writing: Future[None] | None = None
 
@@ -236,14 +222,10 @@ class States:
             ) from None
 
     def steps(self) -> list[int]:
-        """Steps with a saved state, ascending."""
-        return sorted(
-            int(path.parent.name)
-            for path in self._folder.glob(f"*/{MANIFEST}")
-            if path.parent.name.isdecimal()
-        )
+        names = (path.parent.name for path in self._folder.glob(f"*/{MANIFEST}"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
-    def save(self, step: int, tree: Any, identity: Identity, *, best: int | None = None) -> None:
+    def save(self, step: int, tree: Any, identity: dict[str, Any], *, best: int | None = None) -> None:
         """Start writing the state after `step` steps; the state of step `best` is not deleted.
 
         The tensors of `tree` must not change until `join`.
@@ -258,14 +240,20 @@ class States:
             writing.result()
 
     def manifest(self, step: int) -> StateManifest:
-        """What the state after `step` steps is of. Raises CheckpointError as `read`, and verifies no other
-        file."""
-        return _manifest(self._folder / f"{step:08d}")
+        """The manifest alone of the state after `step` steps. Raises CheckpointError."""
+        path = self._folder / f"{step:08d}" / MANIFEST
+        try:
+            return StateManifest.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "it"
+            raise CheckpointError(
+                f"state {path} is damaged, or of a newer nano: {where}: {first['msg']}"
+            ) from None
 
     def read(self, step: int) -> tuple[StateManifest, Any]:
         """The state after `step` steps. Raises CheckpointError for one that is missing, damaged or newer."""
-        path = self._folder / f"{step:08d}"
-        manifest = self.manifest(step)
+        path, manifest = self._folder / f"{step:08d}", self.manifest(step)
         for name, expected in manifest.files.items():
             if not (path / name).is_file() or file_hash(path / name) != expected:
                 raise CheckpointError(
@@ -274,18 +262,14 @@ class States:
                 )
         return manifest, load_tree(path, TREE)
 
-    def _write(self, step: int, tree: Any, identity: Identity, best: int | None) -> None:
+    def _write(self, step: int, tree: Any, identity: dict[str, Any], best: int | None) -> None:
         target = self._folder / f"{step:08d}"
         if target.exists():  # a state without a manifest
             self._remove(target)
         with durable_folder(target, CheckpointError) as folder:
             save_tree(folder, TREE, tree)
-            manifest = StateManifest(
-                step=step,
-                identity=identity,
-                created=time.time(),
-                files={path.name: file_hash(path) for path in sorted(folder.iterdir())},
-            )
+            files = {path.name: file_hash(path) for path in sorted(folder.iterdir())}
+            manifest = StateManifest(step=step, identity=identity, created=time.time(), files=files)
             write_text(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n", CheckpointError)
         for old in self.steps()[: -self._keep]:
             if old != best:
@@ -297,24 +281,164 @@ class States:
         shutil.rmtree(trash)
 
 
-def _manifest(path: Path) -> StateManifest:
-    try:
-        value = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"no state at {path}") from None
-    except ValueError as error:
-        raise CheckpointError(f"state {path}: {MANIFEST} is corrupt ({error})") from error
-    version = value.get("version") if isinstance(value, dict) else None
-    if isinstance(version, int) and version > VERSION:
-        raise CheckpointError(
-            f"state {path} was written by a newer nano (version {version}, this one reads {VERSION})"
+def seed_all(seed: int) -> None:
+    """Seed the global random generators of Python, torch and, if loaded, numpy."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def random_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if "numpy" in sys.modules:
+        kind, keys, *rest = sys.modules["numpy"].random.get_state()
+        state["numpy"] = [str(kind), keys.tolist(), *rest]
+    return state
+
+
+def restore_random(state: dict[str, Any]) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(tuple(state["numpy"]))
+
+
+def usual_save_every(model: torch.nn.Module) -> int:
+    """Steps between saved states where none are said: 1, and one more for each 2 GiB of a state, which is the
+    trained weights with two moments each, in float32."""
+    return 1 + sum(12 * weight.numel() for weight in model.parameters() if weight.requires_grad) // (2 << 30)
+
+
+class Progress:
+    """The state of a training: learner, gatherer, logged runs, metrics of the last steps, and the best step.
+
+    Rollouts that were not yet learned from are not saved: under lockstep the same seed, weights and task
+    order give the same rollouts again. The runs that the log had at the start, and those taken from it, are
+    saved by id.
+    """
+
+    def __init__(
+        self, learner: Learner, gatherer: Gatherer, sources: Sources, states: States, identity: Identity
+    ) -> None:
+        self.history: list[dict[str, float]] = []
+        """metrics of the last steps, for the guards"""
+        self.best: dict[str, float] | None = None
+        """`step`, `level` and `reward` of the saved weights with the highest reward of fresh rollouts"""
+        self._learner, self._gatherer, self._sources = learner, gatherer, sources
+        self._states, self._identity = states, identity.model_dump(mode="json")
+        self._saved: int | None = None
+
+    def judge(self, values: Mapping[str, float], *, off_policy_steps: int = 0) -> None:
+        """Update `best` if the weights that sampled this step's groups, `off_policy_steps` ago, are saved.
+
+        Compared by the level of the curriculum, then by the mean reward; later weights win ties.
+        """
+        step, reward = self._learner.step - off_policy_steps, values.get("reward_mean")
+        if reward is None or self._sources.from_logs or step not in self._states.steps():
+            return
+        curriculum = self._sources.curriculum
+        level = float(curriculum.open_level) if curriculum else 0.0
+        if self.best is None or (level, reward) >= (self.best["level"], self.best["reward"]):
+            self.best = {"step": step, "level": level, "reward": reward}
+
+    def save(self) -> None:
+        """Start writing the state, unless it is saved already; the weights must not change until
+        `States.join`. Raises CheckpointError if the previous state could not be written."""
+        if self._saved == self._learner.step:
+            return
+        self._saved = self._learner.step
+        tree = {
+            "learner": self._learner.state(), "gatherer": self._gatherer.state(),
+            "logged": self._sources.logged_runs(), "history": list(self.history), "best": self.best,
+            "random": random_state(),
+        }  # fmt: skip
+        best = int(self.best["step"]) if self.best else None
+        self._states.save(self._learner.step, tree, self._identity, best=best)
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self._learner.restore(saved["learner"])
+        self._saved = self._learner.step
+        self._gatherer.restore(saved["gatherer"])
+        self.history, self.best = saved["history"], saved["best"]
+        restore_random(saved["random"])
+
+
+def accepted_step(states: States, identity: Identity, *, resume: bool) -> int | None:
+    """The newest saved step, from which the training of `identity` may go on; None if none is saved.
+
+    Reads no weights and changes nothing, so that a command that will be refused is refused before it has kept
+    its arguments. Raises UsageError if no state is saved and `resume` is set, CheckpointError for a state of
+    another model, other tasks or other settings.
+    """
+    steps = states.steps()
+    if not steps:
+        if resume:
+            raise UsageError(
+                "there is nothing to resume: no state is saved under this --name; leave --resume out to start"
+            )
+        return None
+    saved = Identity.model_validate(states.manifest(steps[-1]).identity)
+    if differs := difference(saved, identity, resume=resume):
+        raise CheckpointError(f"the training of this --name, saved at step {steps[-1]}, {differs}")
+    return steps[-1]
+
+
+def saved_progress(states: States, identity: Identity, *, resume: bool) -> dict[str, Any] | None:
+    """The tree of the newest saved state; None if there is none. Says on stderr which code of the user was
+    edited since. Raises as `accepted_step`, and CheckpointError for a damaged state."""
+    step = accepted_step(states, identity, resume=resume)
+    if step is None:
+        return None
+    manifest, saved = states.read(step)
+    code = Identity.model_validate(manifest.identity).code
+    if edited := [file for file, source in code.items() if identity.code.get(file, source) != source]:
+        print(
+            f"nano: {' and '.join(edited)} changed since step {step} was saved: the steps from here on are of"
+            " the new code, and cannot be compared with those before",
+            file=sys.stderr,
         )
-    try:
-        return StateManifest.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "it"
-        raise CheckpointError(f"state {path}: {MANIFEST}: {where}: {first['msg']}") from error
+    tree: dict[str, Any] = saved
+    return tree
+
+
+def save_best(training: Path, target: Path, store: LogStore) -> Manifest:
+    """Write checkpoint `target` from the best saved state (`Progress.best`), or else from the newest one.
+
+    `training` is the folder of a finished or stopped training, `store` its log. Raises CheckpointError if no
+    state is saved, if it is damaged, and if the weights of its model have changed since.
+    """
+    states = States(training / STATES)
+    steps = states.steps()
+    if not steps:
+        raise CheckpointError(f"no training has saved a state under {training}; nano-rl train makes one")
+    best = states.read(steps[-1])[1]["best"]
+    step = int(best["step"]) if best and best["step"] in steps else steps[-1]
+    manifest, tree = states.read(step)
+    identity = Identity.model_validate(manifest.identity)
+    config = parse_config(TrainConfig, identity.config)
+    opened = open_weights(identity.model_name, dtype=config.dtype)
+    if opened.loaded.id != identity.model:
+        raise CheckpointError(
+            f"{training} began from other weights than {identity.model_name} names now; put those back"
+        )
+    model = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
+    restore_weights(model, tree["learner"]["weights"])
+    groups = [group for line in read_used(training / USED)[:step] for group in line["groups"]]
+    first_runs = {group["task"]: group["runs"][0] for group in groups}
+    return save_checkpoint(
+        target, model, opened, parent=identity.model_name, config=config, steps=step,
+        run_ids=[run for group in groups for run in group["runs"]],
+        tasks=[store.get(run).task for run in first_runs.values()],
+        metrics={"reward_mean": best["reward"]} if best and best["step"] == step else {},
+    )  # fmt: skip
 
 
 GRACE_SECONDS = 2.0
@@ -373,177 +497,3 @@ def interruptible() -> Iterator[Interrupt]:
         for number, handler in before.items():
             signal.signal(number, handler)
         interrupt.forget()
-
-
-def save_best(training: Path, target: Path, store: LogStore) -> Manifest:
-    """Write checkpoint `target` from the best saved state (`Progress.best`), or else from the newest one.
-
-    `training` is the folder of a finished or stopped training, `store` its log. Raises CheckpointError if no
-    state is saved, if it is damaged, and if the weights of its model have changed since.
-    """
-    states = States(training / STATES)
-    steps = states.steps()
-    if not steps:
-        raise CheckpointError(f"no training has saved a state under {training}; nano-rl train makes one")
-    best = states.read(steps[-1])[1]["best"]
-    step = int(best["step"]) if best and best["step"] in steps else steps[-1]
-    manifest, tree = states.read(step)
-    identity = manifest.identity
-    config = parse_config(TrainConfig, saved_settings(identity.config))
-    opened = open_weights(identity.model_name, dtype=config.dtype)
-    if opened.loaded.id != identity.model:
-        raise CheckpointError(
-            f"{training} began from other weights than {identity.model_name} names now; put those back"
-        )
-    model = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
-    restore_weights(model, tree["learner"]["weights"])
-    groups = [group for line in read_used(training / USED)[:step] for group in line["groups"]]
-    first_runs = {group["task"]: group["runs"][0] for group in groups}
-    return save_checkpoint(
-        target, model, opened, parent=identity.model_name, config=config, steps=step,
-        run_ids=[run for group in groups for run in group["runs"]],
-        tasks=[store.get(run).task for run in first_runs.values()],
-        metrics={"reward_mean": best["reward"]} if best and best["step"] == step else {},
-    )  # fmt: skip
-
-
-def seed_all(seed: int) -> None:
-    """Seed the global random generators of Python, torch and, if loaded, numpy."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-
-
-def random_state() -> dict[str, Any]:
-    """The state of those generators, as a tree (`states.save_tree`)."""
-    version, internal, gauss = random.getstate()
-    state: dict[str, Any] = {"python": [version, list(internal), gauss], "torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if "numpy" in sys.modules:
-        kind, keys, position, has_gauss, cached = sys.modules["numpy"].random.get_state()
-        state["numpy"] = [str(kind), [int(k) for k in keys], int(position), int(has_gauss), float(cached)]
-    return state
-
-
-def restore_random(state: dict[str, Any]) -> None:
-    """Restore the state of `random_state()`."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "numpy" in state:
-        import numpy
-
-        numpy.random.set_state(tuple(state["numpy"]))
-
-
-def usual_save_every(model: torch.nn.Module) -> int:
-    """Steps between saved states where none are said: 1, and one more for each 2 GiB of a state, which is the
-    trained weights with two moments each, in float32."""
-    return 1 + sum(12 * weight.numel() for weight in model.parameters() if weight.requires_grad) // (2 << 30)
-
-
-class Progress:
-    """The state of a training: learner, gatherer, logged runs, metrics of the last steps, and the best step.
-
-    Rollouts that were not yet learned from are not saved: under lockstep the same seed, weights and task
-    order give the same rollouts again. The runs that the log had at the start, and those taken from it, are
-    saved by id.
-    """
-
-    def __init__(
-        self, learner: Learner, gatherer: Gatherer, sources: Sources, states: States, identity: Identity
-    ) -> None:
-        self.history: list[dict[str, float]] = []
-        """metrics of the last steps, for the guards"""
-        self.best: dict[str, float] | None = None
-        """`step`, `level` and `reward` of the saved weights with the highest reward of fresh rollouts"""
-        self._learner, self._gatherer, self._sources = learner, gatherer, sources
-        self._states, self._identity = states, identity
-        self._saved: int | None = None
-
-    def judge(self, values: Mapping[str, float], *, off_policy_steps: int = 0) -> None:
-        """Update `best` if the weights that sampled this step's groups, `off_policy_steps` ago, are saved.
-
-        Compared by the level of the curriculum, then by the mean reward; later weights win ties.
-        """
-        step, reward = self._learner.step - off_policy_steps, values.get("reward_mean")
-        if reward is None or self._sources.from_logs or step not in self._states.steps():
-            return
-        curriculum = self._sources.curriculum
-        level = float(curriculum.open_level) if curriculum else 0.0
-        if self.best is None or (level, reward) >= (self.best["level"], self.best["reward"]):
-            self.best = {"step": step, "level": level, "reward": reward}
-
-    def note(self, values: dict[str, float], patience: int) -> None:
-        """Append the metrics of a step to `history`, which keeps the last `patience` steps."""
-        self.history = [*self.history, values][-patience:]
-
-    def save(self) -> None:
-        """Start writing the state, unless it is saved already; the weights must not change until
-        `States.join`.
-
-        Raises CheckpointError if the previous state could not be written.
-        """
-        if self._saved == self._learner.step:
-            return
-        self._saved = self._learner.step
-        tree = {
-            "learner": self._learner.state(),
-            "gatherer": self._gatherer.state(),
-            "logged": self._sources.logged_runs(),
-            "history": list(self.history),
-            "best": self.best,
-            "random": random_state(),
-        }
-        best = int(self.best["step"]) if self.best else None
-        self._states.save(self._learner.step, tree, self._identity, best=best)
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Continue from a saved tree. Raises CheckpointError for another model."""
-        self._learner.restore(saved["learner"])
-        self._saved = self._learner.step
-        self._gatherer.restore(saved["gatherer"])
-        self.history, self.best = saved["history"], saved["best"]
-        restore_random(saved["random"])
-
-
-def accepted_step(states: States, identity: Identity, *, resume: bool) -> int | None:
-    """The newest saved step, from which the training of `identity` may go on; None if none is saved.
-
-    Reads no weights and changes nothing, so that a command that will be refused is refused before it has kept
-    its arguments. Raises UsageError if no state is saved and `resume` is set, CheckpointError for a state of
-    another model, other tasks or other settings.
-    """
-    steps = states.steps()
-    if not steps:
-        if resume:
-            raise UsageError(
-                "there is nothing to resume: no state is saved under this --name; leave --resume out to start"
-            )
-        return None
-    manifest = states.manifest(steps[-1])
-    differs = difference(manifest.identity, identity, resume=resume)
-    if differs:
-        raise CheckpointError(f"the training of this --name, saved at step {manifest.step}, {differs}")
-    return steps[-1]
-
-
-def saved_progress(states: States, identity: Identity, *, resume: bool) -> dict[str, Any] | None:
-    """The tree of the newest saved state; None if there is none. Says on stderr which code of the user was
-    edited since. Raises as `accepted_step`, and CheckpointError for a damaged state."""
-    step = accepted_step(states, identity, resume=resume)
-    if step is None:
-        return None
-    manifest, tree = states.read(step)
-    if changed := edited(manifest.identity, identity):
-        print(
-            f"nano: {' and '.join(changed)} changed since step {manifest.step} was saved: the steps from here"
-            " on are of the new code, and cannot be compared with those before",
-            file=sys.stderr,
-        )
-    saved: dict[str, Any] = tree
-    return saved

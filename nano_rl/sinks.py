@@ -29,8 +29,7 @@ class Sink(Protocol):
         """The metrics of a step. The first call may go back to a step that an earlier process wrote: where
         the library can, what was written from that step on is replaced."""
 
-    def close(self) -> None:
-        """No more rows; what was written is kept."""
+    def close(self) -> None: ...
 
 
 class TensorBoardSink:

@@ -60,13 +60,11 @@ def train(
 ) -> list[str]:
     """Train `model` in place, continuing from a state saved in `folder`. Returns the ids of the runs used.
 
-    `runtime` makes the rollouts; at each step its policy is replaced by the current weights, and its sampling
-    by the temperature of `config` over the whole vocabulary. A training on logs alone ends when their runs
-    are used up.
-
-    Raises CheckpointError for a saved state of another model, other tasks or other settings; GuardTripped,
-    with the state before that step on disk; TrainingStopped after a signal, with the last step on disk;
-    PolicyError or SandboxError if every rollout of a step failed for a reason that is not the policy's.
+    `runtime` makes the rollouts; each step gives it the current weights, and samples over the whole
+    vocabulary. A training on logs alone ends when their runs are used up. Raises CheckpointError for a saved
+    state of another model, other tasks or other settings; GuardTripped, with the state before that step on
+    disk; TrainingStopped after a signal, with the last step on disk; PolicyError or SandboxError if every
+    rollout of a step failed for a reason that is not the policy's.
     """
     if not (sources.tasks or sources.from_logs):
         raise UsageError(
@@ -129,7 +127,7 @@ def train(
                 return_freed_memory()
                 used.append(step, batch.groups)
                 metrics.write(step, values)
-                progress.note(values, config.guards.patience)
+                progress.history = [*progress.history, values][-config.guards.patience :]
                 if learner.step % save_every == 0:
                     progress.save()
                 watch.on_step(learner.step, config.steps, values)
@@ -164,7 +162,6 @@ def _open_updater(model: nn.Module, runtime: Runtime, config: TrainConfig, folde
 
 
 def identify(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig) -> Identity:
-    """The identity of a training: everything that determines its steps."""
     completion = runtime.sampling.max_tokens
     said = {"completion": completion} if completion != Sampling().max_tokens else {}
     return Identity(
@@ -219,7 +216,6 @@ def _open_gatherer(
 
 
 def _live(opened: OpenedWeights, runtime: Runtime, config: TrainConfig, version: int) -> Runtime:
-    """The runtime with the current weights as policy, sampling from the whole vocabulary."""
     policy = local_policy(opened.loaded, opened.profile, version=version, scheduler=config.scheduler)
     pinned = {"temperature": config.temperature, "top_p": 1.0, "top_k": 0}
     return replace(runtime, policy=policy, sampling=runtime.sampling.model_copy(update=pinned))

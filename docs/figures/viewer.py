@@ -77,7 +77,7 @@ def run(name: str, edit: str, reward: float, encode: object) -> Trajectory:
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
-    from nano_rl.tiny_model import build_tiny
+    from integration.tiny_model import build_tiny
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--chromium", default=shutil.which("chromium"))

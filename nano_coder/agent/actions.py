@@ -81,7 +81,6 @@ class Workspace:
         return snapshot.load(self.start, self._blobs).shown_files
 
     def diff(self) -> str:
-        """Unified diff of all changes of the agent."""
         if self.start == self.snapshot:
             return ""
         return snapshot_change.diff(

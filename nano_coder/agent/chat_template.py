@@ -213,7 +213,6 @@ class ChatTemplate:
         return (*self.encoder.text(text), eos_id)
 
     def count(self, text: str) -> int:
-        """Number of tokens in a plain text."""
         return len(self.encoder.text(text))
 
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
@@ -299,7 +298,8 @@ class NativeTemplate(ChatTemplate):
     template as content and calls if the template writes these as the model did, else as text; in a new row
     always as content and calls.
 
-    `facts` names the roles that the template cannot express and how their messages are folded.
+    Roles that the template cannot express are folded: a system message begins the first user message, results
+    of tools are user messages, calls are shown as the text that was sampled.
     """
 
     def __init__(self, source: str, tokenizer: Any, dialect: Dialect, end_id: int | None = None) -> None:
@@ -320,13 +320,6 @@ class NativeTemplate(ChatTemplate):
         self._call_field = self._shows(_user("x"), call_message, answered)
         said = call_message if self._call_field else {"role": "assistant", "content": "x"}
         self._tool_role = self._shows(_user("x"), said, _answered("nano-probe", call[0]))
-        facts = {
-            "no system role: its message begins the first user message": self._system_role,
-            "no tool role: tool results are user messages": self._tool_role,
-            "no tool calls: they are shown as the text that was sampled": self._call_field,
-            "no two user messages in a row: they are joined": self._repeats,
-        }
-        self.facts = tuple(fact for fact, able in facts.items() if not able)
 
     def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
         """The row of the next turn, and the ids to append to it before sampling.

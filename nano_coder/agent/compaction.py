@@ -41,20 +41,20 @@ class Compaction:
     """sampled tokens of one completion"""
 
     @property
-    def _summary(self) -> int:
+    def summary_tokens(self) -> int:
         return min(self.most, self.policy.context_limit // 8)
 
     @property
     def _reserve(self) -> int:
         """Tokens kept free for the request, the summary, and a history that the template renders again."""
-        return self._summary + self._request_size + self.policy.context_limit // 16
+        return self.summary_tokens + self._request_size + self.policy.context_limit // 16
 
     @property
     def _answer(self) -> int:
         """Smallest number of tokens for an answer."""
         return min(self.most, self.policy.context_limit // 4)
 
-    @property
+    @cached_property
     def _request(self) -> Message:
         return Message(role=Role.USER, content=self.form.request)
 
@@ -62,52 +62,40 @@ class Compaction:
     def _request_size(self) -> int:
         return self._size([self._request])
 
-    @cached_property
-    def _estimate(self) -> int:
-        return self.tools + self._size(self.opening)
-
     def _opening(self, turns: Sequence[Turn]) -> int:
         """Tokens of the opening, as the first turn counted them."""
         first = turns[0].completion if turns else None
         if first and first.tokens:
             return len(first.tokens.context_ids)
-        return (read_tokens(first) if first else 0) or self._estimate
+        return (read_tokens(first) if first else 0) or self.tools + self._size(self.opening)
 
     def _possible(self, turns: Sequence[Turn]) -> bool:
         """True if a row that begins with a summary has room for further turns."""
-        begun = self._opening(turns) + self._summary
+        begun = self._opening(turns) + self.summary_tokens
         return begun + self._answer + self._reserve <= self.policy.context_limit
 
     def due(self, conversation: Conversation, turns: Sequence[Turn]) -> bool:
         """Whether the row has to be summarised before its next answer. Raises ContextFull after
         `MOST_SUMMARIES`, and if the row after a summary has no room."""
-        if turns and turns[-1].is_summary:
-            self._check(turns[-1], conversation, turns)
-            return False
         room = self._room(conversation, turns)
+        if turns and turns[-1].is_summary:
+            if not turns[-1].thought.strip():
+                raise ContextFull("asked for a summary of its full context, the policy wrote an empty one")
+            if room < 1:
+                raise ContextFull("task and summary leave no room in the context of the policy")
+            return False
         if not conversation.rendered or not self._possible(turns) or room >= self._answer:
             return False
         self.refuse_more(turns)
         return True
 
     def refuse_more(self, turns: Sequence[Turn]) -> None:
-        """Raises ContextFull for a run with `MOST_SUMMARIES` summaries."""
         if sum(turn.is_summary for turn in turns) >= MOST_SUMMARIES:
             raise ContextFull(f"its history was summarised {MOST_SUMMARIES} times, as often as it may be")
-
-    def _check(self, last: Turn, conversation: Conversation, turns: Sequence[Turn]) -> None:
-        if not last.thought.strip():
-            raise ContextFull("asked for a summary of its full context, the policy wrote an empty one")
-        if self._room(conversation, turns) < 1:
-            raise ContextFull("task and summary leave no room in the context of the policy")
 
     def answer_tokens(self, conversation: Conversation, turns: Sequence[Turn]) -> int:
         """Largest number of tokens of the next answer that leaves room for a summary."""
         return max(1, self._room(conversation, turns)) if self._possible(turns) else self.most
-
-    def summary_tokens(self) -> int:
-        """Largest number of tokens of a summary."""
-        return self._summary
 
     def asking(self, conversation: Conversation, turns: Sequence[Turn]) -> list[Message]:
         """The messages that ask for a summary: pending messages, truncated to fit, and the request."""
@@ -174,7 +162,6 @@ def read_tokens(completion: Completion) -> int:
 def compaction_of(
     form: CompactionFormat, policy: Policy, conversation: Conversation, most: int
 ) -> Compaction:
-    """The compaction of a run that begins with this conversation."""
     shown = json.dumps([function_schema(tool) for tool in conversation.tools]) if conversation.tools else ""
     return Compaction(
         form=form, policy=policy, opening=conversation.messages, tools=policy.count(shown), most=most

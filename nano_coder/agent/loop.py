@@ -51,8 +51,6 @@ def turn_seed(seed: int | None, index: int) -> int | None:
 
 @dataclass(slots=True, kw_only=True)
 class Dialogue:
-    """The conversation of one agent with its policy."""
-
     policy: Policy
     conversation: Conversation
     sampling: Sampling
@@ -147,7 +145,7 @@ class Agent:
         compaction.refuse_more(own)
         messages = compaction.asking(conversation, own)
         conversation.replace_new(messages)
-        completion = self._complete(compaction.summary_tokens())
+        completion = self._complete(compaction.summary_tokens)
         turn = Turn(
             index=len(self.turns), messages=tuple(messages), completion=completion,
             thought=self._parse_calls(completion).thought, parser=SUMMARY, started=started,
@@ -323,9 +321,14 @@ class Agent:
 
 def _refused(parsed: Parsed, completion: Completion) -> list[Observation]:
     """The parse error as an observation; one for each call of an API, which requires an answer to each."""
-    now, text = time.time(), f"error: {parsed.error}"
-    said = Observation(tool="", ok=False, text=text, bytes_total=len(text.encode()), started=now, ended=now)
+    said = plain_observation("", f"error: {parsed.error}")
     return [said] * max(1, len(completion.api.calls if completion.api else ()))
+
+
+def plain_observation(tool: str, text: str, *, ok: bool = False) -> Observation:
+    """An observation that no tool made, of this moment."""
+    now = time.time()
+    return Observation(tool=tool, ok=ok, text=text, bytes_total=len(text.encode()), started=now, ended=now)
 
 
 def _with_cut_note(observation: Observation, completion: Completion) -> Observation:
@@ -436,7 +439,6 @@ def child_result(child: Agent) -> ToolResult:
 
 
 def answered(turn: Turn, observation: Observation) -> Turn:
-    """The turn with one more observation."""
     return turn.model_copy(update={"observations": (*turn.observations, observation)})
 
 
@@ -451,9 +453,7 @@ def observed_last(turns: Sequence[Turn], observation: Observation) -> tuple[Turn
     last = last_main(turns)
     changed = last
     if delegating([last]) is not None:
-        now, text = time.time(), "error: the sub-agent gave no answer (interrupted)"
-        size = len(text.encode())
-        said = Observation(tool=DELEGATE, ok=False, text=text, bytes_total=size, started=now, ended=now)
+        said = plain_observation(DELEGATE, "error: the sub-agent gave no answer (interrupted)")
         changed = answered(last, said)
     return (*turns[: last.index], answered(changed, observation), *turns[last.index + 1 :])
 

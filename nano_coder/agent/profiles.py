@@ -132,25 +132,17 @@ task message, tokens of an observation's head, as of its tail, and compaction"""
 class Profiles(Extensions[InterfaceProfile]):
     """Profiles by name, including `NAME+TOOL` if the tools are installed."""
 
-    def __init__(self) -> None:
-        super().__init__("nano.profiles", InterfaceProfile)
-        self._extended: dict[tuple[object, ...], InterfaceProfile] = {}
-
     def find(self, name: str) -> InterfaceProfile:
         base, *more = name.split("+")
         profile = native_profile(base) or super().find(base)
         if not is_reference(base) and profile.name != base:
             raise ConfigError(f"the profile {profile.name!r} is registered in nano.profiles as {base!r}")
-        if not more:
-            return profile
-        # one object for the same tools, whose hashes are computed once
-        key = (name, *(id(TOOLS.find(tool)) for tool in more))
-        return self._extended.setdefault(key, with_tools(profile, more))
+        return with_tools(profile, more)
 
     def __contains__(self, name: object) -> bool:
-        base, *more = str(name).split("+")
+        base = str(name).partition("+")[0]
         known = super().__contains__(base) or native_dialect(base) in DIALECTS
-        return known and all(tool in TOOLS for tool in more)
+        return known and missing_tools(str(name)) is None
 
 
 def native_dialect(name: str) -> str | None:
@@ -185,7 +177,7 @@ def days_profile(usual: InterfaceProfile) -> InterfaceProfile:
     return find_profile("workday-2-api") if usual.name == API_1.name else usual
 
 
-PROFILES = Profiles()
+PROFILES = Profiles("nano.profiles", InterfaceProfile)
 
 
 def find_profile(name: str) -> InterfaceProfile:
@@ -214,15 +206,18 @@ def missing_tools(name: str) -> str | None:
 
 def with_tools(profile: InterfaceProfile, names: Iterable[str]) -> InterfaceProfile:
     """The profile with these tools after its own: the same ones make the same profile, in any order."""
-    base, *more = profile.name.split("+")
-    own = tuple(tool for tool in profile.tools if tool.name not in more)
-    added = {*more, *names} - {tool.name for tool in own}
-    if added == set(more):
+    known = {tool.name for tool in profile.tools}
+    return with_specs(profile, [TOOLS.find(name).spec for name in names if name not in known])
+
+
+def with_specs(profile: InterfaceProfile, specs: Sequence[ToolSpec]) -> InterfaceProfile:
+    """The profile with these tools, which replace its own of the same names."""
+    if not specs:
         return profile
-    name = "+".join((base, *sorted(added)))
-    known = {tool.name: tool for tool in profile.tools}
-    specs = (known.get(tool) or TOOLS.find(tool).spec for tool in sorted(added))
-    return profile.model_copy(update={"name": name, "tools": (*own, *specs)})
+    given = {tool.name: tool for tool in (*given_tools(profile), *specs)}
+    name = "+".join((profile.name.partition("+")[0], *sorted(given)))
+    own = (tool for tool in profile.tools if tool.name not in given)
+    return profile.model_copy(update={"name": name, "tools": (*own, *(given[key] for key in sorted(given)))})
 
 
 def given_tools(profile: InterfaceProfile) -> tuple[ToolSpec, ...]:
@@ -231,33 +226,13 @@ def given_tools(profile: InterfaceProfile) -> tuple[ToolSpec, ...]:
     return tuple(tool for tool in profile.tools if tool.name in more)
 
 
-def with_specs(profile: InterfaceProfile, specs: Iterable[ToolSpec]) -> InterfaceProfile:
-    """The profile with the tools of an environment, which replace its own tools of the same names."""
-    base, *_ = profile.name.split("+")
-    given = {tool.name: tool for tool in (*given_tools(profile), *specs)}
-    own = tuple(tool for tool in find_profile(base).tools if tool.name not in given)
-    tools = (*own, *(given[name] for name in sorted(given)))
-    found = profile.model_copy(update={"name": "+".join((base, *sorted(given))), "tools": tools})
-    return _logged.setdefault((found.name, found.tools_hash), found)
-
-
-_logged: dict[tuple[str, str], InterfaceProfile] = {}
-
-
 def logged_profile(run: Trajectory | RunFacts) -> InterfaceProfile | None:
     """The profile of a logged run, with the tools that it was given as the log has them; None where this
     version does not have it, or a tool is neither in the log nor at hand."""
     if not run.given_tools:
         return PROFILES.get(run.profile)
     base = PROFILES.get(run.profile.partition("+")[0])
-    if base is None:
-        return None
-    names = {tool.name for tool in run.given_tools}
-    own = tuple(tool for tool in base.tools if tool.name not in names)
-    given = sorted(run.given_tools, key=lambda tool: tool.name)
-    found = base.model_copy(update={"name": run.profile, "tools": (*own, *given)})
-    # one object for the same tools, whose hashes are computed once
-    return _logged.setdefault((run.profile, run.tools_hash), found)
+    return with_specs(base, run.given_tools) if base else None
 
 
 def serving_profile(profile: InterfaceProfile, task: Task) -> InterfaceProfile:
@@ -371,7 +346,7 @@ ORIGINAL_OPENING = "opening"
 ORIGINAL_TOOLS = "tools"
 
 
-def opening(run: Trajectory, blobs: BlobStore) -> tuple[Message, ...] | None:
+def logged_opening(run: Trajectory, blobs: BlobStore) -> tuple[Message, ...] | None:
     """The messages before the first completion; None if they cannot be reconstructed."""
     if run.turns and run.turns[0].messages:
         return run.turns[0].messages
@@ -387,7 +362,7 @@ def opening(run: Trajectory, blobs: BlobStore) -> tuple[Message, ...] | None:
         return None
 
 
-def tools(run: Trajectory) -> list[dict[str, Any]] | None:
+def logged_tools(run: Trajectory) -> list[dict[str, Any]] | None:
     """The tools as OpenAI's function schema; None where they are not known."""
     original = run.task.provenance.original or {}
     if isinstance(kept := original.get(ORIGINAL_TOOLS), list):

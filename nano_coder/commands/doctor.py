@@ -19,7 +19,6 @@ _SANDBOX = 6
 _ADVICE = {
     "landlock": "a second wall around files: Linux 5.19 or newer, with landlock in its lsm= list",
     "cgroup": "exact memory limits: root, or a delegated cgroup as systemd-run --user --scope gives",
-    "overlay_workspaces": "large workspaces are streamed: an overlay in a user namespace needs Linux 6.6",
     "seccomp": "no table of system calls for this machine",
 }
 

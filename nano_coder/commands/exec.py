@@ -6,12 +6,10 @@ import json
 import os
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
@@ -19,11 +17,17 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from typer import Argument, Option
 
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.captured_output import FLOOD_BYTES
 from nano_coder.sandbox.namespaces import NsJail
-from nano_coder.sandbox.protocol import ExecResult, Jail, RunOptions, Sandbox, SupportsKeeping, connected
-from nano_coder.sandbox.proxy import allowed_hosts
-from nano_coder.sandbox.request import TERABYTE_MB, WEEK_S
+from nano_coder.sandbox.protocol import (
+    ExecResult,
+    Jail,
+    RunOptions,
+    Sandbox,
+    SupportsKeeping,
+    allowed_hosts,
+    connected,
+)
+from nano_coder.sandbox.request import FLOOD_BYTES, TERABYTE_MB, WEEK_S
 from nano_shared.errors import NanoError, SandboxError, UsageError
 from nano_shared.types import Limits
 
@@ -178,7 +182,6 @@ def _program(argv: Sequence[str], script: bytes | None, jail: Jail) -> list[str]
 
 
 def record(result: ExecResult, sandbox: Sandbox) -> dict[str, object]:
-    """Everything that is known of a run."""
     layers: Mapping[str, bool] = sandbox.layers
     return {
         **result.as_json(),
@@ -193,34 +196,6 @@ def record(result: ExecResult, sandbox: Sandbox) -> dict[str, object]:
 
 MOST_OPEN = 64
 """each holds a jail"""
-
-
-class InOrder:
-    """Jobs of one name run one after another, as they came, in one worker at a time."""
-
-    def __init__(self, start: Callable[[Callable[[], None]], object]) -> None:
-        """`start` runs what it is given, some time, in some thread."""
-        self._start = start
-        self._lock = threading.Lock()
-        self._waiting: dict[str, deque[Callable[[], None]]] = {}
-
-    def add(self, name: str, job: Callable[[], None]) -> None:
-        with self._lock:
-            waiting = self._waiting.get(name)
-            if waiting is not None:
-                waiting.append(job)
-                return
-            self._waiting[name] = deque([job])
-        self._start(lambda: self._work(name))
-
-    def _work(self, name: str) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting[name]:
-                    del self._waiting[name]
-                    return
-                job = self._waiting[name].popleft()
-            job()
 
 
 class Sessions:
@@ -272,8 +247,6 @@ _WAITING = 4
 
 
 class Request(BaseModel):
-    """One line of the input."""
-
     model_config = ConfigDict(extra="forbid")
 
     id: JsonValue = None
@@ -308,9 +281,14 @@ def answer_all(
     bad = threading.Event()
     sessions = Sessions(sandbox, workspace)
 
-    def serve(line: bytes) -> None:
+    def serve(request: Request | dict[str, Any], before: Future[None] | None) -> None:
         try:
-            said = _answer(line, sandbox, workspace, limits, sessions)
+            if before is not None:  # of the same session, and begun earlier: it needs no worker that waits
+                wait([before])
+            said = (
+                request if isinstance(request, dict)
+                else _answer(request, sandbox, workspace, limits, sessions)
+            )  # fmt: skip
         finally:
             slots.release()
         if "error" in said:
@@ -322,29 +300,39 @@ def answer_all(
     with ExitStack() as stack, ThreadPoolExecutor(concurrency) as workers:
         stack.callback(sessions.close_all)
         futures: list[Future[None]] = []
-        in_order = InOrder(lambda job: futures.append(workers.submit(job)))
+        last: dict[str, Future[None]] = {}
         while line := lines.readline(_LONGEST_LINE):
-            if line.strip():
-                slots.acquire()
-                name = _session(line)
-                if name is None:
-                    futures.append(workers.submit(serve, line))
-                else:
-                    in_order.add(name, partial(serve, line))
+            if not line.strip():
+                continue
+            slots.acquire()
+            request = _read_request(line)
+            name = request.session if isinstance(request, Request) else None
+            futures.append(workers.submit(serve, request, last.get(name or "")))
+            if name is not None:
+                last[name] = futures[-1]
         for future in futures:
             future.result()
     return _BAD_INPUT if bad.is_set() else 0
 
 
-def _answer(
-    line: bytes, sandbox: Sandbox, workspace: Path | None, limits: Limits, sessions: Sessions
-) -> dict[str, Any]:
+def _read_request(line: bytes) -> Request | dict[str, Any]:
+    """The request, or the answer to a line that is none."""
     try:
-        request = Request.model_validate_json(line)
+        return Request.model_validate_json(line)
     except ValidationError as problem:
         first = problem.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "request"
-        return {"id": _id(line), "error": f"{where}: {first['msg'].removeprefix('Value error, ')}"}
+    try:
+        given = json.loads(line)
+    except (ValueError, RecursionError):
+        given = None
+    where = ".".join(str(part) for part in first["loc"]) or "request"
+    said = f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    return {"id": given.get("id") if isinstance(given, dict) else None, "error": said}
+
+
+def _answer(
+    request: Request, sandbox: Sandbox, workspace: Path | None, limits: Limits, sessions: Sessions
+) -> dict[str, Any]:
     changes = {"tool_seconds": request.timeout, "memory_mb": request.memory}
     wanted = limits.model_copy(update={k: v for k, v in changes.items() if v is not None})
     try:
@@ -372,23 +360,3 @@ def _run(request: Request, jail: Jail, limits: Limits) -> dict[str, object]:
         return jail.run_python(request.python, **options).as_json()
     argv = request.argv if request.argv is not None else ["/bin/sh", "-c", str(request.shell)]
     return jail.run(argv, **options).as_json()
-
-
-def _session(line: bytes) -> str | None:
-    """The name whose turn the line waits for."""
-    # most lines have none, and are parsed by a worker
-    name = _field(line, "session") if b"session" in line else None
-    return name if isinstance(name, str) else None
-
-
-def _id(line: bytes) -> JsonValue:
-    """The id of a line that is no request, where it can be read."""
-    return _field(line, "id")
-
-
-def _field(line: bytes, name: str) -> JsonValue:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found.get(name) if isinstance(found, dict) else None

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -256,7 +256,7 @@ def exported(said: Iterable[Said], store: LogStore) -> Iterator[dict[str, Any]]:
             "task": run.task.key,
             "step": None if feedback.turn is None else feedback.turn + 1,
             **feedback.model_dump(mode="json"),
-            "tokens": None if ranges is None else [found.as_dict() for found in ranges],
+            "tokens": ranges,
         }
 
 
@@ -281,26 +281,14 @@ def _table(said: Iterable[Said]) -> None:
     Console(width=None if sys.stdout.isatty() else _PIPED).print(table)
 
 
-"""ids -> text, special tokens included"""
 _UNFINISHED = "\ufffd"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRange:
-    """Sampled tokens of one turn: `sampled_ids[start:end]`."""
-
-    turn: int
-    start: int
-    end: int
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 def token_ranges(
     trajectory: Trajectory, feedback: Feedback, decode: DecodeIds | None = None
-) -> tuple[TokenRange, ...] | None:
-    """The sampled tokens that a feedback row is about: of the whole run, a turn, or a span of its text.
+) -> list[dict[str, int]] | None:
+    """The sampled tokens that a feedback row is about, of the whole run, a turn, or a span of its text: for
+    each turn `sampled_ids[start:end]`.
 
     None if a turn has no tokens (a text-only run), and for a span if `decode` is missing or belongs to
     another vocabulary. Raises IndexError for a turn that the run does not have.
@@ -319,8 +307,8 @@ def token_ranges(
             if spanned is None:
                 return None
             whole = spanned
-        found.append(TokenRange(turn=turn.index, start=whole[0], end=whole[1]))
-    return tuple(found)
+        found.append({"turn": turn.index, "start": whole[0], "end": whole[1]})
+    return found
 
 
 def token_range(
@@ -347,7 +335,6 @@ def token_range(
 
 
 def _common(one: str, other: str) -> int:
-    """Number of leading characters in common."""
     bound = min(len(one), len(other))
     return next((i for i in range(bound) if one[i] != other[i]), bound)
 

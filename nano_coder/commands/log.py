@@ -24,7 +24,7 @@ from nano_shared.command_line import Console, JsonOption, emit, lazy_app
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 from nano_shared.redact.redactor import Redactor
-from nano_shared.redact.store import redact_run
+from nano_shared.redact.runs import redact_run
 from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore, RunSummary
 
@@ -189,8 +189,6 @@ def _facts(store: LogStore, runs: Sequence[str]) -> Iterator[RunFacts]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """What was found of one run."""
-
     facts: RunFacts
     checks: list[RunFinding]
     certificate: Certificate | None

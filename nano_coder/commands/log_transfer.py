@@ -11,7 +11,7 @@ from typing import Annotated, Any, TextIO
 
 from typer import Argument, Option
 
-from nano_coder.agent.profiles import opening, tools
+from nano_coder.agent.profiles import logged_opening, logged_tools
 from nano_coder.commands.options import Log, PolicyChoice, SinceChoice, SuccessChoice, TaskChoice, open_log
 from nano_coder.formats import RUN_FORMATS, Calls, RunFormat, message_rows
 from nano_shared.blobs import BlobStore
@@ -20,7 +20,7 @@ from nano_shared.extensions import is_reference, refuse_missing
 from nano_shared.files import new_file, new_folder
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
-from nano_shared.redact.trajectory import redacted_runs
+from nano_shared.redact.runs import redacted_runs
 from nano_shared.run_facts import ChosenRuns, moment
 from nano_shared.store import LogStore
 
@@ -131,8 +131,8 @@ class _Export:
             yield row
 
     def _row(self, format: RunFormat, run: LoggedRun) -> dict[str, Any]:
-        first = opening(run.trajectory, self.store.blobs)
-        offered = tools(run.trajectory)
+        first = logged_opening(run.trajectory, self.store.blobs)
+        offered = logged_tools(run.trajectory)
         if self.calls == "native":
             return message_rows(run.trajectory, first, calls=self.calls, tools=offered)
         assert format.write_run is not None

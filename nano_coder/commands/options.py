@@ -177,7 +177,7 @@ def open_runtime(
     from nano_coder.config import redacting_store
     from nano_coder.models.opening import open_policy
     from nano_coder.run.execution import Project, RunSettings, Runtime
-    from nano_coder.sandbox.proxy import allowed_hosts
+    from nano_coder.sandbox.protocol import allowed_hosts
     from nano_coder.tools.tool import further_tools
     from nano_shared.redact.redactor import Redactor
     from nano_shared.types import Sampling

@@ -29,7 +29,7 @@ from nano_coder.commands.options import (
 )
 from nano_coder.config import UNTRUSTED_CHECK, task_limits
 from nano_coder.run.execution import Runtime, attempt_task
-from nano_coder.sandbox.workspace_archive import say_unread
+from nano_coder.sandbox.request import say_unread
 from nano_shared import snapshot, snapshot_change
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import NanoError, UsageError

@@ -9,20 +9,19 @@ import json
 import marshal
 import secrets
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nano_coder.grading.answer_equality import same
-from nano_coder.grading.graders import Decider, trust_of
+from nano_coder.grading.answers import same
 from nano_coder.grading.inside.report import LONGEST_NAME, Malformed, read
 from nano_coder.grading.source_measure import MODULES
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.hidden_checks import Case, CaseChecks
+from nano_shared.hidden_checks import Case, CaseChecks, Metric
 from nano_shared.printable import printable
 from nano_shared.types import Limits, Tampering, Trust
 
@@ -81,16 +80,12 @@ class GradingOutcome:
     """check name -> pass | fail | error | timeout"""
     tampering: tuple[Tampering, ...] = ()
     failure_kind: str | None = None
-    decider: Decider = Decider.APART
+    trust: Trust = Trust.HIDDEN
 
     @property
     def passed(self) -> float:
         """Fraction of the checks that passed."""
         return sum(state == "pass" for state in self.checks.values()) / len(self.checks)
-
-    @property
-    def trust(self) -> Trust:
-        return trust_of(self.decider)
 
     @property
     def right(self) -> bool:
@@ -116,42 +111,32 @@ def run_cases(
     """
     texts = {name: data.decode("utf-8", "surrogateescape") for name, data in artifacts.items()}
     job: dict[str, Any] = {
-        "files": texts, "target": entry_file, "entry": hidden.entry_point, "fork": "case", "typed": False,
+        "files": texts, "target": entry_file, "entry": hidden.entry_point,
         "cases": [{"args": c.args, "kwargs": c.kwargs} for c in hidden.cases],
         "cpu_seconds": CPU_SECONDS, "wall_seconds": WALL_SECONDS, "patience": PATIENCE,
         "forbidden": sorted(MODULES) if hidden.metrics else None,
     }  # fmt: skip
     wall = 30.0 + PATIENCE * WALL_SECONDS + len(hidden.cases) * (CPU_SECONDS + 1)
-    reports, result = ask_child(job, limits, sandbox, wall=wall)
-    expected = {name: case.expected for name, case in zip(names(hidden.cases), hidden.cases, strict=True)}
-    return judged(list(expected), lambda name, value: same(value, expected[name]), reports, result)
-
-
-def names(cases: tuple[Case, ...]) -> list[str]:
-    return [f"case_{number}" for number in range(1, len(cases) + 1)]
-
-
-def ask_child(
-    job: dict[str, Any], limits: Limits, sandbox: Sandbox, *, wall: float
-) -> tuple[list[dict[str, Any]], ExecResult]:
-    """The reports of `inside/case_runner.py` on a job in one clean jail: one for each case, and a last one.
-
-    Raises SandboxError if it does not start.
-    """
     nonce, token = secrets.token_hex(16), secrets.token_hex(16)
     with closing(sandbox.open(None, limits)) as jail:
         result = jail.run_python(
-            program("case_runner.main()", "plain_values", "value_codec", "report", "case_runner"),
+            program("case_runner.main()", "plain_values", "report", "case_runner"),
             isolated=True,
             stdin=json.dumps({"nonce": nonce, "token": token, **job}).encode(),
             timeout=wall,
             output_bytes=LONGEST_REPORT,
         )
     # more reports than cases prove forgery; there is no need to read all of them
-    reports = list(islice(_reports(result.stdout, nonce), len(job["cases"]) + 3))
+    reports = list(islice(_reports(result.stdout, nonce), len(hidden.cases) + 3))
     if not reports or reports[0] != {"ready": True}:
         raise SandboxError(f"the grading child did not start: {result.last_words}")
-    return reports[1:], result
+    expected = {name: case.expected for name, case in zip(names(hidden.cases), hidden.cases, strict=True)}
+    outcome = judged(expected, reports[1:], result)
+    return _keep_bounds(outcome, hidden.metrics, artifacts, limits, sandbox) if hidden.metrics else outcome
+
+
+def names(cases: tuple[Case, ...]) -> list[str]:
+    return [f"case_{number}" for number in range(1, len(cases) + 1)]
 
 
 def _reports(stdout: bytes, nonce: str) -> Iterator[dict[str, Any]]:
@@ -166,17 +151,13 @@ def _reports(stdout: bytes, nonce: str) -> Iterator[dict[str, Any]]:
             yield {"forged": line[:80]}
 
 
-def judged(
-    checks: Sequence[str],
-    right: Callable[[str, Any], bool],
-    reports: list[dict[str, Any]],
-    result: ExecResult,
-) -> GradingOutcome:
-    """The outcome of the reports on `checks`; `right` compares a check's value with the expected one."""
+def judged(expected: Mapping[str, Any], reports: list[dict[str, Any]], result: ExecResult) -> GradingOutcome:
+    """The outcome of the reports on the checks, which are the names of the expected values."""
+    checks = list(expected)
     tally = _Tally()
     complete = len(reports) == len(checks) + 1 and reports[-1] == {"done": True}
     for name, report in zip(checks, reports, strict=False):
-        _judge(tally, name, right, report)
+        _judge(tally, name, expected[name], report)
     for name in checks[len(tally.checks) :]:
         tally.take(name, "timeout" if result.timed_out else "error")
     kind = "agent_timeout" if "timeout" in tally.checks.values() else None
@@ -193,10 +174,10 @@ def judged(
     return GradingOutcome(tally.checks, tuple(tally.tampering), kind)
 
 
-def _judge(tally: _Tally, name: str, right: Callable[[str, Any], bool], report: dict[str, Any]) -> None:
+def _judge(tally: _Tally, name: str, expected: Any, report: dict[str, Any]) -> None:
     match report:
         case {"value": value}:
-            tally.take(name, "pass" if right(name, value) else "fail")
+            tally.take(name, "pass" if same(value, expected) else "fail")
         case {"timeout": _}:
             tally.take(name, "timeout")
         case {"exit": status}:
@@ -225,3 +206,49 @@ def _judge(tally: _Tally, name: str, right: Callable[[str, Any], bool], report: 
 def _report_text(value: Any) -> str:
     """A part of a report, which may be anything, as printable text."""
     return printable(str(value)[:LONGEST_NAME])
+
+
+_MEASURE = Path(__file__).with_name("source_measure.py").read_text(encoding="utf-8")
+_SECONDS = 20.0
+
+
+def measure(files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> dict[str, int] | None:
+    """The metrics of all Python files together, and the number of ways to run code that the syntax tree hides
+    (`hidden`).
+
+    None if a file is not valid Python. The source is parsed in a jail, since it may crash the parser. Raises
+    SandboxError if the jail fails.
+    """
+    texts = {
+        name: data.decode("utf-8", "surrogateescape") for name, data in files.items() if name.endswith(".py")
+    }
+    with closing(sandbox.open(None, limits)) as jail:
+        result = jail.run_python(_MEASURE, isolated=True, stdin=json.dumps(texts).encode(), timeout=_SECONDS)
+    try:
+        found = json.loads(result.stdout)
+    except ValueError:
+        if result.signal is None and not result.timed_out:
+            raise SandboxError(f"the source was not measured: {result.stderr[-300:]!r}") from None
+        return None  # it crashed the parser
+    return {str(name): int(value) for name, value in found.items()} if found is not None else None
+
+
+def _keep_bounds(
+    outcome: GradingOutcome,
+    bounds: tuple[Metric, ...],
+    files: Mapping[str, bytes],
+    limits: Limits,
+    sandbox: Sandbox,
+) -> GradingOutcome:
+    """The outcome with a check for each bound on a metric. Hiding code in strings is reported as
+    tampering."""
+    found = measure(files, limits, sandbox)
+    checks = dict(outcome.checks)
+    for bound in bounds:
+        kept = found is not None and found[bound.name] <= bound.at_most
+        checks[f"metric_{bound.name}"] = "pass" if kept else "error" if found is None else "fail"
+    tampering = outcome.tampering
+    if found is not None and found["hidden"] and "hidden_code" not in {finding.kind for finding in tampering}:
+        detail = "the source runs code that no syntax tree shows, or reaches for what does"
+        tampering = (*tampering, Tampering(kind="hidden_code", detail=detail))
+    return GradingOutcome(checks, tampering, outcome.failure_kind)

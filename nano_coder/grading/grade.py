@@ -1,85 +1,52 @@
-"""Grades a task by its hidden checks: cases, test suites, mutants, end states and answers."""
+"""Grading of what an agent left, in a folder or a log, by the checks of its task; and the graders by name."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
 
-from nano_coder.grading.answer_equality import same_answer
-from nano_coder.grading.assertion_table import read_table, run_table
+from nano_coder.grading import GRADER
+from nano_coder.grading.answers import AnswerScore, same_answer, score_answer
 from nano_coder.grading.cases import GradingOutcome, names, run_cases
+from nano_coder.grading.command_check import grade_command, laid_over, restored, tree_hash
 from nano_coder.grading.end_state import run_state, state_files
-from nano_coder.grading.graders import GRADER, Decider, trust_of
 from nano_coder.grading.live_use import live_use
-from nano_coder.grading.mutant_check import REFERENCE, killed, run_mutants
 from nano_coder.grading.one_process_suite import run_strict
-from nano_coder.grading.reasoning_gym_scorer import AnswerScore, score_answer
-from nano_coder.grading.two_jail_suite import Job, NeedsStrict, of_reference, run_suite
-from nano_coder.sandbox.protocol import Sandbox
-from nano_shared.errors import LogError, SandboxError, UsageError
+from nano_coder.grading.protected_files import LINTERS
+from nano_coder.grading.reward_file import grade_reward_file
+from nano_coder.grading.submitted_folder import changed_since, read_folder
+from nano_coder.grading.two_jail_suite import (
+    REFERENCE,
+    Job,
+    NeedsStrict,
+    killed,
+    of_reference,
+    run_mutants,
+    run_suite,
+)
+from nano_coder.sandbox.protocol import Sandbox, in_image
+from nano_shared import snapshot
+from nano_shared.blobs import BlobStore, MemoryBlobs
+from nano_shared.errors import LogError, UsageError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import (
     AnswerChecks,
     ArtifactChecks,
     CaseChecks,
     EnvironmentChecks,
-    Metric,
     MutantChecks,
+    RewardFileChecks,
     StateChecks,
     Suite,
     SuiteChecks,
     WorkspaceChecks,
+    expects_answer,
 )
 from nano_shared.printable import printable
-from nano_shared.types import Limits, Tampering, Task, Verdict
-
-_MEASURE = Path(__file__).with_name("source_measure.py").read_text(encoding="utf-8")
-_SECONDS = 20.0
-
-
-def measure(files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> dict[str, int] | None:
-    """The metrics of all Python files together, and the number of ways to run code that the syntax tree hides
-    (`hidden`).
-
-    None if a file is not valid Python. The source is parsed in a jail, since it may crash the parser. Raises
-    SandboxError if the jail fails.
-    """
-    texts = {
-        name: data.decode("utf-8", "surrogateescape") for name, data in files.items() if name.endswith(".py")
-    }
-    with closing(sandbox.open(None, limits)) as jail:
-        result = jail.run_python(_MEASURE, isolated=True, stdin=json.dumps(texts).encode(), timeout=_SECONDS)
-    try:
-        found = json.loads(result.stdout)
-    except ValueError:
-        if result.signal is None and not result.timed_out:
-            raise SandboxError(f"the source was not measured: {result.stderr[-300:]!r}") from None
-        return None  # it crashed the parser
-    return {str(name): int(value) for name, value in found.items()} if found is not None else None
-
-
-def keep_bounds(
-    outcome: GradingOutcome,
-    bounds: tuple[Metric, ...],
-    files: Mapping[str, bytes],
-    limits: Limits,
-    sandbox: Sandbox,
-) -> GradingOutcome:
-    """The outcome with a check for each bound on a metric. Hiding code in strings is reported as
-    tampering."""
-    found = measure(files, limits, sandbox)
-    checks = dict(outcome.checks)
-    for bound in bounds:
-        kept = found is not None and found[bound.name] <= bound.at_most
-        checks[f"metric_{bound.name}"] = "pass" if kept else "error" if found is None else "fail"
-    tampering = outcome.tampering
-    if found is not None and found["hidden"] and "hidden_code" not in {finding.kind for finding in tampering}:
-        detail = "the source runs code that no syntax tree shows, or reaches for what does"
-        tampering = (*tampering, Tampering(kind="hidden_code", detail=detail))
-    return GradingOutcome(checks, tampering, outcome.failure_kind)
-
+from nano_shared.snapshot import Entry, EntryKind, Snapshot, make_snapshot
+from nano_shared.types import Limits, StopReason, Tampering, Task, Trajectory, Trust, Verdict
 
 LARGEST_ARTIFACT = 1 << 20
 _ATTEMPTS = 2
@@ -175,7 +142,7 @@ def ungraded(kind: str, detail: str = "", graded_hash: str = content_hash("")) -
         reward=None,
         components={"tests": None},
         failure_kind=f"{kind}: {detail}" if detail else kind,
-        trust=trust_of(Decider.NOBODY),
+        trust=Trust.NONE,
         grader=GRADER,
         graded_hash=graded_hash,
     )
@@ -237,7 +204,7 @@ def _grade_answer(hidden: AnswerChecks, answer: str | None, sandbox: Sandbox) ->
         checks={"answer": "pass" if right else "fail"},
         tampering=score.tampering,
         failure_kind="no_answer" if answer is None else score.failure_kind,
-        trust=trust_of(Decider.APART),
+        trust=Trust.HIDDEN,
         grader=GRADER,
         graded_hash=content_hash(["answer", answer]),
     )
@@ -257,8 +224,7 @@ def _run_artifacts(
         return run_mutants(task, hidden, files, sandbox)
     if isinstance(hidden, SuiteChecks):
         return _run_suite(task, hidden.suite, files, sandbox)
-    outcome = run_cases(hidden, files, task.artifacts[0], task.limits, sandbox)
-    return keep_bounds(outcome, hidden.metrics, files, task.limits, sandbox) if hidden.metrics else outcome
+    return run_cases(hidden, files, task.artifacts[0], task.limits, sandbox)
 
 
 def _check_names(hidden: ArtifactChecks) -> list[str]:
@@ -278,17 +244,20 @@ def _components(hidden: StateChecks | ArtifactChecks, outcome: GradingOutcome) -
 
 def _run_suite(task: Task, suite: Suite, files: Mapping[str, bytes], sandbox: Sandbox) -> GradingOutcome:
     job = Job(suite, task.artifacts[0], files, task.files, _reference(task))
-    table = read_table(job.suite, job.target)
-    if table is not None and (outcome := run_table(job, table, task.limits, sandbox)) is not None:
-        return outcome
     if suite.strict or (live_use(suite, job.target) and not _carried(job, task.limits, sandbox)):
         return run_strict(job, task.limits, sandbox)
     try:
-        return run_suite(job, task.limits, sandbox)
+        outcome = run_suite(job, task.limits, sandbox)
     except NeedsStrict:
-        if _carried(job, task.limits, sandbox):
-            return GradingOutcome({"tests": "error"}, (), "needs_strict")
+        outcome = GradingOutcome({"tests": "error"}, (), "needs_strict")
+        beside = job.reference is None
+    else:
+        beside = False
+    # where the reference does not pass apart either, values cannot be sent that the tests need
+    unsent = outcome.failure_kind in ("needs_strict", "not_plain") and job.reference is not None
+    if beside or (unsent and not _carried(job, task.limits, sandbox)):
         return run_strict(job, task.limits, sandbox)
+    return outcome
 
 
 def _carried(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
@@ -308,3 +277,247 @@ def _reference(task: Task) -> dict[str, bytes] | None:
     texts = {str(a.arguments.get("path")): a.arguments.get("content") for a in task.oracle or ()}
     written = {path: text.encode() for path, text in texts.items() if isinstance(text, str)}
     return {path: written[path] for path in task.artifacts} if written.keys() >= set(task.artifacts) else None
+
+
+RESULTS = ("reward.txt", "reward.json", "verdict.json", "junit*.xml", ".nano-*")
+PROGRAMS = (
+    "python",
+    "python3",
+    "pytest",
+    "py.test",
+    "pip",
+    "git",
+    "bash",
+    "sh",
+    "env",
+    "node",
+    "make",
+    "curl",
+)
+_EXECUTABLE = 0o111
+
+
+def planted(task: Task, delivery: Delivery, graded: Collection[str]) -> tuple[Tampering, ...]:
+    """Findings: changed tests, and added configuration, modules, programs and result files."""
+    before, after = delivery.before, delivery.after
+    left = {*graded, *(e.path for e in after.entries if PurePosixPath(e.path).name in LINTERS)}
+    kept = Snapshot(tuple(entry for entry in after.entries if entry.path not in left))
+    original = Snapshot(tuple(entry for entry in before.entries if entry.path not in left))
+    found = restored("", original, kept, delivery.blobs).found
+    new = [entry for entry in kept.entries if entry.path not in before.by_path]
+    return (*found, *(finding for entry in new for finding in _of(entry, task)))
+
+
+def _of(entry: Entry, task: Task) -> Iterator[Tampering]:
+    name = PurePosixPath(entry.path).name
+    hidden = task.hidden.suite.files if isinstance(task.hidden, SuiteChecks) else {}
+    if entry.kind is EntryKind.DIRECTORY:
+        return
+    if any(fnmatch(name, pattern) for pattern in RESULTS):
+        yield Tampering(kind="reward_written", detail=f"{entry.path!r} was planted; no grader reads it")
+    if name in {PurePosixPath(test).name for test in hidden}:
+        yield Tampering(kind="tests", detail=f"{entry.path!r} has the name of a hidden test; it was not run")
+    if name in PROGRAMS and entry.mode & _EXECUTABLE:
+        yield Tampering(kind="shadowing", detail=f"{entry.path!r} stands in for a program; it was not run")
+
+
+_ANSWERS = ("answer", "answer.txt")
+"""files whose text is the answer if none was submitted"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """A submission: the trees before and after, the bytes of their files, and the answer."""
+
+    before: Snapshot
+    """the workspace before the first action"""
+    after: Snapshot
+    """the workspace as the agent left it"""
+    blobs: BlobStore
+    answer: str | None = None
+    """as given to `submit`"""
+
+    def files(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The regular files among `names`."""
+        found = ((name, self.after.by_path.get(name)) for name in names)
+        return {
+            name: self.blobs.get(str(entry.content))
+            for name, entry in found
+            if entry is not None and entry.kind is EntryKind.FILE
+        }
+
+    @property
+    def others(self) -> frozenset[str]:
+        """Those of `names` that exist and are no regular files."""
+        return frozenset(entry.path for entry in self.after.entries if entry.kind is not EntryKind.FILE)
+
+
+def grade_delivery(
+    task: Task, delivery: Delivery, sandbox: Sandbox, *, timeout: float | None = None
+) -> Verdict | None:
+    """The verdict of the task's check, of whatever kind; None if it has none.
+
+    A failure of ours has reward None: it says nothing about the policy. `timeout` is of a check by command,
+    in seconds, in place of its usual one.
+    """
+    hidden = task.hidden
+    if hidden is None and task.check is None:
+        return None
+    sandbox = in_image(sandbox, task.image)
+    if hidden is not None and not isinstance(hidden, WorkspaceChecks):
+        wanted = graded_files(task)
+        verdict = grade(
+            task,
+            files=delivery.files(wanted),
+            others=delivery.others,
+            answer=delivery.answer,
+            sandbox=sandbox,
+        )
+        return flagged(verdict, planted(task, delivery, wanted))
+    start = replace(delivery, after=delivery.before)
+    return decided(
+        lambda: _grade_tree(task, hidden, delivery, sandbox, timeout),
+        lambda: _grade_tree(task, hidden, start, sandbox, timeout),
+        graded_hash=tree_hash(delivery.after),
+    )
+
+
+def _grade_tree(
+    task: Task, hidden: WorkspaceChecks | None, delivery: Delivery, sandbox: Sandbox, timeout: float | None
+) -> Verdict:
+    """The verdict of a command on the whole workspace. Raises whatever goes wrong."""
+    tests = hidden.files if hidden is not None else {}
+    before = laid_over(delivery.before, tests, delivery.blobs)
+    after = laid_over(delivery.after, tests, delivery.blobs)
+    if isinstance(hidden, RewardFileChecks):
+        return grade_reward_file(
+            hidden,
+            before=before,
+            after=after,
+            blobs=delivery.blobs,
+            sandbox=sandbox,
+            limits=task.limits,
+            editable=task.artifacts,
+        )
+    return grade_command(
+        hidden.command if hidden is not None else str(task.check),
+        before=before,
+        after=after,
+        blobs=delivery.blobs,
+        sandbox=sandbox,
+        limits=task.limits,
+        timeout=timeout,
+        trust=Trust.USER_CHECK if hidden is not None or task.check_trusted else Trust.NONE,
+        hidden=tests if hidden is not None else None,
+        editable=task.artifacts,
+    )
+
+
+def grade_folder(task: Task, directory: Path, answer: str | None, sandbox: Sandbox) -> Verdict:
+    """Grade a folder of this machine, which is read once and not trusted.
+
+    Without `answer`, a file called "answer" is the answer. Raises UsageError for a task without a check, for
+    one whose starting workspace is in a log, and for a path that is no folder.
+    """
+    blobs = MemoryBlobs()
+    if task.snapshot is not None:
+        raise UsageError(
+            f"task {task.key!r} starts from a logged workspace; grade its run with nano-rl grade RUN"
+        )
+    texts = {name: text.encode("utf-8", "surrogatepass") for name, text in task.files.items()}
+    before = make_snapshot(
+        Entry(name, EntryKind.FILE, 0o644, blobs.put(data)) for name, data in texts.items()
+    )
+    wanted = graded_files(task) or (_ANSWERS if isinstance(task.hidden, AnswerChecks) else ())
+    left = read_folder(directory, blobs, wanted)
+    delivery = Delivery(before=before, after=left.tree, blobs=blobs, answer=answer)
+    if answer is None and expects_answer(task.hidden):
+        found = delivery.files(_ANSWERS)
+        text = next((found[name] for name in _ANSWERS if name in found), None)
+        answer = None if text is None else text.decode("utf-8", "replace")
+        delivery = Delivery(before=before, after=left.tree, blobs=blobs, answer=answer)
+    verdict = grade_delivery(task, delivery, sandbox)
+    if verdict is None:
+        raise UsageError(f"task {task.key!r} has no check; give it hidden checks or a `check`")
+    changed = changed_since(directory, left)
+    return flagged(verdict, [*left.findings, *changed], worthless=bool(changed))
+
+
+def flagged(verdict: Verdict, findings: Iterable[Tampering], *, worthless: bool = False) -> Verdict:
+    """The verdict with further findings; `worthless`: the reward becomes 0, unless the failure was ours."""
+    known = verdict.tampering
+    more = tuple(found for found in findings if found not in known)
+    update: dict[str, object] = {"tampering": (*known, *more)}
+    if worthless and verdict.reward is not None:
+        update["reward"] = 0.0
+    return shortened(verdict.model_copy(update=update))
+
+
+def grade_trajectory(trajectory: Trajectory, sandbox: Sandbox, blobs: BlobStore) -> Verdict | None:
+    """The verdict of the run's task; None if the task has no check. Executes nothing of the run again.
+
+    A failure of ours, in the run or in the grading, has reward None: it says nothing about the policy.
+    """
+    if trajectory.task.hidden is None and trajectory.task.check is None:
+        return None
+    after = trajectory.last_snapshot
+    if trajectory.stop is None or trajectory.stop.ours or after is None:
+        return ungraded(str(trajectory.stop or StopReason.INTERRUPTED))
+    hidden = trajectory.task.hidden
+    if trajectory.workspace_lost and not isinstance(hidden, AnswerChecks):
+        return Verdict(
+            reward=0.0,
+            components={"tests": 0.0},
+            checks={"workspace": "error"},
+            failure_kind="workspace_lost",
+            trust=Trust.HIDDEN,
+            grader=GRADER,
+            graded_hash=content_hash(""),
+        )
+    delivery = Delivery(
+        before=snapshot.load(trajectory.snapshot or after, blobs),
+        after=snapshot.load(after, blobs),
+        blobs=blobs,
+        answer=trajectory.answer,
+    )
+    return grade_delivery(trajectory.task, delivery, sandbox)
+
+
+def _outcome(verdict: Verdict) -> Verdict:
+    return verdict
+
+
+def _fraction(verdict: Verdict) -> Verdict:
+    score = next(
+        (v for v in (verdict.components.get(n) for n in ("tests", "mutants_killed")) if v is not None), None
+    )
+    if verdict.reward is None or score is None:
+        return verdict
+    return verdict.model_copy(update={"reward": 0.0 if verdict.tampering else score})
+
+
+def _gate(verdict: Verdict) -> Verdict:
+    spoilt = verdict.tampering and verdict.reward is not None
+    return verdict.model_copy(update={"reward": 0.0}) if spoilt else verdict
+
+
+GRADERS: dict[str, tuple[Callable[[Verdict], Verdict], str]] = {
+    GRADER: (_outcome, "1 where every check passes, else 0"),
+    f"{GRADER} fraction": (_fraction, "the fraction of checks that pass, 0 with any tampering"),
+    f"{GRADER} gate": (_gate, "as the first, but any tampering found earns 0"),
+}
+
+
+def find_grader(name: str | None) -> str:
+    """The full name of a grader, from it or from its last word; None: the default. Raises UsageError."""
+    if name is None:
+        return GRADER
+    found = [known for known in GRADERS if name in (known, known.removeprefix(GRADER).strip())]
+    if not name or not found:
+        raise UsageError(f"unknown grader {name!r}; known: {', '.join(map(repr, GRADERS))}")
+    return found[0]
+
+
+def by_grader(name: str, verdict: Verdict) -> Verdict:
+    """The verdict with the reward of the grader of that name."""
+    return GRADERS[name][0](verdict).model_copy(update={"grader": name})

@@ -17,7 +17,6 @@ from contextlib import closing
 from dataclasses import replace
 
 from nano_coder.grading.cases import GradingOutcome, program
-from nano_coder.grading.graders import Decider
 from nano_coder.grading.impossible_tests import impossible_files, test_names
 from nano_coder.grading.two_jail_suite import (
     CPU_SECONDS,
@@ -31,7 +30,7 @@ from nano_coder.grading.two_jail_suite import (
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.process import parse
-from nano_shared.types import Limits, Tampering
+from nano_shared.types import Limits, Tampering, Trust
 
 
 def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
@@ -39,7 +38,7 @@ def run_strict(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
 
     Raises SandboxError if the jail fails.
     """
-    outcome = replace(_run(job, limits, sandbox), decider=Decider.SUPERVISED)
+    outcome = replace(_run(job, limits, sandbox), trust=Trust.STRICT)
     variants = impossible_files(job.suite.files)
     if not outcome.right or not variants:
         return outcome

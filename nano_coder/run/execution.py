@@ -24,12 +24,9 @@ from nano_coder.agent.profiles import (
 )
 from nano_coder.environment import Environments
 from nano_coder.grading.command_check import run_check
-from nano_coder.grading.grade import ungraded
-from nano_coder.grading.graders import by_grader, find_grader
-from nano_coder.grading.submission import grade_trajectory
+from nano_coder.grading.grade import by_grader, find_grader, grade_trajectory, ungraded
 from nano_coder.run.git_history import GitHistory, open_with
-from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, connected, in_image
-from nano_coder.sandbox.proxy import allowed_hosts, covers
+from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, allowed_hosts, connected, covers, in_image
 from nano_coder.tools.bash import ANEW, bash
 from nano_coder.tools.tool import RecordedAnswers, ToolContext
 from nano_shared import snapshot
@@ -120,7 +117,6 @@ class Runtime:
 
 
 def with_limits(task: Task, limits: Mapping[str, Any]) -> Task:
-    """The task with these limits replacing its own."""
     changed = task.limits.model_copy(update=dict(limits))
     return task if changed == task.limits else task.model_copy(update={"limits": changed})
 
@@ -331,7 +327,6 @@ def _run(
     session: OpenSession | None = None,
     record: RecordedAnswers | None = None,
 ) -> Trajectory:
-    """Log and execute a run that is new to the log."""
     with runtime.store.claim(begun.id), closing(_jail(begun, runtime)) as jail:
         runtime.store.begin(begun)
         runtime.hooks.start(begun)
@@ -467,7 +462,6 @@ def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
 
 
 def finish(run: Trajectory, runtime: Runtime, stop: StopReason, detail: str | None) -> Trajectory:
-    """Log the end of a run."""
     ended = time.time()
     runtime.store.finish(run.id, stop=stop, stop_detail=detail, answer=run.answer, diff=run.diff, ended=ended)
     return run.model_copy(update={"stop": stop, "stop_detail": detail, "ended": ended})

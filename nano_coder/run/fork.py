@@ -7,13 +7,12 @@ of a shell the directory of files goes on, and no process or variable.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 
-from nano_coder.agent.loop import SAID, cut_turns, observed_last
+from nano_coder.agent.loop import SAID, cut_turns, observed_last, plain_observation
 from nano_coder.agent.profiles import continuing_profile
 from nano_coder.models.local.policy import cancel_pending, slots_for
 from nano_coder.run.execution import Runtime, as_much_again, branch_run, grade_run, refuse_served
@@ -21,7 +20,7 @@ from nano_coder.verify.deep import PromptRenderer, prove_prompts
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.types import Observation, StopReason, Task, Trajectory
+from nano_shared.types import StopReason, Task, Trajectory
 
 _AT_ONCE = 16
 """forks that run at once; a local policy decodes them together"""
@@ -141,9 +140,7 @@ def say_to_run(run: Trajectory, text: str, runtime: Runtime, *, seed: int | None
     Raises UsageError for a run that nothing can follow, and as `branch_run` does.
     """
     refuse_unsaid(run, text)
-    now = time.time()
-    said = Observation(tool=SAID, ok=True, text=text, bytes_total=len(text.encode()), started=now, ended=now)
-    turns = observed_last(run.turns, said)
+    turns = observed_last(run.turns, plain_observation(SAID, text, ok=True))
     return branch_run(run, turns, runtime, task=as_much_again(run, runtime), seed=seed)
 
 

@@ -31,7 +31,6 @@ _LONGEST_REF = 4096
 _SETUP_S = 30.0
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REF = re.compile(r"refs/(?!.*(?:\.\.|//|/\.|@\{|\.lock(?:/|\Z)))[^\x00-\x20\x7f~^:?*\[\\]+(?<![./])")
-_SHA256 = re.compile(r"^\s*objectformat\s*=\s*sha256\s*$", re.MULTILINE | re.IGNORECASE)
 _WORKTREE = re.compile(r"^\s*worktree\s*=\s*(.+?)\s*$", re.MULTILINE)
 # bounded windows: the memory that git maps must not grow with the size of a pack
 _CONFIG = """[core]
@@ -74,10 +73,7 @@ def leave_alone(paths):
         names = b"".join(path + b"\\0" for path in paths)
         listed("update-index", "-z", "--skip-worktree", "--stdin", given=names)
 try:
-    if not os.path.exists(".git/index"):
-        code = git("read-tree", "--empty" if sys.argv[1:] else "HEAD")
-    elif code := git("ls-files"):  # an index of a version that this git does not know
-        code = git("read-tree", "--empty")
+    code = git("read-tree", "HEAD")
 except OSError as problem:
     sys.exit(f"git does not start: {problem.strerror}")
 if code == 0:
@@ -102,8 +98,6 @@ class GitHistory:
     objects: Path
     files: dict[str, str]
     """name -> text of the files of the jail's repository"""
-    unborn: bool = False
-    """whether its branch has no commit yet"""
 
 
 def find_history(project: Path) -> GitHistory | None:
@@ -172,23 +166,20 @@ def _synthetic_history(own: Path, common: Path) -> GitHistory | None:
         return None
     target = head.removeprefix("ref:").strip()
     commit = refs.get(target, target)
-    unborn = head != target == commit and _REF.fullmatch(target) is not None
-    if not unborn and not _HASH.fullmatch(commit):
-        raise NoHistory("its HEAD names no commit")
-    sha256 = _SHA256.search(_read(common, "config")) is not None if unborn else len(commit) == 64
+    if not _HASH.fullmatch(commit):
+        raise NoHistory("its HEAD names no commit, as before the first one")
+    sha256 = len(commit) == 64
     same = {name: value for name, value in sorted(refs.items()) if len(value) == (64 if sha256 else 40)}
     files = {
         "config": _CONFIG.format(version=int(sha256), extensions="objectformat = sha256" if sha256 else ""),
-        "HEAD": f"ref: {target}\n" if target in refs or unborn else f"{target}\n",
+        "HEAD": f"ref: {target}\n" if target in refs else f"{target}\n",
         "packed-refs": "".join(f"{value} {name}\n" for name, value in same.items()),
         "objects/info/alternates": f"{OBJECTS}\n",
         "info/exclude": f"{_read(common, 'info/exclude')}\n{OURS}\n",
     }
     if grafts := [line for line in _read(common, "shallow").split() if _HASH.fullmatch(line)]:
         files["shallow"] = "".join(f"{line}\n" for line in grafts)
-    if unborn and (index := _read(own, "index")):
-        files["index"] = index
-    return GitHistory(Path(os.path.realpath(common / "objects")), files, unborn)
+    return GitHistory(Path(os.path.realpath(common / "objects")), files)
 
 
 def _deciding_keys(own: Path, common: Path) -> str:
@@ -282,8 +273,7 @@ def open_with(history: GitHistory, sandbox: Sandbox, workspace: Path, limits: Li
 def _set_up(jail: Jail, history: GitHistory) -> str | None:
     """Create the repository in the jail. Returns an error message, or None."""
     stdin = json.dumps(history.files).encode()
-    unborn = ["unborn"] if history.unborn else []
-    result = jail.run_python(_SET_UP, unborn, isolated=True, stdin=stdin, timeout=_SETUP_S)
+    result = jail.run_python(_SET_UP, isolated=True, stdin=stdin, timeout=_SETUP_S)
     if result.ok:
         return None
     if result.timed_out:

@@ -1,33 +1,50 @@
-"""Jails with the workspace in a private directory of the host: the common part of bubblewrap and `none`.
+"""Jails with the workspace in a private directory of the host; and `none`, which isolates nothing.
 
 A program may have replaced anything in the directory, so the host opens nothing in it by path: file
 operations are confined beneath the directory, run one at a time with the programs, and act as the user who
 owns it.
+
+`none` runs a subprocess in such a directory. It keeps the contract of the other backends (private copy, time
+limit, output cap), but a program can read and write whatever the user can. Refused unless
+NANO_ALLOW_NO_SANDBOX=1.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
-import json
+import errno
 import os
-import select
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Self, Unpack
 
-from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output, captured
 from nano_coder.sandbox.launcher import files, kernel
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
-from nano_coder.sandbox.request import check_run, opened, python_program
-from nano_coder.sandbox.workspace_archive import MOST_ENTRIES, WORK_MB, pack_workspace, snapshot_error
+from nano_coder.sandbox.request import (
+    FLOOD_BYTES,
+    MOST_ENTRIES,
+    WORK_MB,
+    Drain,
+    Output,
+    captured,
+    check_limits,
+    check_run,
+    minimal_environment,
+    opened,
+    pack_workspace,
+    python_program,
+    snapshot_error,
+)
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.files import ScratchFolder
 from nano_shared.types import Limits
@@ -57,53 +74,6 @@ class ProgramResult:
     oom: bool = False
     cpu_s: float = 0.0
     peak_bytes: int = 0
-
-
-class HeldProgram(abc.ABC):
-    """A program in namespaces of its own, whose pid 1 is ours and held by a pidfd."""
-
-    _program: ProgramSpec
-    _out: int
-    _err: int
-    _init: int
-
-    @abc.abstractmethod
-    def _failed(self) -> SandboxError:
-        """The error for a program that was not started."""
-
-    @abc.abstractmethod
-    def _ask_to_stop(self) -> None:
-        """Ask pid 1 to end the program."""
-
-    @abc.abstractmethod
-    def _report(self) -> Iterable[bytes]:
-        """The records, JSON each, of the pid 1, once it is dead."""
-
-    def collect(self) -> ProgramResult:
-        """Collect output until every process is dead, at the latest some seconds after the time limit."""
-        drain = Drain({self._out: self._program.out, self._err: self._program.err}, self._init, FLOOD_BYTES)
-        if not drain.run(self._program.timeout, self._ask_to_stop):
-            # works also where the program has stopped our process in the jail
-            self._end_and_wait()
-            drain.finish()
-        records = [json.loads(line) for line in self._report()]
-        if not records:
-            raise self._failed()
-        # no final record: our process in the jail was killed, by us, by the program or for memory
-        ending = {"exit_code": None, "signal": signal.SIGKILL.value, **records[-1]}
-        ending.pop("began", None)
-        return ProgramResult(**ending, timed_out=drain.timed_out and ending["exit_code"] is None)
-
-    def end(self) -> None:
-        """Kill pid 1 and with it everything in the jail. Callable from any thread while it is held."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._init, signal.SIGKILL)
-
-    def _end_and_wait(self) -> None:
-        self.end()
-        poll = select.poll()
-        poll.register(self._init, select.POLLIN)
-        poll.poll(Drain.PATIENCE_S * 1000)
 
 
 class FolderJail(abc.ABC):
@@ -286,3 +256,80 @@ class FolderJail(abc.ABC):
 def _most(limits: Limits, size: int = 0, entries: int = 0) -> tuple[int, int]:
     """Largest size (bytes) and number of entries that a workspace of this initial size may reach."""
     return ((limits.workspace_mb or WORK_MB) << 20) + 2 * size, MOST_ENTRIES + entries
+
+
+PERMISSION = "NANO_ALLOW_NO_SANDBOX"
+
+
+class NoSandbox:
+    name = "none"
+
+    def __init__(self, python: str | None = None) -> None:
+        """Raises SandboxError unless the environment variable allows it."""
+        if os.environ.get(PERMISSION) != "1":
+            raise SandboxError(
+                f"the sandbox 'none' lets programs do whatever you can; set {PERMISSION}=1 to allow that"
+            )
+        self.python = python or sys.executable
+        self.layers: Mapping[str, bool] = {}
+
+    def open(self, workspace: Path | None, limits: Limits) -> NoJail:
+        """Raises UsageError for a workspace that cannot be read."""
+        check_limits(limits)
+        environment = minimal_environment(f"{os.path.dirname(self.python)}:{os.defpath}")
+        return NoJail(limits, self.python, environment).filled(workspace)
+
+
+class NoJail(FolderJail):
+    @property
+    def _state_inside(self) -> str:
+        return self._ours
+
+    def _execute(self, program: ProgramSpec) -> ProgramResult:
+        try:
+            process = subprocess.Popen(
+                program.argv,
+                cwd=self._work,
+                env=program.env,
+                stdin=program.stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return _never_started(program, error)
+        with self._ended_by(lambda: _kill_group(process.pid)):
+            drain = _collect(process, program)
+        code = process.wait()
+        return ProgramResult(
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            timed_out=drain.timed_out and code < 0,
+        )
+
+
+def _collect(process: subprocess.Popen[bytes], program: ProgramSpec) -> Drain:
+    """Collect output until the process ends; then kill the rest of its process group."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    ended = os.pidfd_open(process.pid)
+    with process.stdout, process.stderr:
+        streams = {process.stdout.fileno(): program.out, process.stderr.fileno(): program.err}
+        drain = Drain(streams, ended, FLOOD_BYTES)
+        drain.run(program.timeout, lambda: _kill_group(process.pid))
+        _kill_group(process.pid)
+        drain.finish()
+    os.close(ended)
+    return drain
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _never_started(program: ProgramSpec, error: OSError) -> ProgramResult:
+    """The message and exit code of a shell for a program that cannot be run."""
+    said = f"cannot run {program.argv[0]!r}: {error.strerror}\n"
+    program.err.feed(said.encode(errors="backslashreplace"))
+    return ProgramResult(exit_code=127 if error.errno == errno.ENOENT else 126)

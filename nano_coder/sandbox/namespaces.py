@@ -1,8 +1,8 @@
 """The default backend: Linux namespaces, without daemon, privileges or dependencies.
 
 A jail has its own namespaces and a workspace on its own tmpfs, and comes from a pool of warm jails. Between
-runs only the workspace stays; processes and /tmp do not. Nothing is written to a disk of the host, so closing
-a jail means killing its first process.
+runs only the workspace stays; processes and /tmp do not, unless the jail keeps them: then a server occupies
+it. Nothing is written to a disk of the host, so closing a jail means killing its first process.
 """
 
 from __future__ import annotations
@@ -12,53 +12,57 @@ import copy
 import errno
 import json
 import os
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
-from socket import socket
 from typing import Any, Unpack
 
-from nano_coder.sandbox.captured_output import FLOOD_BYTES, Drain, Output, captured
-from nano_coder.sandbox.interpreter import find_interpreter
-from nano_coder.sandbox.jail_server import JailServer
-from nano_coder.sandbox.launcher import files, message
+from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.launcher.message import RequestOutcome
-from nano_coder.sandbox.launcher.root import BASES
-from nano_coder.sandbox.launcher_process import JailProcess
+from nano_coder.sandbox.launcher.root import LAUNCHER_INSIDE
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.proxy import PORT, VARIABLES, Proxy, ProxyCall, Resolve, resolve
-from nano_coder.sandbox.request import check_limits, check_run, minimal_environment, opened, python_program
+from nano_coder.sandbox.request import (
+    FLOOD_BYTES,
+    MOST_ENTRIES,
+    WORK_MB,
+    AnswerDrain,
+    Drain,
+    Output,
+    PackedWorkspace,
+    captured,
+    check_limits,
+    check_run,
+    minimal_environment,
+    opened,
+    pack_workspace,
+    python_program,
+    snapshot_error,
+)
 from nano_coder.sandbox.root_plan import (
     FILE_MB,
     PROCESSES,
     always,
+    find_interpreter,
     layers,
     own_uids,
     plan_cgroup,
     plan_root,
     unused_uid,
 )
-from nano_coder.sandbox.warm_pool import Pool, shared_pool
-from nano_coder.sandbox.workspace_archive import (
-    OVERLAID_ENTRIES,
-    WORK_MB,
-    PackedWorkspace,
-    PendingFiles,
-    base_of,
-    bases_folder,
-    overlays_supported,
-    pack_workspace,
-    snapshot_error,
-)
+from nano_coder.sandbox.warm_pool import JailProcess, Pool, decoded, readable, shared_pool
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Denials, Limits
 
 TMP_MB = 256
-WORK_INODES = 20_000
-"""files, directories and links that may be added to a workspace; each takes kernel memory"""
 USUAL_MB = 64
 """size of a warm jail's workspace; a larger workspace gets a jail of its own"""
+_USUAL_ENTRIES = 400
 
 _NONE_DENIED = Denials()
 _MB = 1 << 20
@@ -107,7 +111,6 @@ class NsSandbox:
         self.layers: Mapping[str, bool] = layers(
             cgroup=spec["group"] is not None,
             host_uid_of_its_own=spec["own_uids"],
-            overlay_workspaces=overlays_supported(),
         )
         self._spec = spec
 
@@ -119,16 +122,16 @@ class NsSandbox:
         return self._pool
 
     def with_mount(self, source: Path, target: str) -> NsSandbox:
-        # a launcher of its own, so that no other jail has the folder in its mounts
-        other, root = copy.copy(self), self._spec["root"]
-        other._spec = {**self._spec, "root": {**root, "binds": [*root["binds"], (str(source), target)]}}
-        other._pool = shared_pool(other._spec, _room(USUAL_MB * _MB))
-        return other
+        return self._with("binds", [(str(source), target)])
 
     def with_links(self, links: Sequence[tuple[str, str]]) -> NsSandbox:
         """This sandbox with links in its root, which is read-only: (target, path) each."""
+        return self._with("links", links)
+
+    def _with(self, kind: str, more: Sequence[tuple[str, str]]) -> NsSandbox:
+        # a launcher of its own, so that no other jail has them in its root
         other, root = copy.copy(self), self._spec["root"]
-        other._spec = {**self._spec, "root": {**root, "links": [*root["links"], *links]}}
+        other._spec = {**self._spec, "root": {**root, kind: [*root[kind], *more]}}
         other._pool = shared_pool(other._spec, _room(USUAL_MB * _MB))
         return other
 
@@ -141,86 +144,43 @@ class NsSandbox:
         """Raises UsageError for a workspace that cannot be read, SandboxError if isolation fails."""
         if self._hosts:
             return self.open_connected(workspace, limits, self._hosts)
-        return self._open(workspace, limits, self.pool.take)
+        return self._open(workspace, limits)
 
     def open_new(self, workspace: Path | None, limits: Limits) -> NsJail:
         """As `open`, but always with a newly created jail."""
-        return self._open(workspace, limits, lambda: self.pool.make(_room(USUAL_MB * _MB)))
+        return self._open(workspace, limits, new=True)
 
     def open_connected(
         self, workspace: Path | None, limits: Limits, allowed: frozenset[str], resolve: Resolve = resolve
     ) -> NsJail:
         """As `open`, with network access to the `allowed` hosts through a proxy in this process."""
-
-        def usual() -> JailProcess:
-            return self.pool.make(_room(USUAL_MB * _MB, listen=PORT))
-
-        jail = self._open(workspace, limits, usual, listen=PORT)
-        jail.connect(allowed, resolve)
+        jail, listener = self.open_listening(workspace, limits)
+        jail.proxy = Proxy(listener, allowed, resolve)
         return jail
 
-    def open_listening(self, workspace: Path | None, limits: Limits) -> tuple[NsJail, socket]:
+    def open_listening(self, workspace: Path | None, limits: Limits) -> tuple[NsJail, socket.socket]:
         """As `open`, and a socket on which this process answers what connects to PORT in the jail."""
-
-        def usual() -> JailProcess:
-            return self.pool.make(_room(USUAL_MB * _MB, listen=PORT))
-
-        jail = self._open(workspace, limits, usual, listen=PORT)
+        jail = self._open(workspace, limits, new=True, listen=PORT)
         assert jail.listener is not None
         return jail, jail.listener
 
-    def _open(
-        self, workspace: Path | None, limits: Limits, usual: Callable[[], JailProcess], *, listen: int = 0
-    ) -> NsJail:
+    def _open(self, workspace: Path | None, limits: Limits, *, new: bool = False, listen: int = 0) -> NsJail:
         check_limits(limits)
-        fits = limits.processes in (None, PROCESSES) and limits.workspace_mb in (None, WORK_MB)
-        if workspace is None:
-            process = usual() if fits else self.pool.make(_room(0, listen=listen, limits=limits))
-            jail = self._jail(process, limits, USUAL_MB * _MB if fits else 0)
-            jail.begin_empty()
-            return jail
-        packed = pack_workspace(Path(workspace))
-        with packed.stream:
-            if (overlaid := self._overlaid(packed, limits, listen)) is not None:
-                return overlaid
-            if packed.small and fits:
-                jail = self._jail(usual(), limits, USUAL_MB * _MB)
-                jail.fill_first(packed.stream.read())
-                return jail
-            if packed.size > USUAL_MB * _MB or packed.entries > OVERLAID_ENTRIES or not fits:
-                room = _room(packed.size, packed.entries, listen=listen, limits=limits)
-                jail = self._jail(self.pool.make(room), limits, packed.size)
+        packed = None if workspace is None else pack_workspace(Path(workspace))
+        with contextlib.nullcontext() if packed is None else packed.stream:
+            size, entries = (packed.size, packed.entries) if packed is not None else (0, 0)
+            if (
+                size > USUAL_MB * _MB or entries > _USUAL_ENTRIES
+                or limits.processes not in (None, PROCESSES) or limits.workspace_mb not in (None, WORK_MB)
+            ):  # fmt: skip
+                process = self.pool.make(_room(size, entries, listen=listen, limits=limits))
             else:
-                jail = self._jail(usual(), limits, USUAL_MB * _MB)
-            try:
-                jail.fill(packed.stream.fileno())
-            except (UsageError, SandboxError):
-                jail.close()
-                raise
+                size = USUAL_MB * _MB
+                process = self.pool.make(_room(size, listen=listen)) if new else self.pool.take()
+            jail = self._jail(process, limits, size)
+            if packed is not None:
+                jail.begin(packed)
         return jail
-
-    def _overlaid(self, packed: PackedWorkspace, limits: Limits, listen: int) -> NsJail | None:
-        """A jail that mounts a large workspace as an overlay; None for a small one, or if overlays fail."""
-        if packed.entries < OVERLAID_ENTRIES or not self.layers["overlay_workspaces"]:
-            return None
-        owner = self._spec["unused_uid"] if os.geteuid() == 0 else None
-        root = self._spec["root"]
-        shown = (str(bases_folder()), BASES)
-        # a launcher of its own, so that no other jail has the bases in its mounts; all its jails run as one
-        # user, who owns the files of the bases
-        spec = {**self._spec, "own_uids": False, "root": {**root, "binds": [*root["binds"], shown]}}
-        try:
-            room = {
-                **_room(packed.size, packed.entries, listen=listen, limits=limits),
-                "base": base_of(packed.stream, owner),
-            }
-            process = shared_pool(spec, _room(USUAL_MB * _MB)).make(room)
-        except (OSError, SandboxError):
-            # streaming the workspace instead loses no isolation; `layers` and `doctor` report it
-            self.layers = {**self.layers, "overlay_workspaces": False}
-            packed.stream.seek(0)
-            return None
-        return self._jail(process, limits, packed.size)
 
     def _jail(self, process: JailProcess, limits: Limits, size: int) -> NsJail:
         if not process.grouped:
@@ -236,9 +196,8 @@ def _room(size: int, entries: int = 0, *, listen: int = 0, limits: Limits | None
     limits = limits or Limits()
     return {
         "listen": listen,
-        "base": "",
         "work_bytes": (limits.workspace_mb or WORK_MB) * _MB + 2 * size,
-        "work_inodes": WORK_INODES + entries,
+        "work_inodes": MOST_ENTRIES + entries,
         "tmp_mb": TMP_MB,
         "rlimits": always(limits),
     }
@@ -259,34 +218,28 @@ class NsJail:
         self._environment = environment
         self._room = room
         self.cold_python = cold_python
-        self._proxy: Proxy | None = None
+        self.proxy: Proxy | None = None
         self._first: bytes | None = None
         """a packed workspace to be unpacked by the next request"""
-        self._ahead: PendingFiles | None = None
         self._keeps = False
         self._kept: JailServer | None = None
 
     def keep(self) -> bool:
         if not self._keeps:
-            if self._first is not None or self._ahead:
+            if self._first is not None:
                 self.run_python("")  # the workspace arrives with it
             self._keeps = True
         return True
 
-    def connect(self, allowed: frozenset[str], resolve: Resolve) -> None:
-        """Start the proxy on the jail's listening socket."""
-        assert self._process.listener is not None
-        self._proxy = Proxy(self._process.listener, allowed, resolve)
-
     @property
-    def listener(self) -> socket | None:
+    def listener(self) -> socket.socket | None:
         """The socket that was opened for this process in the jail."""
         return self._process.listener
 
     @property
     def calls(self) -> list[ProxyCall]:
         """The attempts so far to reach a host through the proxy."""
-        return self._proxy.calls if self._proxy else []
+        return self.proxy.calls if self.proxy else []
 
     def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
         return self._run({"op": "run", "argv": list(argv)}, argv, options)
@@ -310,7 +263,7 @@ class NsJail:
         cap = options.get("output_bytes", self._limits.output_bytes)
         env = options.get("env", {})
         check_run(argv, env, wall, cap)
-        way_out = VARIABLES if self._proxy else {}
+        way_out = VARIABLES if self.proxy else {}
         whole = {**self._environment, **way_out, **env}
         request = {**request, "env": whole}
         refused = self._refused()
@@ -331,7 +284,7 @@ class NsJail:
 
     def _refused(self) -> int:
         """Number of calls so far to hosts that are not allowed."""
-        return self._proxy.refused if self._proxy else 0
+        return self.proxy.refused if self.proxy else 0
 
     def _occupy(self, source: str, channel: int) -> RequestOutcome:
         """Run the trusted server of a jail that keeps its processes on a socket, until it ends."""
@@ -351,8 +304,7 @@ class NsJail:
         return out.value()
 
     def write(self, path: str, data: bytes) -> None:
-        if self._ahead is None or files.placed(path)[0] or not self._ahead.keep(path, data):
-            self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
+        self._operate({"op": "write", "path": path}, Output(_SMALL), stdin=data)
 
     def snapshot(self) -> bytes:
         """Files, directories and symlinks with their permissions, without caches of Python and pytest.
@@ -362,7 +314,6 @@ class NsJail:
         if (
             self._first is None
             and not self._keeps
-            and not self._ahead
             and (packed := self._process.pack(_OPERATION_S)) is not None
         ):
             return packed
@@ -383,19 +334,22 @@ class NsJail:
 
     def fill(self, stream: int) -> None:
         """Replace the workspace by the contents of a tar stream, read from an open file."""
-        self._first = self._ahead = None
+        self._first = None
         try:
             self._operate({"op": "unpack"}, Output(_SMALL), packed=stream)
         except OSError as error:
             raise _does_not_fit(error) from error
 
-    def begin_empty(self) -> None:
-        """Start with an empty workspace; files written now are sent with the first request."""
-        self._ahead = PendingFiles()
-
-    def fill_first(self, packed: bytes) -> None:
-        """Let the next request start with this workspace, instead of what is there."""
-        self._first = packed
+    def begin(self, packed: PackedWorkspace) -> None:
+        """Start with this workspace. Closes the jail if it does not fit."""
+        if packed.small:
+            self._first = packed.stream.read()  # with the next request
+            return
+        try:
+            self.fill(packed.stream.fileno())
+        except (UsageError, SandboxError):
+            self.close()
+            raise
 
     def _operate(
         self,
@@ -431,9 +385,6 @@ class NsJail:
         process: JailProcess | None = None,
         more: int = 0,
     ) -> tuple[RequestOutcome, Drain]:
-        if self._ahead:
-            self._first = self._ahead.packed()
-        self._ahead = None
         with contextlib.ExitStack() as stack:
             given = [] if packed is None else [packed]
             if self._first is not None:
@@ -467,8 +418,8 @@ class NsJail:
         return held
 
     def close(self) -> None:
-        if self._proxy is not None:
-            self._proxy.close()
+        if self.proxy is not None:
+            self.proxy.close()
         self._process.close()
         if self._kept is not None:
             self._kept.close()
@@ -476,3 +427,94 @@ class NsJail:
 
 def _does_not_fit(error: OSError) -> UsageError:
     return UsageError(f"the workspace does not fit its jail: {error}")
+
+
+_SOURCE = (
+    f"import sys; sys.path.insert(0, {LAUNCHER_INSIDE!r}); from launcher.runner import serve; "
+    f"sys.path.remove({LAUNCHER_INSIDE!r}); serve()"
+)
+_PATIENCE_S = 10.0
+
+
+class JailServer:
+    """A server in a jail, which is busy with it until its end. Requests are served one at a time."""
+
+    def __init__(self, occupy: Callable[[str, int], RequestOutcome]) -> None:
+        """`occupy` runs Python source in the jail on a socket, and returns when it has ended."""
+        self.end: RequestOutcome | None = None
+        """how it ended, with all processes of the jail"""
+        self._lock = threading.Lock()
+        self._channel, theirs = socket.socketpair()
+        self._ended: Future[RequestOutcome] = Future()
+        threading.Thread(target=self._live, args=(occupy, theirs), name="kept jail", daemon=True).start()
+
+    def _live(self, occupy: Callable[[str, int], RequestOutcome], theirs: socket.socket) -> None:
+        try:
+            with theirs:
+                outcome = occupy(_SOURCE, theirs.fileno())
+        except SandboxError as error:
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(outcome)
+
+    def call(
+        self,
+        request: dict[str, Any],
+        outputs: tuple[Output, Output],
+        *,
+        given: Sequence[int],
+        timeout: float | None,
+        flood: int,
+    ) -> tuple[RequestOutcome, Drain]:
+        """As `JailProcess.call`. Where the server ends meanwhile, the outcome is that end."""
+        (out, out_inside), (err, err_inside) = os.pipe(), os.pipe()
+        try:
+            with self._lock:
+                started = time.monotonic()
+                drain = AnswerDrain({out: outputs[0], err: outputs[1]}, self._channel.fileno(), flood)
+                if readable(self._channel) and not self._hung_up():
+                    raise SandboxError("the jail's server spoke without being asked")
+                self._channel.settimeout(timeout)
+                with contextlib.suppress(OSError):  # its missing answer shows that
+                    message.send(self._channel, request, [out_inside, err_inside, *given])
+                self._channel.settimeout(None)
+                left = None if timeout is None else max(0.001, timeout - (time.monotonic() - started))
+                reply = self._answer() if drain.run(left, self.stop) else self._lost()
+        finally:
+            for fd in (out, out_inside, err, err_inside):
+                os.close(fd)
+        if self.end is not None:  # what it exits with is not the exit code of the request
+            reply = self.end._replace(exit_code=None, signal=self.end.signal or 9)
+        return reply, drain
+
+    def _hung_up(self) -> bool:
+        with contextlib.suppress(ConnectionResetError):
+            return self._channel.recv(1, socket.MSG_PEEK) == b""
+        return True
+
+    def stop(self) -> None:
+        """End the request that is served. Any thread may ask."""
+        with contextlib.suppress(OSError):
+            message.send(self._channel, {"op": "end"})
+
+    def _answer(self) -> RequestOutcome:
+        data = b""
+        with contextlib.suppress(ConnectionResetError):
+            # recv and not recvmsg: the kernel then drops descriptors that come with the data
+            data = self._channel.recv(message.OUTCOME_SIZE + 1)
+        return decoded(data) if data else self._lost()
+
+    def _lost(self) -> RequestOutcome:
+        """The end of the server. Raises SandboxError if the jail is gone, or does not end it."""
+        self._channel.close()
+        try:
+            self.end = self._ended.result(_PATIENCE_S)
+        except NotYet:
+            raise SandboxError("a jail did not end its processes; open another") from None
+        return self.end
+
+    def close(self) -> None:
+        """Hang up, which ends the server and every process of the jail."""
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
+        self._channel.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,6 +197,28 @@ class SupportsHosts(Protocol):
     def with_hosts(self, hosts: frozenset[str]) -> Sandbox:
         """This sandbox with a way out to these hosts; jails of the original have none."""
         ...
+
+
+HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+LONGEST_HOST = 253
+
+
+def allowed_hosts(network: str) -> frozenset[str]:
+    """The hosts of `none` or `allow=HOST,...`; `*.example.org` allows every host below. Raises UsageError."""
+    if network == "none":
+        return frozenset()
+    hosts = frozenset(host.strip().lower() for host in network.removeprefix("allow=").split(","))
+    for host in hosts:
+        if not network.startswith("allow=") or len(host) > LONGEST_HOST or not HOST.fullmatch(host):
+            raise UsageError(
+                f"--net {network[:100]!r}: say none, or allow=HOST,... with names such as api.example.org"
+            )
+    return hosts
+
+
+def covers(allowed: frozenset[str], host: str) -> bool:
+    """Whether a host, or all hosts below one, are among the allowed."""
+    return host in allowed or any(a.startswith("*.") and host.endswith(a[1:]) for a in allowed)
 
 
 def connected(sandbox: Sandbox, hosts: frozenset[str]) -> Sandbox:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
-import re
 import selectors
 import socket
 import threading
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-from nano_shared.errors import UsageError
+from nano_coder.sandbox.protocol import HOST, LONGEST_HOST
 
 PORT = 3128
 """port inside the jail"""
@@ -30,8 +29,6 @@ _URL = f"http://127.0.0.1:{PORT}"
 VARIABLES = {name: _URL for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
 _PLAIN_PORTS = frozenset({80, 443})
 _TUNNEL_PORTS = frozenset({443})
-_HOST = re.compile(r"(\*\.)?([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_LONGEST_NAME = 253
 _LONGEST_HEAD = 1 << 16
 _CHUNK = 1 << 16
 _MOST_CONNECTIONS = 32
@@ -62,27 +59,6 @@ class ProxyCall:
 
 class _Refused(Exception):
     """A refusal, with the status line that the program inside gets."""
-
-
-def parse_allowed(text: str) -> frozenset[str]:
-    """The hosts of `allow=HOST,...`; `*.example.org` allows every host below. Raises UsageError."""
-    hosts = frozenset(host.strip().lower() for host in text.removeprefix("allow=").split(","))
-    for host in hosts:
-        if not text.startswith("allow=") or len(host) > _LONGEST_NAME or not _HOST.fullmatch(host):
-            raise UsageError(
-                f"--net {text[:100]!r}: say none, or allow=HOST,... with names such as api.example.org"
-            )
-    return hosts
-
-
-def allowed_hosts(network: str) -> frozenset[str]:
-    """The hosts of `none` or `allow=HOST,...`. Raises UsageError."""
-    return frozenset() if network == "none" else parse_allowed(network)
-
-
-def covers(allowed: frozenset[str], host: str) -> bool:
-    """Whether a host, or all hosts below one, are among the allowed."""
-    return host in allowed or any(a.startswith("*.") and host.endswith(a[1:]) for a in allowed)
 
 
 # ---------------------------------------------------------------------------------- addresses
@@ -247,7 +223,7 @@ class _ClientRequest:
             raise _Refused("400 Bad request") from None
         if not self.tunnel and url.scheme != "http":
             raise _Refused("400 This is a proxy: ask for http://HOST/... or CONNECT")
-        if len(self.host) > _LONGEST_NAME or self.host.startswith("*") or not _HOST.fullmatch(self.host):
+        if len(self.host) > LONGEST_HOST or self.host.startswith("*") or not HOST.fullmatch(self.host):
             raise _Refused("400 No name of a host")
         self.port = port or (443 if self.tunnel else 80)
         self._path = url._replace(scheme="", netloc="", fragment="").geturl() or "/"

@@ -1,19 +1,31 @@
-"""Requests to a jail: checks of arguments and limits, the environment, and the agent's side of a runner."""
+"""What goes into a jail and comes out: workspaces packed, arguments checked, output captured; and the agent's
+side of a runner."""
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fcntl
 import math
 import os
+import select
 import socket
+import sys
+import tempfile
+import termios
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
 
-from nano_coder.sandbox.launcher import message
+from nano_coder.sandbox.launcher import files, message
 from nano_coder.sandbox.launcher.message import RequestOutcome
+from nano_coder.sandbox.protocol import ExecResult
 from nano_shared.errors import UsageError
+from nano_shared.files import is_scratch
+from nano_shared.printable import printable
+from nano_shared.snapshot import SnapshotError
 from nano_shared.types import Limits
 
 WEEK_S = 604_800.0
@@ -208,3 +220,219 @@ def pid_of(handle: int) -> int:
     if pid <= 0:
         raise ProcessLookupError(f"descriptor {handle} has no process here")
     return pid
+
+
+FLOOD_BYTES = 64 << 20
+"""bytes of both streams together, beyond which the program is killed"""
+
+_CHUNK = 1 << 16
+_SHORT_MS = 3
+"""milliseconds; the output of a program that ends sooner is read in one pass at its end"""
+
+
+class Output:
+    """First and last half of a byte stream, and its true size."""
+
+    def __init__(self, limit: int) -> None:
+        self._head_limit = limit // 2
+        self._tail_limit = limit - limit // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.size = 0
+
+    def feed(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        room = self._head_limit - len(self._head)
+        self._head += chunk[:room]
+        self._tail += chunk[room:]
+        # cut only beyond twice the limit: cutting at each chunk would move the tail each time
+        if len(self._tail) > 2 * self._tail_limit:
+            self._cut()
+
+    def _cut(self) -> None:
+        del self._tail[: max(0, len(self._tail) - self._tail_limit)]
+
+    def value(self) -> bytes:
+        self._cut()
+        return bytes(self._head + self._tail)
+
+
+def captured(out: Output, err: Output, started: float, **ending: Any) -> ExecResult:
+    """The result of a program that wrote these streams; `started` is on the monotonic clock."""
+    return ExecResult(
+        stdout=out.value(), stderr=err.value(), stdout_bytes=out.size, stderr_bytes=err.size,
+        wall_s=time.monotonic() - started, **ending,
+    )  # fmt: skip
+
+
+class Drain:
+    """Reads pipes until `done` becomes readable; calls `kill` at the deadline or when there is too much
+    output."""
+
+    PATIENCE_S = 10.0
+    """seconds that `done` may take after a kill"""
+
+    def __init__(self, outputs: Mapping[int, Output], done: int, flood: int = FLOOD_BYTES) -> None:
+        self._outputs = dict(outputs)
+        self._done = done
+        self._flood = flood
+        self._early: tuple[int, Callable[[], bool]] | None = None
+        self.timed_out = False
+        self.flooded = False
+
+    def stop_early_on(self, fd: int, announced: Callable[[], bool]) -> None:
+        """Also stop when `fd` is readable and `announced()` is true."""
+        self._early = fd, announced
+
+    def run(self, timeout: float | None, kill: Callable[[], None]) -> bool:
+        """True if `done` became readable; False if it did not, even after the kill."""
+        poll = select.poll()
+        poll.register(self._done, select.POLLIN)
+        if self._early is not None:
+            poll.register(self._early[0], select.POLLIN)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self._over(poll, poll.poll(_SHORT_MS if timeout is None else min(_SHORT_MS, timeout * 1000))):
+            return True
+        for fd in self._outputs:
+            os.set_blocking(fd, False)
+            poll.register(fd, select.POLLIN)
+        killed = False
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                if killed:
+                    return False
+                self.timed_out = True
+            if not killed and (self.timed_out or self.flooded):
+                kill()
+                killed, deadline, left = True, time.monotonic() + self.PATIENCE_S, self.PATIENCE_S
+            events = poll.poll(None if left is None else left * 1000)
+            if self._over(poll, events):
+                return True
+            for fd, _ in events:
+                if fd in self._outputs and not self._read(fd):
+                    poll.unregister(fd)
+
+    def _over(self, poll: select.poll, events: list[tuple[int, int]]) -> bool:
+        """Whether one of the events is the end; if so, takes all remaining output."""
+        ready = {fd for fd, _ in events}
+        if self._early is not None and self._early[0] in ready:
+            if self._early[1]():
+                self.take_written()
+                return True
+            poll.unregister(self._early[0])
+            self._early = None
+        if self._done in ready:
+            self.finish()
+            return True
+        return False
+
+    def finish(self) -> None:
+        """Read what is left in the pipes; their writers are dead."""
+        for fd in list(self._outputs):
+            os.set_blocking(fd, False)
+            while self._read(fd):
+                pass
+
+    def take_written(self) -> None:
+        """Read what the pipes hold now, and no more: background processes of the program may write for
+        ever."""
+        waiting = array.array("i", [0])
+        for fd, output in self._outputs.items():
+            fcntl.ioctl(fd, termios.FIONREAD, waiting)
+            until = output.size + waiting[0]
+            while output.size < until and self._read(fd):
+                pass
+
+    def _read(self, fd: int) -> bool:
+        try:
+            chunk = os.read(fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        self._outputs[fd].feed(chunk)
+        self.flooded = sum(output.size for output in self._outputs.values()) > self._flood
+        return bool(chunk)
+
+
+class AnswerDrain(Drain):
+    """Stops at what the pipes hold when the answer comes: processes that live on may write for ever."""
+
+    def finish(self) -> None:
+        self.take_written()
+
+
+_LONGEST_NAME = 255
+"""bytes of one path component, in every file system"""
+_LONGEST_PATH = 2000
+_NAMED = 5
+"""unreadable paths that a sentence names"""
+
+
+EXCLUDED = frozenset(
+    {".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", ".tox", ".pytest_cache", ".mypy_cache",
+     ".ruff_cache"}
+)  # fmt: skip
+"""names that are not copied into a jail: regenerable files, and repositories, which may hold secrets"""
+WORK_MB = 512
+"""MB that may be added to a workspace, besides twice its initial size"""
+MOST_ENTRIES = 20_000
+"""files, folders and links that may be added to a workspace"""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWorkspace:
+    """A workspace as a tar stream, in memory or in a temporary file; the caller closes it."""
+
+    stream: IO[bytes]
+    size: int
+    """of the stream, bytes"""
+    entries: int
+    """number of files, directories and symlinks"""
+
+    @property
+    def small(self) -> bool:
+        """Whether it fits every jail, so that it can be sent with a request."""
+        return self.size <= files.SMALL_BYTES
+
+
+def snapshot_error(error: OSError, top: str = "/work") -> SnapshotError:
+    """The error for a workspace below `top` of which no snapshot can be taken."""
+    name = str(error.filename or "").removeprefix(top).strip("/")
+    place = f" ({name[:100]!r})" if name else ""
+    return SnapshotError(
+        f"the workspace cannot be kept: {error.strerror or error}{place}; remove or mend that, or nothing of "
+        "this run counts"
+    )
+
+
+def pack_workspace(folder: Path) -> PackedWorkspace:
+    """Pack a folder. What its owner's permissions keep from being read is read in folders of ours, and left
+    out of others, with a sentence. Raises UsageError if the folder is missing or cannot be read."""
+    if not folder.exists():
+        raise UsageError(f"no workspace at {str(folder)!r}: name an existing directory")
+    if not folder.is_dir():
+        raise UsageError(f"the workspace {str(folder)!r} is not a directory: name its directory")
+    stream = tempfile.SpooledTemporaryFile(files.SMALL_BYTES, prefix="nano-workspace-")  # noqa: SIM115 (handed over)
+    try:
+        ours = is_scratch(folder)
+        entries, unread = files.pack(os.fspath(folder), cast(IO[bytes], stream), EXCLUDED, ours=ours)
+        say_unread(folder, unread)
+    except OSError as error:
+        stream.close()
+        raise UsageError(
+            f"cannot read {error.filename!r} of the workspace {str(folder)!r}: {error.strerror}"
+        ) from error
+    size = stream.tell()
+    stream.seek(0)
+    return PackedWorkspace(cast(IO[bytes], stream), size, entries)
+
+
+def say_unread(folder: Path, paths: Sequence[str]) -> None:
+    """Name on stderr the paths of a user's folder that are unreadable, and so not in the workspace."""
+    if paths:
+        more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+        named = ", ".join(map(repr, paths[:_NAMED]))
+        print(
+            printable(f"{folder}: you may not read {named}{more}: left out, and left as it is"),
+            file=sys.stderr,
+        )

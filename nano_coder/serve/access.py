@@ -67,8 +67,6 @@ RIGHTS: Mapping[Action, frozenset[Caller]] = {
 
 @dataclass(frozen=True)
 class Access:
-    """The keys of a server, and the rights of who asks."""
-
     keys: Sequence[str] = ()
     admin_keys: Sequence[str] = ()
     user: int | None = None
@@ -108,7 +106,6 @@ class Access:
         raise BadRequest("another user started this server, without a key for others: --key", status=403)
 
     def owner(self, request: Request) -> str:
-        """The owner of sessions that this caller begins: empty without a key."""
         caller = self.caller(request)
         if caller is Caller.ADMIN:
             return "admin"

@@ -7,15 +7,17 @@ to the event `message_delta`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nano_coder.serve.chat import token_ids
+from nano_coder.serve.openai import token_ids
 from nano_coder.serve.request import (
+    AnswerWriter,
     BadRequest,
     Body,
     ClientCall,
     ClientMessage,
+    Event,
     ModelAnswer,
     ModelRequest,
     TextDelta,
@@ -28,10 +30,6 @@ from nano_coder.serve.request import (
     tool_of,
 )
 from nano_shared.types import Role
-
-Event = tuple[str, dict[str, Any]]
-"""name of a server-sent event, and its data"""
-
 
 ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
@@ -102,57 +100,43 @@ def _stop(answer: ModelAnswer) -> dict[str, str | None]:
     return {"stop_reason": reason, "stop_sequence": None}
 
 
-def message_answer(body: Body, answer: ModelAnswer, model: str, id: str) -> dict[str, Any]:
-    """The body of a message that is not streamed."""
-    return _head(body, model, id) | {
-        "content": _content(answer),
-        **_stop(answer),
-        "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens},
-        **token_ids(body, answer),
-    }
-
-
-def _head(body: Body, model: str, id: str) -> dict[str, Any]:
-    return {
-        "id": id, "type": "message", "role": "assistant", "model": str(body.get("model") or model),
-        "content": [], "stop_reason": None, "stop_sequence": None,
-        "usage": {"input_tokens": 0, "output_tokens": 0},
-    }  # fmt: skip
-
-
 def _content(answer: ModelAnswer) -> list[dict[str, Any]]:
     text = [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
     uses = [
-        {
-            "type": "tool_use",
-            "id": call.id.replace("call_", "toolu_"),
-            "name": call.name,
-            "input": call.values,
-        }
-        for call in answer.calls
+        {"type": "tool_use", "id": c.id.replace("call_", "toolu_"), "name": c.name, "input": c.values}
+        for c in answer.calls
     ]
     return [*text, *uses]
 
 
-class MessageEvents:
-    """The events of a streamed message."""
+class MessageWriter(AnswerWriter):
+    prefix = "msg_"
+    _open = False
 
-    def __init__(self, body: Body, model: str, id: str) -> None:
-        self._body, self._head = body, _head(body, model, id)
-        self._open = False
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self._id, "type": "message", "role": "assistant", "model": self._model,
+            "content": [], "stop_reason": None, "stop_sequence": None,
+            "usage": {"input_tokens": 0, "output_tokens": 0},
+        }  # fmt: skip
 
-    def first(self) -> Iterator[Event]:
-        yield "message_start", {"type": "message_start", "message": self._head}
+    def whole(self, answers: Sequence[ModelAnswer]) -> dict[str, Any]:
+        (answer,) = answers
+        ids = token_ids(self._body, answer)
+        return {**self._head(), "content": _content(answer), **_stop(answer), "usage": _usage(answer), **ids}
 
-    def text(self, delta: TextDelta) -> Iterator[Event]:
+    def first(self, at: int) -> Iterator[Event]:
+        yield "message_start", {"type": "message_start", "message": self._head()}
+
+    def text(self, at: int, delta: TextDelta) -> Iterator[Event]:
         if not self._open:
             self._open = True
             yield _start(0, {"type": "text", "text": ""})
         yield _delta(0, {"type": "text_delta", "text": delta.text})
 
-    def end(self, answer: ModelAnswer) -> Iterator[Event]:
+    def end(self, at: int, answer: ModelAnswer) -> Iterator[Event]:
         if not self._open and answer.text:
-            yield from self.text(TextDelta(answer.text))
+            yield from self.text(at, TextDelta(answer.text))
         index = 0
         if self._open:
             yield "content_block_stop", {"type": "content_block_stop", "index": 0}
@@ -162,10 +146,13 @@ class MessageEvents:
             arguments = json.dumps(block["input"], ensure_ascii=False)
             yield _delta(number, {"type": "input_json_delta", "partial_json": arguments})
             yield "content_block_stop", {"type": "content_block_stop", "index": number}
-        usage = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens}
-        ended = {"type": "message_delta", "delta": _stop(answer), "usage": usage}
+        ended = {"type": "message_delta", "delta": _stop(answer), "usage": _usage(answer)}
         yield "message_delta", ended | token_ids(self._body, answer)
         yield "message_stop", {"type": "message_stop"}
+
+
+def _usage(answer: ModelAnswer) -> dict[str, int]:
+    return {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens}
 
 
 def _start(index: int, block: dict[str, Any]) -> Event:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,27 +17,21 @@ from starlette.routing import Mount, Route
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve import anthropic, chat, completions, responses
+from nano_coder.serve import anthropic, openai, responses
 from nano_coder.serve.access import RIGHTS, Access, Action
-from nano_coder.serve.answer_form import grammar_of
-from nano_coder.serve.completions import CompletionRequest
 from nano_coder.serve.conversations import Conversations, UnknownSession
-from nano_coder.serve.generation import (
-    Client,
-    ClientGone,
-    EventWriter,
-    Generation,
-    ServerLimits,
-    ServerMetrics,
-)
+from nano_coder.serve.generation import Client, ClientGone, Generation, ServerLimits, ServerMetrics
 from nano_coder.serve.given_reward import MOST_COMPONENTS, MOST_REWARD
-from nano_coder.serve.http_json import ERROR_HANDLERS, data_line, error_response, read_body
+from nano_coder.serve.http_json import ERROR_HANDLERS, error_response, read_body
+from nano_coder.serve.openai import CompletionRequest
 from nano_coder.serve.request import (
     SHAPED,
+    AnswerWriter,
     BadRequest,
     ModelRequest,
     check_fields,
     check_shaping,
+    grammar_of,
     number,
 )
 from nano_coder.serve.served_model import ServedModel, passed_on
@@ -54,7 +47,6 @@ _PASSED_ON = {"response_format": None, "tool_choice": None}
 """what the server behind reads itself"""
 _SWEEP_SECONDS = 2.0
 _ANY_CONTEXT = 1 << 20
-_DONE = "data: [DONE]\n\n"
 _COUNTED = 4
 """contexts that are tokenised where only their tokens are wanted"""
 _LARGE = 1 << 20
@@ -62,8 +54,6 @@ _LARGE = 1 << 20
 
 
 class Server:
-    """Handlers of the routes."""
-
     def __init__(
         self,
         conversations: Conversations,
@@ -105,14 +95,12 @@ class Server:
         return JSONResponse(card)
 
     async def load_adapter(self, request: Request) -> Response:
-        return JSONResponse(
-            {"loaded": await asyncio.to_thread(self._models.load_adapter, await self._read(request))}
-        )
+        name = await asyncio.to_thread(self._models.load_adapter, await self._read(request))
+        return JSONResponse({"loaded": name})
 
     async def unload_adapter(self, request: Request) -> Response:
-        return JSONResponse(
-            {"unloaded": await asyncio.to_thread(self._models.unload_adapter, await self._read(request))}
-        )
+        name = await asyncio.to_thread(self._models.unload_adapter, await self._read(request))
+        return JSONResponse({"unloaded": name})
 
     async def _read(self, request: Request) -> Mapping[str, Any]:
         context = self._conversations.model.policy.context_limit
@@ -136,11 +124,11 @@ class Server:
         body = await self._body(request, "tokenize")
         policy = _local((await self._model_of(body)).policy)
         if body.get("messages") is not None:
-            asked = await asyncio.to_thread(chat.read_chat, body, policy.context_limit)
+            asked = await asyncio.to_thread(openai.read_chat, body, policy.context_limit)
             ids = await asyncio.to_thread(self._conversations.rendered_ids, asked, policy, _COUNTED)
         else:
             control = body.get("add_special_tokens", True) is not False
-            encode = partial(completions.prompt_ids, control=control, param="prompt", contexts=_COUNTED)
+            encode = partial(openai.prompt_ids, control=control, param="prompt", contexts=_COUNTED)
             ids = await asyncio.to_thread(encode, body.get("prompt"), policy)
         counted = {"count": len(ids), "max_model_len": policy.context_limit, "tokens": list(ids)}
         texts = None
@@ -153,7 +141,7 @@ class Server:
         policy = _local((await self._model_of(body)).policy)
         tokens = body.get("tokens")
         given = tokens if isinstance(tokens, list) else None
-        ids = completions.prompt_ids(given, policy, param="tokens", contexts=_COUNTED)
+        ids = openai.prompt_ids(given, policy, param="tokens", contexts=_COUNTED)
         return JSONResponse({"prompt": await asyncio.to_thread(policy.decode, ids)})
 
     # --------------------------------------------------------------------------------------- APIs
@@ -161,26 +149,20 @@ class Server:
     async def completions(self, request: Request) -> Response:
         body = await self._body(request, "completions")
         model = await self._model_of(body)
-        asked = await asyncio.to_thread(completions.read_completion, body, model.policy)
-        policy, id = _local(model.policy), f"cmpl-{secrets.token_hex(12)}"
-        writer = completions.CompletionWriter(body, asked, policy.decode, model.name, id)
+        asked = await asyncio.to_thread(openai.read_completion, body, model.policy)
+        writer = openai.CompletionWriter(body, asked, model.name, _local(model.policy).decode)
         if asked.scores:
-            scores = await self._scores(request, asked, model)
-            return JSONResponse(writer.scored(scores))
-        if body.get("stream"):
-            options = body.get("stream_options")
-            usage = bool(isinstance(options, Mapping) and options.get("include_usage"))
-            events = EventWriter(
-                first=lambda at: [data_line(chunk)] if (chunk := writer.first(at)) else [],
-                text=lambda at, delta: [data_line(writer.text(at, delta))],
-                end=lambda at, answer: [data_line(writer.end(at, answer))],
-                close=lambda: [*([data_line(writer.closing())] if usage else ()), _DONE],
-            )
-            return await self._generation.stream(request, asked.requests, model, events)
-        answers = await self._generation.answers(request, asked.requests, model)
-        echoes = asked.echo and asked.logprobs is not None
-        scores = await self._scores(request, asked, model, log=False) if echoes else []
-        return JSONResponse(writer.whole(answers, scores))
+            return JSONResponse(writer.scored(await self._scores(request, asked, model)))
+        if asked.echo and asked.logprobs is not None and not body.get("stream"):
+            writer.scores = await self._scores(request, asked, model, log=False)
+        return await self._answered(request, asked.requests, model, writer)
+
+    async def _answered(
+        self, request: Request, asked: Sequence[ModelRequest], model: ServedModel, writer: AnswerWriter
+    ) -> Response:
+        if writer.streams:
+            return await self._generation.stream(request, asked, model, writer)
+        return JSONResponse(writer.whole(await self._generation.answers(request, asked, model)))
 
     async def _scores(
         self, request: Request, asked: CompletionRequest, model: ServedModel, *, log: bool = True
@@ -195,7 +177,7 @@ class Server:
         def score(each: ModelRequest) -> list[TokenScore]:
             if log:
                 self._conversations.log_scored(each, client.session, model)
-            return policy.score(each.prompt_ids, asked.logprobs or 0, temperature=1.0)
+            return policy.score(each.prompt_ids, asked.logprobs or 0)
 
         def scores() -> list[list[TokenScore]]:
             return [score(each) for each in asked.requests]
@@ -208,28 +190,17 @@ class Server:
         model = await self._model_of(body)
         if model.upstream:  # it answers for what it is passed
             asked = await asyncio.to_thread(
-                chat.read_chat, {**body, **_PASSED_ON}, model.policy.context_limit
+                openai.read_chat, {**body, **_PASSED_ON}, model.policy.context_limit
             )
             asked = replace(asked, more=passed_on(body))
         else:
             if not self._conversations.is_rollout:
                 check_fields("chat/completions", body)
-            asked = await self._formed(chat.read_chat, body, model)
-        decode = getattr(model.policy, "decode", None)
-        choices = number(body, "n", int, 1, chat.MOST_CHOICES, 1)
+            asked = await self._formed(openai.read_chat, body, model)
+        choices = number(body, "n", int, 1, openai.MOST_CHOICES, 1)
         requests = [asked.seeded(index) for index in range(choices)]
-        id = f"chatcmpl-{secrets.token_hex(12)}"
-        if body.get("stream"):
-            chunks = [chat.ChatChunks(body, model.name, decode, id, index) for index in range(choices)]
-            events = EventWriter(
-                first=lambda at: [data_line(chunks[at].first())],
-                text=lambda at, delta: [data_line(chunks[at].text(delta))],
-                end=lambda at, answer: list(map(data_line, chunks[at].end(answer))),
-                close=lambda: [*map(data_line, chat.closing_chunks(chunks)), _DONE],
-            )
-            return await self._generation.stream(request, requests, model, events)
-        answers = await self._generation.answers(request, requests, model)
-        return JSONResponse(chat.chat_answer(body, answers, model.name, decode, id))
+        writer = openai.ChatWriter(body, model.name, getattr(model.policy, "decode", None))
+        return await self._answered(request, requests, model, writer)
 
     async def messages(self, request: Request) -> Response:
         body = await self._body(request, "messages")
@@ -237,13 +208,8 @@ class Server:
         asked = await self._formed(anthropic.read_messages, body, model)
         if asked.messages[-1].role is Role.ASSISTANT:  # to be continued, in this API
             raise BadRequest("messages end with the assistant's; an answer begins anew", param="messages")
-        asked = _shaped_behind(asked, body, model)
-        id = f"msg_{secrets.token_hex(12)}"
-        if body.get("stream"):
-            events = anthropic.MessageEvents(body, model.name, id)
-            return await self._generation.stream(request, [asked], model, _named(events))
-        (answer,) = await self._generation.answers(request, [asked], model)
-        return JSONResponse(anthropic.message_answer(body, answer, model.name, id))
+        writer = anthropic.MessageWriter(body, model.name, None)
+        return await self._answered(request, [asked], model, writer)
 
     async def count_tokens(self, request: Request) -> Response:
         body = await self._body(request, "count_tokens")
@@ -260,13 +226,8 @@ class Server:
         body = await self._body(request, "responses")
         model = await self._model_of(body)
         asked = await self._formed(responses.read_response, body, model)
-        asked = _shaped_behind(asked, body, model)
-        id, decode = f"resp_{secrets.token_hex(12)}", getattr(model.policy, "decode", None)
-        if body.get("stream"):
-            events = responses.ResponseEvents(body, model.name, id, decode)
-            return await self._generation.stream(request, [asked], model, _named(events))
-        (answer,) = await self._generation.answers(request, [asked], model)
-        return JSONResponse(responses.response_answer(body, answer, model.name, id, decode))
+        writer = responses.ResponseWriter(body, model.name, getattr(model.policy, "decode", None))
+        return await self._answered(request, [asked], model, writer)
 
     async def session(self, request: Request) -> Response:
         session = request.path_params["session"]
@@ -299,7 +260,9 @@ class Server:
         `read`."""
         asked = await asyncio.to_thread(read, body, model.policy.context_limit)
         form, policy = asked.form, model.policy
-        if not model.upstream:
+        if model.upstream:  # shall do it to the logits
+            asked = replace(asked, more={name: body[name] for name in SHAPED if body.get(name) is not None})
+        else:
             check_shaping(asked.sampling, policy, formed=not form.any)
         if form.any:
             return asked
@@ -325,8 +288,7 @@ class Server:
 
     # ------------------------------------------------------------------------------- keys and life
 
-    def admit(self, request: Request, action: Action) -> None:
-        """Raises BadRequest where this caller may not do that."""
+    def authorise(self, request: Request, action: Action) -> None:
         self._access.check(request, action)
         request.state.owner = self._access.owner(request)
 
@@ -412,12 +374,6 @@ def _apis(server: Server, prefix: str) -> list[Route]:
     ]
 
 
-def _shaped_behind(asked: ModelRequest, body: Mapping[str, Any], model: ServedModel) -> ModelRequest:
-    """The request with what the server behind shall do to the logits."""
-    more = {name: body[name] for name in SHAPED if body.get(name) is not None}
-    return replace(asked, more={**asked.more, **more}) if model.upstream else asked
-
-
 def _local(policy: Any) -> LocalPolicy:
     """Raises BadRequest for a model without weights and tokens of its own."""
     if not isinstance(policy, LocalPolicy):
@@ -426,7 +382,6 @@ def _local(policy: Any) -> LocalPolicy:
 
 
 def _read_reward(body: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
-    """The reward of a request and its components. Raises BadRequest."""
     value = number(body, "reward", float, -MOST_REWARD, MOST_REWARD, None)
     if value is None:
         raise BadRequest('reward is missing; send {"reward": 1}', param="reward")
@@ -445,7 +400,7 @@ def _read_reward(body: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
 def _endpoint(server: Server, handler: Any, action: Action = Action.INFER) -> Any:
     async def endpoint(request: Request) -> Response:
         try:
-            server.admit(request, action)
+            server.authorise(request, action)
             response: Response = await handler(request)
         except (NanoError, BadRequest) as problem:
             response = error_response(request, problem)
@@ -456,15 +411,3 @@ def _endpoint(server: Server, handler: Any, action: Action = Action.INFER) -> An
         return response
 
     return endpoint
-
-
-def _named(events: anthropic.MessageEvents | responses.ResponseEvents) -> EventWriter:
-    def lines(written: Iterator[tuple[str, dict[str, Any]]]) -> list[str]:
-        return [f"event: {name}\n{data_line(data)}" for name, data in written]
-
-    return EventWriter(
-        first=lambda at: lines(events.first()),
-        text=lambda at, delta: lines(events.text(delta)),
-        end=lambda at, answer: lines(events.end(answer)),
-        error=getattr(events, "error", dict),
-    )

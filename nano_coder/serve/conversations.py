@@ -66,8 +66,6 @@ NAMELESS = ClientSession()
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class HeldConversation:
-    """A conversation that can be continued."""
-
     run: Trajectory
     model: ServedModel
     """that answers it to its end"""
@@ -263,16 +261,10 @@ class Conversations:
             provenance=Provenance(source="serve", generator=GENERATOR, original={"tools": list(tools)}),
         )
         return Trajectory(
-            id=new_run_id(),
-            task=task,
-            runtime_version=__version__,
-            profile=model.profile.name,
-            profile_hash=model.profile.hash,
-            template_hash=model.policy.template_hash,
-            tools_hash=tools_hash,
-            policy=model.name,
-            started=time.time(),
-        )
+            id=new_run_id(), task=task, runtime_version=__version__, profile=model.profile.name,
+            profile_hash=model.profile.hash, template_hash=model.policy.template_hash,
+            tools_hash=tools_hash, policy=model.name, started=time.time(),
+        )  # fmt: skip
 
     def _hold(
         self, run: Trajectory, session: ClientSession, keys: list[str], model: ServedModel
@@ -322,25 +314,17 @@ class Conversations:
             calls=parsed.calls, parser=model.profile.dialect, repairs=parsed.repairs,
             started=started, ended=time.time(),
         )  # fmt: skip
-        tokens = completion.tokens
-        if tokens is not None and tokens.row != conversation.row:
-            before = ()  # history was rewritten: a new row
-        prompt_ids = (*before, *tokens.context_ids) if tokens else ()
-        if tokens is not None:
+        prompt_ids: tuple[int, ...] = ()
+        if (tokens := completion.tokens) is not None:
+            # a rewritten history begins a row
+            prompt_ids = (*(before if tokens.row == conversation.row else ()), *tokens.context_ids)
             read, sampled = len(prompt_ids), len(tokens.sampled_ids)
         else:
             read, sampled = model.sizes(conversation, completion)
         answer = ModelAnswer(
-            run=run.id,
-            text=parsed.thought if calls else split_at_stop(completion)[0],
-            calls=calls,
-            completion=completion,
-            prompt_ids=prompt_ids,
-            prompt_tokens=read,
-            sampled_tokens=sampled,
-            previous_ended=run.turns[-1].ended if run.turns else None,
-            top=top,
-        )
+            run=run.id, text=parsed.thought if calls else split_at_stop(completion)[0], calls=calls,
+            completion=completion, prompt_ids=prompt_ids, prompt_tokens=read, sampled_tokens=sampled, top=top,
+        )  # fmt: skip
         return replace(answer, run=self._record(held, turn, answer, key))
 
     def _asking(self, conversation: Conversation) -> AbstractContextManager[None]:
@@ -376,7 +360,6 @@ class Conversations:
         return run.id
 
     def _go_on(self, held: HeldConversation, turn: Turn, answer: ModelAnswer, answered: str) -> None:
-        """Continue the conversation after a turn; `answered` is its hash then."""
         run = held.run
         with self._lock:
             held.run = run.model_copy(update={"turns": (*run.turns, turn)})
@@ -394,7 +377,6 @@ class Conversations:
         return policy.template.delta(conversation)
 
     def log_scored(self, request: ModelRequest, session: ClientSession, model: ServedModel) -> None:
-        """Log a prompt that was scored: a run without turns."""
         with self._lock:
             held = self._begin(request, session, model)
             self._forget(held)
@@ -462,13 +444,9 @@ class Conversations:
         if held.ended or not held.run.own_turns:
             return
         held.ended = True
-        if held.session.run:
-            return
-        last = held.run.turns[-1]
-        with suppress(LogError):  # another process was first
-            held.model.store.finish(
-                held.run.id, stop=StopReason.FINISHED, answer=last.completion.text, ended=last.ended
-            )
+        if not held.session.run:
+            with suppress(LogError):  # another process was first
+                end_conversation(held.model.store, held.run)
 
 
 def end_interrupted(store: LogStore, idle_seconds: float) -> int:

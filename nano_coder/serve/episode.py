@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from nano_coder.agent.loop import turn_seed
 from nano_coder.serve.conversations import NAMELESS, ClientSession, Conversations, HeldConversation
@@ -162,19 +163,13 @@ class AgentEpisode(Conversations):
             held.ended = True
         turns, ended = held.run.turns, time.time()
         answer = turns[-1].completion.text
-        held.model.store.finish(
-            held.run.id,
-            stop=stop,
-            stop_detail=detail,
-            answer=answer,
-            diff=diff,
-            ended=ended,
-            snapshot=snapshot,
-        )
+        end: dict[str, Any] = {
+            "stop": stop,
+            "stop_detail": detail,
+            "answer": answer,
+            "diff": diff,
+            "ended": ended,
+        }
+        held.model.store.finish(held.run.id, snapshot=snapshot, **end)
         last = turns[-1].model_copy(update={"snapshot": snapshot})
-        return held.run.model_copy(
-            update={
-                "turns": (*turns[:-1], last), "stop": stop, "stop_detail": detail, "answer": answer,
-                "diff": diff, "ended": ended,
-            }
-        )  # fmt: skip
+        return held.run.model_copy(update={"turns": (*turns[:-1], last), **end})

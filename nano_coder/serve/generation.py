@@ -6,13 +6,13 @@ import asyncio
 import heapq
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import add
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -23,7 +23,15 @@ from nano_coder.models.endpoint.model_card import RUN_HEADER
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve.conversations import ClientSession, Conversations
 from nano_coder.serve.http_json import data_line, error_shape
-from nano_coder.serve.request import BadRequest, ModelAnswer, ModelRequest, OnText, TextDelta
+from nano_coder.serve.request import (
+    AnswerWriter,
+    BadRequest,
+    Event,
+    ModelAnswer,
+    ModelRequest,
+    OnText,
+    TextDelta,
+)
 from nano_coder.serve.served_model import ServedModel
 from nano_shared.errors import NanoError
 from nano_shared.types import Finish
@@ -62,34 +70,14 @@ class Client:
     def of(cls, request: Request) -> Client:
         connected = threading.Event()
         connected.set()
-        return cls(
-            session=ClientSession(
-                _session_name(request), request.state.owner, request.headers.get(RUN_HEADER, "")[:200]
-            ),
-            agent=request.headers.get("user-agent", "")[:200],
-            received=time.time(), connected=connected,
-        )  # fmt: skip
-
-
-def _session_name(request: Request) -> str:
-    """The session that the path or a header names; empty without one."""
-    return str(request.path_params.get("session") or request.headers.get(_SESSION_HEADER, ""))[:200]
-
-
-class EventWriter(NamedTuple):
-    """Writes the server-sent events of an API. The first argument is the index of the choice."""
-
-    first: Callable[[int], Sequence[str]]
-    text: Callable[[int, TextDelta], Sequence[str]]
-    end: Callable[[int, ModelAnswer], Sequence[str]]
-    close: Callable[[], Sequence[str]] = tuple
-    error: Callable[[dict[str, Any]], dict[str, Any]] = dict
-    """with the error in the shape of the API"""
+        headers = request.headers
+        name = str(request.path_params.get("session") or headers.get(_SESSION_HEADER, ""))[:200]
+        session = ClientSession(name, request.state.owner, headers.get(RUN_HEADER, "")[:200])
+        agent = headers.get("user-agent", "")[:200]
+        return cls(session=session, agent=agent, received=time.time(), connected=connected)
 
 
 class ServerMetrics:
-    """Metrics of the server in Prometheus' format, with vLLM's names."""
-
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
         self.running = self._new(Gauge, "num_requests_running", "Requests that are being answered.")
@@ -135,7 +123,6 @@ class ServerMetrics:
         self.kv_usage.labels(model).set(decoder.kv_usage)
 
     def text(self) -> bytes:
-        """What `/metrics` answers."""
         return generate_latest(self.registry)
 
 
@@ -150,7 +137,6 @@ class FairQueue:
 
     @asynccontextmanager
     async def place(self, choice: int) -> AsyncIterator[None]:
-        """Waits for a place, and gives it back."""
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._count += 1
         heapq.heappush(self._waiting, (choice, self._count, place))
@@ -215,7 +201,7 @@ class Generation:
             self._leave(len(calls))
 
     async def stream(
-        self, request: Request, asked: Sequence[ModelRequest], model: ServedModel, writer: EventWriter
+        self, request: Request, asked: Sequence[ModelRequest], model: ServedModel, writer: AnswerWriter
     ) -> Response:
         """The answers as server-sent events, while their tokens come. Raises as `answers`, before the first
         event: a refusal is the status of the answer.
@@ -335,30 +321,30 @@ class _Stream:
             if not begun:
                 self.client.connected.clear()
 
-    async def events(self, writer: EventWriter, error: Callable[..., dict[str, Any]]) -> AsyncIterator[str]:
+    async def events(self, writer: AnswerWriter, error: Callable[..., dict[str, Any]]) -> AsyncIterator[str]:
         try:
             for index in range(len(self.jobs)):
-                for line in writer.first(index):
-                    yield line
+                for event in writer.first(index):
+                    yield _line(event)
             for _ in self.jobs:
-                while (event := await self._queue.get())[1] is not None:
-                    for line in self._text(writer, event[0], event[1]):
-                        yield line
+                while (told := await self._queue.get())[1] is not None:
+                    for event in self._text(writer, told[0], told[1]):
+                        yield _line(event)
                 try:
-                    answer = await self.jobs[event[0]]
+                    answer = await self.jobs[told[0]]
                 except (NanoError, BadRequest) as problem:
-                    yield f"event: error\n{data_line(writer.error(error(problem)))}"
+                    yield _line(("error", writer.error(error(problem))))
                     return
-                for line in self._end(writer, event[0], answer):
-                    yield line
-            for line in writer.close():
-                yield line
+                for event in self._end(writer, told[0], answer):
+                    yield _line(event)
+            for event in writer.close():
+                yield _line(event)
         finally:
             self.client.connected.clear()
             if not self.whole.done():
                 await asyncio.wait([self.whole])
 
-    def _text(self, writer: EventWriter, index: int, delta: TextDelta) -> Sequence[str]:
+    def _text(self, writer: AnswerWriter, index: int, delta: TextDelta) -> Iterable[Event]:
         delta = TextDelta(*map(add, self._untold[index], delta))
         self._untold[index] = TextDelta() if delta.text else delta
         if not delta.text:
@@ -366,12 +352,17 @@ class _Stream:
         self._written[index] += delta.text
         return writer.text(index, delta)
 
-    def _end(self, writer: EventWriter, index: int, answer: ModelAnswer) -> Iterator[str]:
+    def _end(self, writer: AnswerWriter, index: int, answer: ModelAnswer) -> Iterator[Event]:
         """What of the answer was not streamed, and its end."""
         rest = answer.text[len(self._written[index]) :]
         if rest and answer.text.startswith(self._written[index]):
             yield from writer.text(index, TextDelta(rest))
         yield from writer.end(index, answer)
+
+
+def _line(event: Event) -> str:
+    name, data = event
+    return (f"event: {name}\n" if name else "") + ("data: [DONE]\n\n" if data is None else data_line(data))
 
 
 async def _gone(request: Request, client: Client) -> None:

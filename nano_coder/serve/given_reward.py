@@ -30,9 +30,8 @@ def give_reward(
     """
     chosen = [run for run in map(store.get, runs) if replace or run.verdict is None]
     if not chosen:
-        raise UsageError(
-            f'{_named(runs)} a verdict already; --replace, or "replace": true, gives this one too'
-        )
+        named = f"run {runs[0]} has" if len(runs) == 1 else f"each of these {len(runs)} runs has"
+        raise UsageError(f'{named} a verdict already; --replace, or "replace": true, gives this one too')
     for run in chosen:
         if run.stop is None and not run.is_served:
             raise UsageError(f"run {run.id} never ended; nano-coder resume {run.id} goes on with it first")
@@ -46,16 +45,8 @@ def give_reward(
 def end_conversation(store: LogStore, run: Trajectory) -> None:
     """End an open run of a server's client, with its last answer. Raises LogError if it has ended."""
     last = run.turns[-1] if run.turns else None
-    store.finish(
-        run.id,
-        stop=StopReason.FINISHED,
-        answer=last.completion.text if last else None,
-        ended=last.ended if last else run.started,
-    )
-
-
-def _named(runs: Sequence[str]) -> str:
-    return f"run {runs[0]} has" if len(runs) == 1 else f"each of these {len(runs)} runs has"
+    answer, ended = (last.completion.text, last.ended) if last else (None, run.started)
+    store.finish(run.id, stop=StopReason.FINISHED, answer=answer, ended=ended)
 
 
 def _verdict(run: Trajectory, reward: float, components: Mapping[str, float] | None) -> Verdict:

@@ -117,7 +117,6 @@ ERROR_HANDLERS: Mapping[Any, Any] = {HTTPException: refused, Exception: failed}
 
 
 def error_response(request: Request, problem: NanoError | BadRequest) -> JSONResponse:
-    """The answer to a request that failed, in the shape of its API."""
     status, _ = status_of(problem)
     after = getattr(problem, "after", None)
     wait = 1 if after is None and status in (429, 503) else after
@@ -130,7 +129,6 @@ def error_response(request: Request, problem: NanoError | BadRequest) -> JSONRes
 
 
 def error_shape(request: Request) -> Callable[[NanoError | BadRequest], dict[str, Any]]:
-    """How the API of a request writes an error."""
 
     def of_anthropic(problem: NanoError | BadRequest) -> dict[str, Any]:
         full = "prompt is too long: " if isinstance(problem, ContextFull) else ""
@@ -171,7 +169,6 @@ def status_of(problem: Exception) -> tuple[int, str]:
 
 
 def data_line(chunk: Mapping[str, Any]) -> str:
-    """A server-sent event without a name."""
     return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
 
 
@@ -198,7 +195,6 @@ class BoundedConnection(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for a request."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
     def _await_request(self) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+import secrets
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nano_coder.agent.dialects.dialect import Compact, Dialect
 from nano_shared.errors import BudgetExhausted
 from nano_shared.files import content_hash
-from nano_shared.policy import Policy
-from nano_shared.types import Completion, Role, Sampling, Shaping, ToolSpec
+from nano_shared.policy import DecodeIds, Policy
+from nano_shared.types import Completion, Role, Sampling, Shaping, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
     from nano_coder.models.local.sampler import Likeliest
@@ -50,8 +55,6 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCall:
-    """A tool call, as it goes over the wire."""
-
     id: str
     name: str
     arguments: str
@@ -69,8 +72,6 @@ class ClientCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMessage:
-    """A message of a conversation, whatever the wire dialect."""
-
     role: Role
     text: str
     calls: tuple[ClientCall, ...] = ()
@@ -117,7 +118,6 @@ class ModelRequest:
     """its number among those of its client's request"""
 
     def seeded(self, index: int) -> ModelRequest:
-        """The request of a choice: each samples with a seed of its own."""
         seed = self.sampling.seed if self.sampling.seed is None else self.sampling.seed + index
         return replace(self, choice=index, sampling=self.sampling.model_copy(update={"seed": seed}))
 
@@ -144,14 +144,11 @@ class ModelAnswer:
     """the whole row before the sampled tokens; empty where the policy gives no tokens"""
     prompt_tokens: int
     sampled_tokens: int
-    previous_ended: float | None = None
-    """unix seconds: end of the turn before, in the same conversation"""
     top: tuple[Likeliest, ...] = ()
     """of each sampled token, if asked for"""
 
     @property
     def filtered(self) -> bool:
-        """Whether the filter of the provider behind stopped it."""
         return self.completion.api is not None and self.completion.api.filtered
 
     def tokens_after(self, count: int) -> TextDelta:
@@ -164,6 +161,49 @@ class ModelAnswer:
     @property
     def message(self) -> ClientMessage:
         return ClientMessage(role=Role.ASSISTANT, text=self.text, calls=self.calls)
+
+
+Event = tuple[str, Mapping[str, Any] | None]
+"""name of a server-sent event, empty for none, and its data; None is [DONE]"""
+
+
+class AnswerWriter(ABC):
+    """Writes the answers to one request in the form of an API, whole or as server-sent events. `at` is the
+    number of the choice."""
+
+    prefix = ""
+    """of the ids of answers"""
+
+    def __init__(self, body: Body, model: str, decode: DecodeIds | None) -> None:
+        self._body, self._decode = body, decode
+        self._model = str(body.get("model") or model)
+        self._id = f"{self.prefix}{secrets.token_hex(12)}"
+        self._told: Counter[int] = Counter()
+        """tokens of each choice that were sent"""
+        self.streams = bool(body.get("stream"))
+        options = body.get("stream_options")
+        self._tells_usage = bool(isinstance(options, Mapping) and options.get("include_usage"))
+
+    @abstractmethod
+    def whole(self, answers: Sequence[ModelAnswer]) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+
+    @abstractmethod
+    def first(self, at: int) -> Iterable[Event]: ...
+
+    @abstractmethod
+    def text(self, at: int, delta: TextDelta) -> Iterable[Event]: ...
+
+    @abstractmethod
+    def end(self, at: int, answer: ModelAnswer) -> Iterable[Event]: ...
+
+    def close(self) -> Iterable[Event]:
+        """After the end of all choices."""
+        return ()
+
+    def error(self, shape: dict[str, Any]) -> dict[str, Any]:
+        """The data of the event `error`, from the error in the shape of the API."""
+        return shape
 
 
 def split_at_stop(completion: Completion) -> tuple[str, str | None]:
@@ -184,7 +224,6 @@ def objects(value: Any, where: str) -> list[Mapping[str, Any]]:
 
 
 def role_of(message: Mapping[str, Any], roles: Mapping[str, Role], where: str) -> Role:
-    """Raises BadRequest for a role that the API does not have."""
     role = message.get("role")
     if not isinstance(role, str) or role not in roles:
         raise BadRequest(f"{where}.role must be one of {', '.join(roles)}", param=where)
@@ -193,10 +232,8 @@ def role_of(message: Mapping[str, Any], roles: Mapping[str, Role], where: str) -
 
 def text_of(content: Any, *, where: str) -> str:
     """The text of a message's content: a string or a list of text parts. Raises BadRequest for others."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
+    if content is None or isinstance(content, str):
+        return content or ""
     if not isinstance(content, list):
         raise BadRequest(f"{where}: content must be a text or a list of parts", param=where)
     texts = []
@@ -218,9 +255,8 @@ def tool_of(function: Any, *, where: str) -> ToolSpec:
     """A tool of the agent from its name, description and JSON schema. Raises BadRequest."""
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise BadRequest(f"{where}: a function needs a name", param=where)
-    schema = (
-        function.get("parameters") or function.get("input_schema") or {"type": "object", "properties": {}}
-    )
+    empty = {"type": "object", "properties": {}}
+    schema = function.get("parameters") or function.get("input_schema") or empty
     if not isinstance(schema, Mapping):
         raise BadRequest(f"{where}: the parameters must be a JSON schema", param=where)
     return ToolSpec(
@@ -228,7 +264,7 @@ def tool_of(function: Any, *, where: str) -> ToolSpec:
     )
 
 
-# --------------------------------------------------------------------------- form and sampling
+# -------------------------------------------------------------------------------------- form
 
 
 def form_of(
@@ -266,43 +302,126 @@ def _calls_of(choice: Any, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
         return ()
     if kind in ("required", "any"):
         if not offered:
-            raise BadRequest(
-                "tool_choice asks for a call, and the request offers no tools", param="tool_choice"
-            )
+            why = "asks for a call, and the request offers no tools"
+            raise BadRequest(f"tool_choice {why}", param="tool_choice")
         return offered
     if kind not in ("function", "tool"):
-        raise BadRequest(
-            f"tool_choice {kind!r:.60} is not served: send auto, none, required or a function's name",
-            param="tool_choice",
-        )
+        why = "is not served: send auto, none, required or a function's name"
+        raise BadRequest(f"tool_choice {kind!r:.60} {why}", param="tool_choice")
     function = choice.get("function", choice)
     name = function.get("name") if isinstance(function, Mapping) else None
     if name not in offered:
-        raise BadRequest(
-            f"tool_choice names {name!r:.100}, which the request does not offer", param="tool_choice"
-        )
+        why = "which the request does not offer"
+        raise BadRequest(f"tool_choice names {name!r:.100}, {why}", param="tool_choice")
     return (str(name),)
 
 
+# ------------------------------------------------------------------- the grammar of a form
+
+_PROBE = {"nano_probe": 1}
+_SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_TIGHT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ADVICE = "leave tool_choice at auto"
+
+
+def grammar_of(
+    form: AnswerForm, tools: Sequence[ToolSpec], dialect: Dialect, added_tokens: Mapping[str, int]
+) -> str:
+    """The grammar of answers of this form, for llguidance; where the tools need not be called, of calls too.
+
+    `added_tokens` are those that text is not encoded to: they are matched by their ids. Raises BadRequest for
+    a dialect whose calls cannot be written as a grammar, and ConfigError without llguidance.
+    """
+    from llguidance import LLMatcher
+
+    called = [tool for tool in tools if not form.calls or tool.name in form.calls]
+    if form.schema is not None and not (tools or form.calls):
+        told = {**_SPACED, "lenient": form.lenient}
+        return str(LLMatcher.grammar_from_json_schema(dict(form.schema), overrides=told))
+    rules: list[str] = []
+    if form.schema is not None and not form.calls:
+        rules.append(_json(form.schema, {**_SPACED, "lenient": form.lenient}))
+    rules += [_call_rule(tool, dialect, added_tokens) for tool in called]
+    starts = " | ".join(f"rule{number}" for number in range(len(rules)))
+    lines = [f"start: {starts}", *(f"rule{number}: {rule}" for number, rule in enumerate(rules))]
+    return str(LLMatcher.grammar_from_lark("\n".join(lines) + "\n"))
+
+
+def _call_rule(tool: ToolSpec, dialect: Dialect, added_tokens: Mapping[str, int]) -> str:
+    """The rule of one call: what the dialect writes around the arguments, and their schema.
+
+    Dialects that write the arguments as one JSON object are told by what they render.
+    """
+    if isinstance(dialect, Compact):
+        return _compact_rule(tool)
+    try:
+        text = dialect.render("", [ToolCall(name=tool.name, arguments=_PROBE)], [tool])
+    except ValueError as problem:
+        raise BadRequest(f"tool_choice: {problem}; {_ADVICE}", param="tool_choice") from None
+    for options in (_SPACED, _TIGHT):
+        written = json.dumps(
+            _PROBE, separators=(str(options["item_separator"]), str(options["key_separator"]))
+        )
+        if text.count(written) == 1:
+            before, _, after = text.partition(written)
+            parts = (
+                _literal(before, added_tokens),
+                _json(tool.parameters, options),
+                _literal(after, added_tokens),
+            )
+            return " ".join(part for part in parts if part)
+    raise BadRequest(
+        f"tool_choice: calls of this model's dialect, {dialect.name}, cannot be forced; {_ADVICE}",
+        param="tool_choice",
+    )
+
+
+def _compact_rule(tool: ToolSpec) -> str:
+    properties = tool.parameters.get("properties") or {}
+    keys = properties if isinstance(properties, Mapping) else {}
+    if not all(_KEY.fullmatch(name) for name in (tool.name, *keys)):
+        raise BadRequest(
+            f"tool_choice: {tool.name!r:.60} has a name that the compact dialect cannot write; {_ADVICE}",
+            param="tool_choice",
+        )
+    definitions: dict[str, Any] = {
+        name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters
+    }
+    required = tool.parameters.get("required") or ()
+    parts = [json.dumps(f"@{tool.name}")]
+    for name, schema in keys.items():
+        value = _json({**definitions, **schema} if isinstance(schema, Mapping) else {}, _TIGHT)
+        part = f"{json.dumps(f' {name}=')} {value}"
+        parts.append(part if name in required else f"({part})?")
+    return " ".join(parts)
+
+
+def _json(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": dict(options)})
+
+
+def _literal(text: str, added_tokens: Mapping[str, int]) -> str:
+    """A text as literals of the grammar, with its added tokens by id."""
+    longest = sorted((token for token in added_tokens if token), key=len, reverse=True)
+    parts = re.split(f"({'|'.join(map(re.escape, longest))})", text) if longest else [text]
+    return " ".join(
+        f"<[{added_tokens[part]}]>" if part in added_tokens else json.dumps(part, ensure_ascii=False)
+        for part in parts
+        if part
+    )
+
+
+# ------------------------------------------------------------------------------- sampling
+
 MOST_IDS = 1024
 """of `logit_bias` and of `allowed_token_ids`"""
-
-
 MOST_STOPS, LONGEST_STOP = 64, 1024
-
-
-class Bounds(NamedTuple):
-    kind: type
-    low: float
-    high: float
-
-
-SHAPING = {
-    "frequency_penalty": Bounds(float, -2, 2), "presence_penalty": Bounds(float, -2, 2),
-    "repetition_penalty": Bounds(float, 0.01, 100), "min_p": Bounds(float, 0, 1),
-    "min_tokens": Bounds(int, 0, 1 << 31),
+SHAPING: dict[str, tuple[type, float, float]] = {
+    "frequency_penalty": (float, -2, 2), "presence_penalty": (float, -2, 2),
+    "repetition_penalty": (float, 0.01, 100), "min_p": (float, 0, 1), "min_tokens": (int, 0, 1 << 31),
 }  # fmt: skip
-"""numbers that shape the logits"""
+"""numbers that shape the logits, with their bounds"""
 SHAPED = (*SHAPING, "logit_bias", "allowed_token_ids")
 
 

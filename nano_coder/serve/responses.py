@@ -6,16 +6,17 @@ Tool types that only OpenAI can run are left out of what the model sees, and the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nano_coder.serve.anthropic import Event
-from nano_coder.serve.chat import token_cards, token_ids, top_logprobs
+from nano_coder.serve.openai import token_cards, token_ids, top_logprobs
 from nano_coder.serve.request import (
+    AnswerWriter,
     BadRequest,
     Body,
     ClientCall,
     ClientMessage,
+    Event,
     ModelAnswer,
     ModelRequest,
     TextDelta,
@@ -26,7 +27,6 @@ from nano_coder.serve.request import (
     text_of,
     tool_of,
 )
-from nano_shared.policy import DecodeIds
 from nano_shared.types import Role
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -94,48 +94,10 @@ def _join(read: list[ClientMessage], message: ClientMessage) -> None:
         read.append(message)
 
 
-def response_answer(
-    body: Body, answer: ModelAnswer, model: str, id: str, decode: DecodeIds | None
-) -> dict[str, Any]:
-    """The body of a response that is not streamed."""
-    cut = _cut(answer)
-    return _head(body, model, id, "incomplete" if cut else "completed") | {
-        "output": _items(body, answer, id, decode),
-        "completed_at": None if cut else int(time.time()),
-        "incomplete_details": {"reason": cut} if cut else None,
-        "usage": {
-            "input_tokens": answer.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": answer.sampled_tokens, "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
-        },
-        **token_ids(body, answer),
-    }  # fmt: skip
-
-
 def _cut(answer: ModelAnswer) -> str | None:
-    """Why an answer is incomplete, if it is."""
     if answer.completion.finish.is_cut:
         return "max_output_tokens"
     return "content_filter" if answer.filtered else None
-
-
-def _head(body: Body, model: str, id: str, status: str) -> dict[str, Any]:
-    return {
-        "id": id, "object": "response", "created_at": int(time.time()), "completed_at": None,
-        "status": status,
-        "model": str(body.get("model") or model), "output": [], "error": None, "incomplete_details": None,
-        "instructions": body.get("instructions"), "metadata": body.get("metadata") or {},
-        "parallel_tool_calls": bool(body.get("parallel_tool_calls", True)),
-        "temperature": _or_one(body.get("temperature")), "top_p": _or_one(body.get("top_p")),
-        **{name: body.get(name) or 0.0 for name in ("presence_penalty", "frequency_penalty")},
-        "top_logprobs": body.get("top_logprobs") or 0,
-        "tool_choice": body.get("tool_choice") or "auto",
-        "tools": [_shown_tool(tool) for tool in body.get("tools") or []], "max_tool_calls": None,
-        "max_output_tokens": body.get("max_output_tokens"), "usage": None, "background": False,
-        "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "store": False,
-        "text": {"format": {"type": "text"}, **(body.get("text") or {})}, "truncation": "disabled",
-        "service_tier": "default", "user": None, "safety_identifier": None, "prompt_cache_key": None,
-    }  # fmt: skip
 
 
 def _shown_tool(tool: Body) -> Body:
@@ -148,27 +110,6 @@ def _or_one(value: float | None) -> float:
     return 1.0 if value is None else value
 
 
-def _cards(body: Body, tokens: TextDelta, decode: DecodeIds | None) -> list[dict[str, Any]]:
-    """The log-probs of these tokens, where the client wants them and they are known."""
-    wanted = _LOGPROBS in (body.get("include") or ())
-    return token_cards(body, tokens, decode) if wanted and decode is not None else []
-
-
-def _items(body: Body, answer: ModelAnswer, id: str, decode: DecodeIds | None) -> list[dict[str, Any]]:
-    items = []
-    if answer.text or not answer.calls:
-        part = _part(answer.text, _cards(body, answer.tokens_after(0), decode))
-        items.append(_message(f"{id}-message", [part], "incomplete" if _cut(answer) else "completed"))
-    for call in answer.calls:
-        items.append(
-            {
-                "id": call.id.replace("call_", "fc_"), "type": "function_call", "call_id": call.id,
-                "name": call.name, "arguments": call.arguments, "status": "completed",
-            }
-        )  # fmt: skip
-    return items
-
-
 def _message(id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
     return {"id": id, "type": "message", "role": "assistant", "status": status, "content": content}
 
@@ -177,62 +118,113 @@ def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-class ResponseEvents:
-    """The events of a streamed response."""
+class ResponseWriter(AnswerWriter):
+    prefix = "resp_"
+    _number = -1
+    _open = False
 
-    def __init__(self, body: Body, model: str, id: str, decode: DecodeIds | None) -> None:
-        self._body, self._model, self._id, self._decode = body, model, id, decode
-        self._number = -1
-        self._message = f"{id}-message"
-        self._open = False
-        self._told_ids = 0
+    def whole(self, answers: Sequence[ModelAnswer]) -> dict[str, Any]:
+        (answer,) = answers
+        cut = _cut(answer)
+        return self._head("incomplete" if cut else "completed") | {
+            "output": self._items(answer),
+            "completed_at": None if cut else int(time.time()),
+            "incomplete_details": {"reason": cut} if cut else None,
+            "usage": {
+                "input_tokens": answer.prompt_tokens, "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": answer.sampled_tokens, "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
+            },
+            **token_ids(self._body, answer),
+        }  # fmt: skip
 
-    def first(self) -> Iterator[Event]:
-        started = _head(self._body, self._model, self._id, "in_progress")
+    def first(self, at: int) -> Iterator[Event]:
+        started = self._head("in_progress")
         yield self._event("response.created", response=started)
         yield self._event("response.in_progress", response=started)
 
-    def text(self, delta: TextDelta) -> Iterator[Event]:
-        place = {"item_id": self._message, "output_index": 0, "content_index": 0}
+    def text(self, at: int, delta: TextDelta) -> Iterator[Event]:
+        place = {"item_id": f"{self._id}-message", "output_index": 0, "content_index": 0}
         if not self._open:
             self._open = True
-            item = _message(self._message, [], "in_progress")
+            item = _message(f"{self._id}-message", [], "in_progress")
             yield self._event("response.output_item.added", output_index=0, item=item)
             yield self._event("response.content_part.added", **place, part=_part("", []))
-        self._told_ids += len(delta.ids)
-        logprobs = _cards(self._body, delta, self._decode)
+        self._told[at] += len(delta.ids)
+        logprobs = self._cards(delta)
         yield self._event("response.output_text.delta", **place, delta=delta.text, logprobs=logprobs)
 
-    def end(self, answer: ModelAnswer) -> Iterator[Event]:
-        whole = response_answer(self._body, answer, self._model, self._id, self._decode)
-        rest = answer.tokens_after(self._told_ids)
+    def end(self, at: int, answer: ModelAnswer) -> Iterator[Event]:
+        whole = self.whole([answer])
+        rest = answer.tokens_after(self._told[at])
         if not self._open and (answer.text or not answer.calls):
-            yield from self.text(rest._replace(text=answer.text))
-        elif self._open and _cards(self._body, rest, self._decode):
-            yield from self.text(rest)
+            yield from self.text(at, rest._replace(text=answer.text))
+        elif self._open and self._cards(rest):
+            yield from self.text(at, rest)
         for index, item in enumerate(whole["output"]):
+            place: dict[str, Any] = {"item_id": item["id"], "output_index": index}
             if item["type"] == "message":
                 (part,) = item["content"]
-                place = {"item_id": self._message, "output_index": index, "content_index": 0}
+                place |= {"content_index": 0}
                 said = {"text": part["text"], "logprobs": part["logprobs"]}
                 yield self._event("response.output_text.done", **place, **said)
                 yield self._event("response.content_part.done", **place, part=part)
             else:
                 begun = item | {"arguments": "", "status": "in_progress"}
-                place = {"item_id": item["id"], "output_index": index}
+                written = item["arguments"]
                 yield self._event("response.output_item.added", output_index=index, item=begun)
-                yield self._event("response.function_call_arguments.delta", **place, delta=item["arguments"])
-                yield self._event(
-                    "response.function_call_arguments.done", **place, arguments=item["arguments"]
-                )
+                yield self._event("response.function_call_arguments.delta", **place, delta=written)
+                yield self._event("response.function_call_arguments.done", **place, arguments=written)
             yield self._event("response.output_item.done", output_index=index, item=item)
         yield self._event(f"response.{whole['status']}", response=whole)
 
     def error(self, shape: dict[str, Any]) -> dict[str, Any]:
-        """The data of the event `error`, in OpenAI's form and, below `error`, in that of Open Responses."""
+        """In OpenAI's form and, below `error`, in that of Open Responses."""
         flat = {name: shape["error"][name] for name in ("code", "message", "param")}
-        return self._event("error", **flat, **shape)[1]
+        return self._data("error", **flat, **shape)
 
     def _event(self, name: str, **data: Any) -> Event:
+        return name, self._data(name, **data)
+
+    def _data(self, name: str, **data: Any) -> dict[str, Any]:
         self._number += 1
-        return name, {"type": name, "sequence_number": self._number, **data}
+        return {"type": name, "sequence_number": self._number, **data}
+
+    def _cards(self, tokens: TextDelta) -> list[dict[str, Any]]:
+        """The log-probs of these tokens, where the client wants them and they are known."""
+        wanted = _LOGPROBS in (self._body.get("include") or ())
+        return token_cards(self._body, tokens, self._decode) if wanted and self._decode is not None else []
+
+    def _items(self, answer: ModelAnswer) -> list[dict[str, Any]]:
+        items = []
+        if answer.text or not answer.calls:
+            part = _part(answer.text, self._cards(answer.tokens_after(0)))
+            status = "incomplete" if _cut(answer) else "completed"
+            items.append(_message(f"{self._id}-message", [part], status))
+        for call in answer.calls:
+            items.append(
+                {
+                    "id": call.id.replace("call_", "fc_"), "type": "function_call", "call_id": call.id,
+                    "name": call.name, "arguments": call.arguments, "status": "completed",
+                }
+            )  # fmt: skip
+        return items
+
+    def _head(self, status: str) -> dict[str, Any]:
+        body = self._body
+        return {
+            "id": self._id, "object": "response", "created_at": int(time.time()), "completed_at": None,
+            "status": status,
+            "model": self._model, "output": [], "error": None, "incomplete_details": None,
+            "instructions": body.get("instructions"), "metadata": body.get("metadata") or {},
+            "parallel_tool_calls": bool(body.get("parallel_tool_calls", True)),
+            "temperature": _or_one(body.get("temperature")), "top_p": _or_one(body.get("top_p")),
+            **{name: body.get(name) or 0.0 for name in ("presence_penalty", "frequency_penalty")},
+            "top_logprobs": body.get("top_logprobs") or 0,
+            "tool_choice": body.get("tool_choice") or "auto",
+            "tools": [_shown_tool(tool) for tool in body.get("tools") or []], "max_tool_calls": None,
+            "max_output_tokens": body.get("max_output_tokens"), "usage": None, "background": False,
+            "previous_response_id": None, "reasoning": {"effort": None, "summary": None}, "store": False,
+            "text": {"format": {"type": "text"}, **(body.get("text") or {})}, "truncation": "disabled",
+            "service_tier": "default", "user": None, "safety_identifier": None, "prompt_cache_key": None,
+        }  # fmt: skip

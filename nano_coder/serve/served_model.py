@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.dialects.api import API
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, StreamParser
 from nano_coder.agent.profiles import PROFILES, system_text
+from nano_coder.models.endpoint.chat_completion import OnAnswer
 from nano_coder.models.endpoint.exchange import EndpointError
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.policy import LocalPolicy
@@ -105,11 +106,9 @@ class ServedModel:
         """
         policy, sampling = self.policy, request.sampling
         if self.upstream and session is not None:
-            relay = Relay(on_text or _read, may_call=bool(request.tools))
-            more = request.more
-            return self.upstream.answer(
-                conversation, sampling, more=more, session=session, on_answer=relay
-            ), ()
+            relay = _relay(on_text or _read, may_call=bool(request.tools))
+            options: dict[str, Any] = {"more": request.more, "session": session, "on_answer": relay}
+            return self.upstream.answer(conversation, sampling, **options), ()
         if on_text and request.tools and not self.upstream:
             on_text = _besides_calls(on_text, request, self.profile)
         if not isinstance(policy, LocalPolicy):
@@ -121,7 +120,7 @@ class ServedModel:
             return completion, ()
         stream = TextStream(policy.decode, policy.engine.eos_ids, sampling.stop, on_text or _read)
         told: dict[str, Any] = {"on_token": stream.take, "top_logprobs": request.top_logprobs}
-        with policy.lent(slot):
+        with policy.using_slot(slot):
             if request.prompt_ids:
                 completion = policy.complete_ids(request.prompt_ids, sampling, **told)
             else:
@@ -133,7 +132,9 @@ class ServedModel:
         """The calls of a completion as values, and as the client gets them."""
         if self.upstream:
             parsed = _passed_calls(completion, request.tools)
-            return parsed, _passed(completion) or tuple(map(_call, parsed.calls))
+            given = completion.api.calls if completion.api else ()  # beside the text, as they came
+            passed = tuple(ClientCall(id=c.id, name=c.name, arguments=c.arguments) for c in given)
+            return parsed, passed or tuple(map(_call, parsed.calls))
         parsed = _parsed(completion, request, self.profile)
         return parsed, tuple(map(_call, parsed.calls))
 
@@ -185,11 +186,8 @@ def _read(delta: TextDelta) -> bool:
 
 
 def _call(call: ToolCall) -> ClientCall:
-    return ClientCall(
-        id=f"call_{uuid.uuid4().hex[:24]}",
-        name=call.name,
-        arguments=json.dumps(call.arguments, ensure_ascii=False),
-    )
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return ClientCall(id=f"call_{uuid.uuid4().hex[:24]}", name=call.name, arguments=arguments)
 
 
 # ------------------------------------------------------------------------------ a server behind
@@ -249,36 +247,19 @@ def _passed_calls(completion: Completion, tools: Sequence[ToolSpec]) -> Parsed:
     return Parsed(thought=completion.text)
 
 
-def _passed(completion: Completion) -> tuple[ClientCall, ...]:
-    """The calls as they came beside the text."""
-    given = completion.api.calls if completion.api else ()
-    return tuple(ClientCall(id=c.id, name=c.name, arguments=c.arguments) for c in given)
+def _relay(on_text: OnText, *, may_call: bool) -> OnAnswer:
+    """Hands on the parts of an answer. With `may_call`, text that may become a call is held back."""
+    text, shown = "", 0
 
+    def relay(new: str, ids: Sequence[int], logprobs: Sequence[float]) -> bool:
+        nonlocal text, shown
+        text += new
+        end = max(shown, API.settled(text) if may_call else len(text))
+        delta = TextDelta(text[shown:end], tuple(ids), tuple(logprobs))
+        shown = end
+        return on_text(delta)
 
-@dataclass(slots=True)
-class Relay:
-    """Hands on each text with the tokens since the last one. Called with nothing, asks whether to go on."""
-
-    on_text: OnText
-    may_call: bool = False
-    """whether tools were offered: then text that may become a call is held back"""
-    text: str = ""
-    shown: int = 0
-    """characters of the text that were handed on"""
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    def __call__(self, text: str, ids: Sequence[int], logprobs: Sequence[float]) -> bool:
-        self.ids += ids
-        self.logprobs += logprobs
-        self.text += text
-        end = API.settled(self.text) if self.may_call else len(self.text)
-        if end <= self.shown:
-            return self.on_text(TextDelta())
-        text, self.shown = self.text[self.shown : end], end
-        delta = TextDelta(text, tuple(self.ids), tuple(self.logprobs))
-        self.ids, self.logprobs = [], []
-        return self.on_text(delta)
+    return relay
 
 
 _GATEWAY = {"unreachable": 502, "late": 504, "busy": 503, "garbled": 502, "refused": 502}
@@ -299,7 +280,7 @@ _OVERLAP = 8
 
 
 class TextStream:
-    """Calls `on_text` with the text of the tokens that `take` gets."""
+    """Calls `on_text` with the tokens that `take` gets, and their text as far as it is certain."""
 
     def __init__(
         self, decode: DecodeIds, eos_ids: Collection[int], stop: Sequence[str], on_text: OnText
@@ -310,54 +291,36 @@ class TextStream:
         """text of the window that was handed on or is held back"""
         self._held = ""
         """text that may be the beginning of a stop string"""
-        self._ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._told = 0
         self._stopped = False
         self.top: list[Likeliest] = []
         """of each token so far, if they come with their likeliest"""
 
     def take(self, token: int, logprob: float, likeliest: Likeliest = ()) -> bool:
         """A sampled token. Returns whether the reader is still there."""
-        self._ids.append(token)
-        self._logprobs.append(logprob)
-        self.top += [likeliest] if likeliest else []
-        if token in self._eos_ids or self._stopped:
-            return True
+        top = (likeliest,) if likeliest else ()
+        self.top += top
+        text = "" if token in self._eos_ids or self._stopped else self._text(token)
+        return self._on_text(TextDelta(text, (token,), (logprob,), top))
+
+    def finish(self) -> None:
+        if not self._stopped:
+            text = self._held + self._decode(self._window)[len(self._shown) :]
+            self._on_text(TextDelta(text))
+
+    def _text(self, token: int) -> str:
+        """What a token adds to the text, up to a stop string or what may become one."""
         self._window.append(token)
         text = self._decode(self._window)
         if text.endswith("\N{REPLACEMENT CHARACTER}"):  # the next token may complete the character
-            return True
-        new, self._shown = text[len(self._shown) :], text
+            return ""
+        new, self._shown = self._held + text[len(self._shown) :], text
         if len(self._window) > _WINDOW:
             self._window = self._window[-_OVERLAP:]
             self._shown = self._decode(self._window)
-        return self._hand_on(self._held + new)
-
-    def finish(self) -> None:
-        """Hand on what is left: text held back, and tokens without text."""
-        if not self._stopped:
-            text = self._decode(self._window)
-            self._held += text[len(self._shown) :]
-        if self._held or self._ids:
-            self._on_text(self._delta("" if self._stopped else self._held))
-        self._held = ""
-
-    def _hand_on(self, text: str) -> bool:
-        ends = [at for stop in self._stop if (at := text.find(stop)) >= 0]
-        if ends:
-            self._stopped, self._held = True, ""
-            return self._give(text[: min(ends)])
-        kept = max(
-            (n for stop in self._stop for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0
-        )
-        self._held = text[len(text) - kept :]
-        return self._give(text[: len(text) - kept])
-
-    def _give(self, text: str) -> bool:
-        return self._on_text(self._delta(text)) if text else True
-
-    def _delta(self, text: str) -> TextDelta:
-        delta = TextDelta(text, tuple(self._ids), tuple(self._logprobs), tuple(self.top[self._told :]))
-        self._ids, self._logprobs, self._told = [], [], len(self.top)
-        return delta
+        if ends := [at for stop in self._stop if (at := new.find(stop)) >= 0]:
+            self._stopped = True
+            return new[: min(ends)]
+        begun = (n for stop in self._stop for n in range(1, len(stop)) if new.endswith(stop[:n]))
+        end = len(new) - max(begun, default=0)
+        self._held = new[end:]
+        return new[:end]

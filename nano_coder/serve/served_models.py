@@ -25,7 +25,6 @@ from nano_coder.serve.served_model import ServedModel
 from nano_coder.verify.trainable import hashes
 from nano_shared.checkpoint import (
     MANIFEST,
-    Manifest,
     checkpoint_names,
     checkpoints_dir,
     folder_content,
@@ -111,7 +110,6 @@ class Adapters:
             self._close(unloaded[1])
 
     def cards(self) -> Iterator[dict[str, Any]]:
-        """What /v1/models tells of the adapters: where they lie, and what they were trained from."""
         with self._lock:
             named: dict[str, tuple[Path, str | None]] = dict(self._loaded)
         for name in checkpoint_names():
@@ -176,20 +174,16 @@ class Adapters:
 
 def _manifest_card(folder: Path, base: str | None) -> dict[str, Any]:
     """The card's fields that a manifest knows: parent, version and times."""
-    manifest = _manifest(folder)
+    try:
+        manifest = read_checkpoint(folder, verify=False) if (folder / MANIFEST).is_file() else None
+    except (CheckpointError, OSError):
+        manifest = None
     if manifest is None:
         return {"parent": base}
     return {
         "parent": manifest.parent or manifest.base_model, "weight_version": manifest.policy_version,
         "created": int(manifest.created), "profile": manifest.profile,
     }  # fmt: skip
-
-
-def _manifest(folder: Path) -> Manifest | None:
-    try:
-        return read_checkpoint(folder, verify=False) if (folder / MANIFEST).is_file() else None
-    except (CheckpointError, OSError):
-        return None
 
 
 Promoted = Callable[[], ServedModel | None]
@@ -213,7 +207,6 @@ class ServedModels:
         return self._conversations.model
 
     def opened(self) -> list[ServedModel]:
-        """The current model and the adapters that are in memory."""
         return [self.current, *(self._adapters.opened() if self._adapters else ())]
 
     def find(self, name: object) -> ServedModel:
@@ -239,7 +232,6 @@ class ServedModels:
         return found
 
     def cards(self) -> list[dict[str, Any]]:
-        """What `/v1/models` says of each, the current one first."""
         model = self.current
         policy: Any = model.policy
         base = self._adapters.base if self._adapters else None
@@ -267,7 +259,6 @@ class ServedModels:
         return name
 
     def unload_adapter(self, body: Mapping[str, Any]) -> str:
-        """As `load_adapter`."""
         name = body.get("lora_name")
         if not isinstance(name, str):
             raise BadRequest("lora_name must be a text", param="lora_name")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nano_coder.tools.text_files import BOM, TextFile, read_text
+from nano_coder.tools.text_files import BOM, TextFile, read_text, said_by
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 BEGIN, END, END_OF_FILE = "*** Begin Patch", "*** End Patch", "*** End of File"
@@ -237,7 +237,6 @@ class _Finder:
         self._from = 0
 
     def place(self, hunk: Hunk) -> _Place:
-        """Where a hunk applies. Raises PatchError."""
         for header in hunk.headers:
             self._from = self._header(hunk, header) + 1
         old = hunk.old
@@ -468,10 +467,10 @@ class _Order:
         # what was added and deleted by the same patch was never there
         deleted = [p for p, text in self._texts.items() if text is None and self._exists(p)]
         data = json.dumps({"write": write, "delete": deleted}).encode()
-        execution = self._context.run_python(_PROGRAM, isolated=True, stdin=data)
-        if execution.exit_code != 0:
-            lines = execution.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
-            raise ToolFailure(f"{lines[-1] if lines else 'the patch was cut off'}. Nothing was changed.")
+        try:
+            said_by(self._context, _PROGRAM, stdin=data)
+        except ToolFailure as problem:
+            raise ToolFailure(f"{problem}. Nothing was changed.") from None
 
     def _put(self, path: str, text: TextFile | None, kind: str) -> None:
         self._texts[path] = text

@@ -6,6 +6,8 @@ walk of our own with Python's regular expressions.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nano_coder.tools.text_files import DECODING, said_by
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
@@ -278,9 +280,5 @@ for path in files():
 @tool()
 def search(context: ToolContext, pattern: str, path: str = ".") -> ToolResult:
     """Show the lines that match a regular expression, as path:line:text."""
-    execution = context.run_python(_SEARCH, [pattern, path], isolated=True)
-    if execution.exit_code != 0:
-        lines = execution.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
-        raise ToolFailure(lines[-1] if lines else "the search did not finish")
-    text = execution.stdout.decode("utf-8", "backslashreplace").rstrip("\n")
-    return ToolResult(text=text or "[no match]", execution=execution)
+    found = said_by(context, _SEARCH, [pattern, path])
+    return found if found.text else replace(found, text="[no match]")

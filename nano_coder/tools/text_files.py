@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nano_coder.sandbox.protocol import Jail
@@ -223,9 +224,9 @@ def read(context: ToolContext, path: str, offset: int = 1, limit: int = LINES) -
     return said_by(context, _READ, [path, *map(str, numbers)])
 
 
-def said_by(context: ToolContext, program: str, argv: list[str]) -> ToolResult:
+def said_by(context: ToolContext, program: str, argv: Sequence[str] = (), stdin: bytes = b"") -> ToolResult:
     """What a program of ours says in the jail. Raises ToolFailure with its last line where it fails."""
-    execution = context.run_python(program, argv, isolated=True)
+    execution = context.run_python(program, argv, isolated=True, stdin=stdin)
     if execution.exit_code != 0:
         lines = execution.stderr.decode("utf-8", "backslashreplace").strip().splitlines()
         raise ToolFailure(lines[-1] if lines else "it did not finish")

@@ -50,8 +50,6 @@ agents start alike: forty test suites at once on two cores take 20 s each, and s
 
 
 class Closable(Protocol):
-    """What is held open until it is closed."""
-
     def close(self) -> None: ...
 
 
@@ -69,7 +67,6 @@ class HeldOpen:
         return found
 
     def drop(self, name: str) -> None:
-        """Close what is held under the name."""
         self._held.pop(name).close()
 
     def close(self) -> None:
@@ -367,19 +364,17 @@ class Tools(Extensions[Tool]):
     def __init__(self) -> None:
         super().__init__("nano.tools", check=_problem)
         self._given: dict[str, tuple[str, Tool]] = {}
-        self._made: dict[str, Tool] = {}
+        """name -> source, and the tool: of a file, or made by this process"""
 
     @property
     def files(self) -> tuple[str, ...]:
         """What was given as `path.py:name` in this process, with absolute paths."""
-        return tuple(reference for reference, _ in self._given.values())
+        return tuple(source for source, _ in self._given.values() if is_reference(source))
 
     def find(self, name: str) -> Tool:
         """The tool of that name. Raises ConfigError for one that is not at hand or cannot be loaded."""
         if name in self._given:
             return self._given[name][1]
-        if name in self._made:
-            return self._made[name]
         found = super().find(name)
         if not is_reference(name) and found.spec.name != name:
             raise ConfigError(f"the tool {found.spec.name!r} is registered in nano.tools as {name!r}")
@@ -398,28 +393,23 @@ class Tools(Extensions[Tool]):
             self._given[name] = (absolute_reference(reference), found)
         return found
 
-    def add(self, made: Tool) -> None:
+    def add(self, made: Tool, source: str = "this process") -> None:
         """Give a tool that this process made, such as one of an MCP server, its name; replaces an earlier."""
-        self._made[made.spec.name] = made
+        self._given[made.spec.name] = source, made
 
     def source(self, name: str) -> str:
-        """Where a tool comes from: a file, the package that registers it, or an MCP server."""
-        if name in self._given:
-            return self._given[name][0]
-        if name in self._made and name.startswith("mcp__"):
-            return f"MCP server {name.split('__')[1]}"
-        return super().source(name) or "this process"
+        """Where a tool comes from: a file, the package that registers it, or what made it."""
+        return self._given[name][0] if name in self._given else super().source(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._given or name in self._made or super().__contains__(name)
+        return name in self._given or super().__contains__(name)
 
     def __iter__(self) -> Iterator[str]:
         yield from super().__iter__()
         yield from self._given
-        yield from self._made
 
     def __len__(self) -> int:
-        return super().__len__() + len(self._given) + len(self._made)
+        return super().__len__() + len(self._given)
 
 
 def _problem(value: object) -> str | None:
@@ -490,6 +480,7 @@ def further_tools(config: AgentConfig, place: Place) -> list[str]:
             RUN_TOOLS[name], config, place, name=f"nano.run_tools {name}"
         )
         for tool in brought:
-            TOOLS.add(tool)
+            mcp = tool.spec.name.startswith("mcp__")
+            TOOLS.add(tool, f"MCP server {tool.spec.name.split('__')[1]}" if mcp else name)
         given += brought
     return [tool.spec.name for tool in given]

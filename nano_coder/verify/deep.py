@@ -13,10 +13,8 @@ from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.loop import observation_messages
 from nano_coder.agent.profiles import first_started, logged_profile, open_conversation, without_delegate
-from nano_coder.grading.command_check import laid_over, restored
-from nano_coder.grading.command_run import tree_hash
-from nano_coder.grading.grade import graded_files, graded_hash
-from nano_coder.grading.submission import Delivery
+from nano_coder.grading.command_check import laid_over, restored, tree_hash
+from nano_coder.grading.grade import Delivery, graded_files, graded_hash
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.verify.trainable import RefusalCode, RunFinding, by_us
 from nano_coder.verify.trainable import findings as judge

@@ -201,7 +201,7 @@ def _tokens(run: RunFacts) -> Iterator[RunFinding]:
             f"text-only: no token ids and log-probs for turn {bare.index}{why} (it can still imitate)",
         )
         return
-    if any(turn.redacted for turn in run.turns):
+    if any(turn.is_redacted for turn in run.turns):
         yield _no(
             RefusalCode.REDACTED,
             "some of its tokens were hidden, and what follows them was sampled after the true ones (its text"
@@ -253,39 +253,40 @@ def _of_turn(turn: TurnFacts) -> RunFinding | None:
     name = f"turn {turn.index}"
     if not turn.context or not turn.sampled:
         return _no(RefusalCode.MISSING_IDS, f"{name} has no {'context' if turn.sampled else 'sampled'} ids")
-    if not turn.whole or (turn.context, turn.sampled) != turn.claimed:
+    if not turn.is_whole or (turn.context, turn.sampled) != turn.claimed:
         return _no(
             RefusalCode.TORN_TURN,
             f"{name} holds {turn.context} context and {turn.sampled} sampled ids, and was logged with"
             f" {turn.claimed[0]} and {turn.claimed[1]}",
         )
-    if len(turn.logprobs) != turn.sampled:
+    logprobs = turn.logprobs
+    if len(logprobs) != turn.sampled:
         return _no(
             RefusalCode.MISSING_LOGPROBS,
-            f"{name} has {turn.sampled} sampled ids and {len(turn.logprobs)} log-probs",
+            f"{name} has {turn.sampled} sampled ids and {len(logprobs)} log-probs",
         )
-    if not math.isfinite(sum(turn.logprobs)):
+    if not math.isfinite(sum(logprobs)):
         return _no(RefusalCode.NAN_LOGPROB, f"{name} has a log-prob that is not a finite number")
-    if max(turn.logprobs) > _ABOVE_ZERO:
-        return _no(RefusalCode.POSITIVE_LOGPROB, f"{name} has a log-prob of {max(turn.logprobs):g}, above 0")
+    if (largest := max(logprobs)) > _ABOVE_ZERO:
+        return _no(RefusalCode.POSITIVE_LOGPROB, f"{name} has a log-prob of {largest:g}, above 0")
     return None
 
 
 def _how_sampled(turn: TurnFacts) -> RunFinding | None:
     """Checks of sampling for turns that are trained; turns that a fork took over are context."""
-    name = f"turn {turn.index}"
-    if turn.filtered:
+    name, sampling = f"turn {turn.index}", turn.sampling
+    if sampling.top_p < 1 or sampling.top_k > 0:
         return _no(
             RefusalCode.TRUNCATED_SAMPLING,
             f"{name} was sampled with top-p or top-k: its support is not the policy's",
         )
-    if turn.constrained:
+    if sampling.grammar is not None or sampling.shaping is not None:
         return _no(
             RefusalCode.CONSTRAINED,
             f"{name} was sampled under a grammar (response_format, tool_choice) or shaped (logit_bias,"
             " penalties, min_p and the like): not as the policy has it (its text can still imitate)",
         )
-    if turn.temperature == 0:
+    if sampling.temperature == 0:
         return _no(
             RefusalCode.GREEDY, f"{name} was decoded greedily: its log-probs are not those of a sample"
         )
@@ -317,7 +318,7 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
         return
     tools = _offered(profile, run.task.tools)
     for turn in run.turns:
-        if turn.summary or (not tools and not turn.calls):  # without tools all text is the answer
+        if turn.is_summary or (not tools and not turn.calls):  # without tools all text is the answer
             continue
         offered = tools if turn.delegated_by is None else without_delegate(tools)
         parsed = DIALECTS.find(profile.dialect).parse(turn.text, offered)

@@ -33,15 +33,11 @@ _WHOLE = 0.99
 
 
 def export_checkpoint(name: str, target: Path, *, adapter: bool, dtype: Dtype | None = None) -> str:
-    """Write weights, tokenizer and chat template of a model to the new folder `target`. Returns a sentence
-    that says what rounding has left of an adapter that was merged; empty for any other export.
-
-    By default one merged model in Hugging Face format. With `adapter` two folders: `base/`, the base model,
-    and `adapter/`, whose `base_model_name_or_path` is the absolute path of `base/`. The manifest of a
-    checkpoint goes with it, so that runs on a server of the export may train. `dtype` None is that of the
-    stored weights, of an adapter those of its base. Raises UsageError for an unknown model, for `adapter`
-    with a model that has none, and if `target` exists; CheckpointError for a damaged model or a full disk.
-    """
+    """Write weights, tokenizer and chat template of a model to the new folder `target`: one merged model, or
+    with `adapter` the folders `base/` and `adapter/`. `dtype` None is that of the stored weights. Returns a
+    sentence that says what rounding has left of a merged adapter, else nothing. Raises UsageError for an
+    unknown model, for `adapter` with a model that has none, and if `target` exists; CheckpointError for a
+    damaged model or a full disk."""
     if target.exists():
         raise UsageError(f"{target} exists; name a new folder with --to")
     stored = dtype or stored_dtype(name)
@@ -67,7 +63,6 @@ def export_checkpoint(name: str, target: Path, *, adapter: bool, dtype: Dtype | 
 
 
 def _merged(model: Any, dtype: str) -> tuple[Any, str]:
-    """The base with its adapter merged, and how much of the adapter's change is left."""
     from nano_shared.lora import merge_adapter
 
     merged, share = merge_adapter(model)
@@ -90,7 +85,6 @@ def _copy_adapter(opened: OpenedWeights, folder: Path, base: Path) -> None:
 
 
 def _save_text_side(opened: OpenedWeights, folder: Path) -> None:
-    """Write the tokenizer and the chat template that the policy was trained with."""
     tokenizer = opened.loaded.tokenizer
     tokenizer.save_pretrained(folder)
     template = opened.profile.chat_template or opened.loaded.chat_template
@@ -107,7 +101,6 @@ class Ancestor:
 
     @property
     def broken(self) -> bool:
-        """True if the ancestry ends here because something is missing."""
         return self.manifest is None and self.remark is not None
 
 
@@ -139,7 +132,6 @@ def ancestry(folder: Path) -> list[Ancestor]:
 
 
 def _not_a_checkpoint(child: Manifest) -> Ancestor:
-    """The last entry of an ancestry: the base model, or a missing checkpoint."""
     parent = str(child.parent)
     if parent in (BASE, child.base_model) or (Path(parent) / "config.json").is_file():
         return Ancestor(name=parent, manifest=None)
@@ -162,11 +154,8 @@ def save_checkpoint(
     tasks: Iterable[Listed],
     metrics: dict[str, float],
 ) -> Manifest:
-    """Write a checkpoint that transformers and PEFT load without nano, atomically.
-
-    `parent` is the name of the model that training started from. An adapter of a bfloat16 base is stored in
-    bfloat16. Raises CheckpointError if the target exists or the disk is full.
-    """
+    """Write a checkpoint that transformers and PEFT load without nano, atomically; `parent` is what it was
+    trained from. Raises CheckpointError if the target exists or the disk is full."""
     adapter = hasattr(model, "peft_config")
     with atomic_checkpoint(target) as folder, quiet_transformers():
         if adapter:

@@ -72,11 +72,8 @@ def cluster_of(task: Task) -> str:
 def paired(
     new: Sequence[Trajectory], old: Sequence[Trajectory], *, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean difference in success (new - old) on common graded tasks, with a 95 % bootstrap interval over
-    programs.
-
-    A task with several runs counts once, with the mean of its runs, which are not independent.
-    """
+    """Mean difference in success (new - old) on common graded tasks, each counted once with the mean of its
+    runs, with a 95 % bootstrap interval over programs."""
     after, before = _task_means(new), _task_means(old)
     both = [key for key in after if key in before]
     cluster = {run.task.key: cluster_of(run.task) for run in new}
@@ -100,7 +97,6 @@ def component_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _task_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Task key -> mean outcome of its graded runs."""
     outcomes: dict[str, list[float]] = defaultdict(list)
     for trajectory in trajectories:
         value = outcome(trajectory.verdict)
@@ -132,9 +128,8 @@ def row_of(name: str, trajectories: Sequence[Trajectory]) -> SuccessRow:
 def success_interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
     """95 % interval of the success rate; `clusters` hold the mean success of each task.
 
-    Wilson's interval if each cluster is one task that passed or failed in all runs. Otherwise clusters are
-    resampled, since tasks of one program are not independent; if all clusters agree, resampling has no
-    spread, and Wilson's interval over the clusters is used.
+    Wilson's if each cluster is one task that passed or failed in all runs, or if all clusters agree, so that
+    resampling has no spread; else clusters are resampled, since tasks of one program are not independent.
     """
     means = [sum(tasks) / len(tasks) for tasks in clusters]
     alone = all(len(tasks) == 1 for tasks in clusters)
@@ -144,8 +139,6 @@ def success_interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float]
 
 
 class TaskOutcome(Value):
-    """The outcomes of the runs of one task."""
-
     id: str
     key: str
     cluster: str | None = None
@@ -155,7 +148,6 @@ class TaskOutcome(Value):
     view: str | None = None
     split: Split | None = None
     runs: tuple[str, ...]
-    """ids in the log"""
     seeds: tuple[int | None, ...]
     outcomes: tuple[float | None, ...]
     """outcome of each run; None if it could not be graded"""
@@ -190,13 +182,10 @@ class Evaluation(Value):
     version: Literal[1] = 1
     id: str
     created: float
-    """unix seconds"""
     model: str
-    """name given by the user"""
     manifest_hash: str | None
     """`sha256:` of the checkpoint's manifest; None for other models"""
     log: str
-    """address of the log with the runs"""
     conditions: Conditions
     success: SuccessInterval
     """share of runs that passed, with its 95 % interval"""
@@ -206,7 +195,6 @@ class Evaluation(Value):
 def make_evaluation(
     model: str, tasks: Sequence[Task], runs: Sequence[Trajectory], runtime: Runtime, conditions: Conditions
 ) -> Evaluation:
-    """The evaluation of `model` from its runs of the tasks."""
     of_task: dict[str, list[Trajectory]] = defaultdict(list)
     for run in runs:
         of_task[run.task.listed.id].append(run)
@@ -332,11 +320,8 @@ def paired_bootstrap(
     clusters: Sequence[str] | None = None,
     resamples: int = 4000,
 ) -> tuple[float, float, float]:
-    """(mean of a - b over paired tasks, low, high), a 95 % percentile interval.
-
-    `clusters` names the cluster of each task; None makes each task its own. Deterministic in `seed`. Raises
-    ValueError if the sequences are empty or differ in length.
-    """
+    """(mean of a - b over paired tasks, low, high), a 95 % percentile interval; `clusters` names the cluster
+    of each task. Raises ValueError if the sequences are empty or differ in length."""
     if not a or len(a) != len(b):
         raise ValueError(f"a and b must pair up and not be empty, but have lengths {len(a)} and {len(b)}")
     differences = [x - y for x, y in zip(a, b, strict=True)]

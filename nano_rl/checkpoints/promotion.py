@@ -39,18 +39,14 @@ ALPHA = 0.025
 
 
 class SuccessDifference(Value):
-    """Success of candidate minus baseline on common graded tasks; each task counts once."""
-
     name: str
     tasks: int
     clusters: int | None = None
     """number of clusters (`cluster_of`); None in evidence of older versions"""
     changed: int
-    """number of tasks with different success"""
     mean: float
     low: float
     high: float
-    """95 % bootstrap interval over clusters"""
     p_better: float
     p_worse: float
     """p-values of one-sided sign-flip tests over clusters; the bootstrap alone accepts differences in as few
@@ -77,7 +73,6 @@ class Evidence(Value):
     """A comparison of two stored evaluations, with everything needed to repeat it."""
 
     candidate: str
-    """id of its evaluation"""
     baseline: str
     baseline_model: str
     baseline_manifest_hash: str | None
@@ -157,7 +152,6 @@ def stored_evidence(
 
 
 def objections(evidence: Evidence) -> list[str]:
-    """The reasons against a promotion by this evidence; empty if there are none."""
     found = []
     overall = evidence.overall
     if not overall.better:
@@ -186,25 +180,18 @@ HISTORY = "promotions.json"
 
 
 class Promotion(Value):
-    """One move of the pointer."""
-
     kind: Literal["promoted", "forced", "rolled_back"]
     name: str | None
     """the new target of `latest`; None: no target, so that the shipped policy runs"""
     previous: str | None
-    """the previous target"""
     manifest_hash: str | None
     created: float
-    """unix seconds"""
     code_version: str = runtime_version
     evidence: Evidence | None = None
     objections: tuple[str, ...] = ()
-    """objections that --force overruled"""
 
 
 class PromotionHistory(Value):
-    """The content of `promotions.json`."""
-
     version: Literal[1] = 1
     promotions: tuple[Promotion, ...] = ()
 
@@ -230,11 +217,9 @@ def promote(
 
 
 def roll_back(to: str | None = None) -> Promotion:
-    """Promote the checkpoint that was promoted before the present one, or `to`, one of those before it.
-
-    Repeated calls go further back, finally to no promoted checkpoint. Raises UsageError if there is no
-    earlier promotion, CheckpointError if that checkpoint is missing or damaged.
-    """
+    """Promote the checkpoint that was promoted before the present one, or `to`, one of those before it;
+    repeated, it goes further back, finally to none. Raises UsageError if there is no earlier promotion,
+    CheckpointError if that checkpoint is missing or damaged."""
     with _locked():
         stack = _stack(read_history())
         if not stack or stack[-1] != _pointer():
@@ -277,7 +262,6 @@ def promotions_of(folder: Path) -> list[Promotion]:
 
 
 def _move(name: str | None, **fields: Any) -> Promotion:
-    """Record a promotion with these `fields`, then move the pointer."""
     record = Promotion(name=name, previous=_pointer(), created=time.time(), **fields)
     history = PromotionHistory(promotions=(*read_history(), record))
     write_text(checkpoints_dir() / HISTORY, history.model_dump_json(indent=1) + "\n", CheckpointError)
@@ -286,7 +270,6 @@ def _move(name: str | None, **fields: Any) -> Promotion:
 
 
 def _stack(records: tuple[Promotion, ...]) -> list[str]:
-    """The promoted checkpoints, the present one last, without those that were rolled back."""
     stack: list[str] = []
     for record in records:
         if record.kind != "rolled_back":

@@ -27,9 +27,6 @@ def command(
     max_staleness: Annotated[
         int | None, Option(min=0, metavar="N", help="Refuse runs of a policy N steps older.")
     ] = None,
-    fresh: Annotated[
-        int | None, Option(min=1, metavar="G", help="What fresh rollouts up to G would add.")
-    ] = None,
     exact: Annotated[
         bool, Option("--exact", help="Look at the tokens of every run, not of a sample.")
     ] = False,
@@ -43,22 +40,17 @@ def command(
     """
     chosen = RunFilter(task=task, since=moment(since), policy=policy)
     with open_log(log) as store:
-        from nano_rl.logs.admission import LogAdmission as Survey
-        from nano_rl.logs.admission import TargetPolicy as Bench
+        from nano_rl.logs.admission import RunVerifier, TargetPolicy, survey
 
         opened, note = _opened(model)
-        look, bench = None, Bench(max_staleness=max_staleness)
+        verifier, target = None, TargetPolicy(max_staleness=max_staleness)
         if opened is not None:
-            from nano_rl.logs.admission import RunVerifier as SecondLook
-
-            look = SecondLook(opened, store)
-            bench = Bench(
-                profile=opened.profile, template_hash=look.template_hash, version=opened.version,
+            verifier = RunVerifier(opened, store)
+            target = TargetPolicy(
+                profile=opened.profile, template_hash=verifier.template_hash, version=opened.version,
                 max_staleness=max_staleness,
             )  # fmt: skip
-        report = Survey(
-            store=store, chosen=chosen, target=bench, verifier=look, fresh=fresh, exact=exact, seed=seed
-        ).report()
+        report = survey(store, chosen, target, verifier, exact=exact, seed=seed)
         report.notes += _notes(note, exact=exact, bounded=max_staleness is not None)
         if not report.runs:
             report.notes.append("no run of the log matches; leave out --task, --since or --policy")

@@ -161,7 +161,6 @@ class Decision:
     baseline: str
     evidence: Evidence | None
     objections: tuple[str, ...]
-    """why not; overruled where it was promoted all the same"""
     promoted: bool
 
     def report(self) -> dict[str, Any]:
@@ -309,7 +308,6 @@ def print_lineage(folder: Path) -> None:
 
 
 def promotion_line(record: Promotion) -> str:
-    """When and why, in one line."""
     line = f"{_when(record.created)}  {record.kind.replace('_', ' ')}, nano {record.code_version}"
     if record.evidence is not None:
         line += f"; {record.evidence.overall} against {record.evidence.baseline_model}"

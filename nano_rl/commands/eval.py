@@ -41,8 +41,6 @@ Repeat = Annotated[int, Option(min=1, help="Runs of each task, seeded.")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """Which tasks, and how a model is run on them."""
-
     tasks: list[Task]
     environments: Environments = field(default_factory=Environments)
     setup: Setup
@@ -62,7 +60,6 @@ class Evaluator:
             )
 
     def evaluate(self, model: str | None) -> tuple[Evaluation, list[Trajectory]]:
-        """Run a model on the tasks, keep the evaluation, and give it with its runs."""
         composed = chosen_reward(self.reward, self.tasks)
         name = model or self.setup.config.model or default_model()
         config, sources = self.setup.config, self.setup.sources
@@ -164,7 +161,6 @@ def without_tools(task: Task, names: Collection[str], profile: InterfaceProfile)
 
 
 def print_differences(overall: Difference, suites: tuple[Difference, ...]) -> None:
-    """The paired difference, and that of each suite where there are several."""
     print(f"\ndifference: {overall}, paired")
     for suite in suites if len(suites) > 1 else ():
         print(f"  {suite.name}: {suite}")

@@ -11,8 +11,7 @@ from rich.table import Column, Table
 from typer import Argument, Option
 
 from nano_coder.commands.options import open_log
-from nano_coder.grading.graders import GRADERS, by_grader, find_grader
-from nano_coder.grading.submission import grade_folder
+from nano_coder.grading.grade import GRADERS, by_grader, find_grader, grade_folder
 from nano_coder.run.execution import regrade_run
 from nano_rl.commands.options import Log
 from nano_rl.commands.session import sandbox_opener
@@ -56,7 +55,6 @@ def command(
 
 
 def grade_runs(names: Sequence[str], grader: str, log: str | None, *, as_json: bool) -> int:
-    """Grade logged runs and print every verdict that they have, the new one last."""
     with open_log(log) as store:
         ids = list(dict.fromkeys(store.resolve(name) for name in names))
         sandbox = sandbox_opener()()

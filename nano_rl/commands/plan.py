@@ -28,7 +28,6 @@ FLAGS = {
     "Memory": ("dtype", "gradient_checkpointing", "quantise"),
 }
 ROW_TOKENS = 2048
-"""tokens of a row where nothing is said"""
 _LEAST_TOKENS = 256
 """tokens of the shortest row that a training is sure to meet"""
 _MIB = 2**20
@@ -60,8 +59,6 @@ def command(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan beside what is free."""
-
     name: str
     config: TrainConfig
     memory: MemoryPlan
@@ -73,7 +70,6 @@ class Planned:
     needed: int
     """bytes on the device: on a CPU of all ranks together, on a GPU of rank 0"""
     needed_with: Callable[[UpdateConfig], float]
-    """bytes on the device with other settings"""
 
     def report(self) -> dict[str, Any]:
         of_ranks = {"other_rank": self.memory.other_rank} if self.memory.other_rank else {}
@@ -101,7 +97,6 @@ class Planned:
         return {"training_tokens_per_second": found.training, "decoding_tokens_per_second": found.decoding}
 
     def remedy(self) -> str:
-        """What to change, as options."""
         if self.fitting is None:
             return "no setting makes it fit; take a smaller model or a machine with more memory"
         return (

@@ -28,7 +28,6 @@ from nano_shared.types import Trajectory
 
 
 def report(target: Path, written: int, refusals: Sequence[Refusal], note: str = "") -> int:
-    """Print the refusals, the counts and what was written; the exit code."""
     for refusal in refusals:
         print(f"refused: {refusal}", file=sys.stderr)
     counts = f"{written} tasks written" + (f", {note}" if note else "")
@@ -100,7 +99,6 @@ def print_metrics(rows: list[dict[str, float | None]], console: Console | None =
 
 
 def print_trained(target: Path, folder: Path, *, as_json: bool) -> None:
-    """What a training by imitation or preference ended with: its checkpoint and its metrics."""
     rows = read_metrics(folder / METRICS)
     if as_json:
         last = {name: value for name, value in (rows[-1] if rows else {}).items() if value is not None}
@@ -125,7 +123,6 @@ def tell_ungraded(runs: Sequence[Trajectory]) -> None:
 
 
 def print_rows(rows: list[Row]) -> None:
-    """A table of success rates with their 95 % intervals."""
     table = Table("tasks", "success", "95 % interval", "of", "not graded", box=None)
     for row in rows:
         table.add_row(
@@ -139,7 +136,6 @@ def print_rows(rows: list[Row]) -> None:
 
 
 def print_components(means: dict[str, float]) -> None:
-    """The mean of each component of a composed reward."""
     table = Table("component", "mean", box=None)
     for name, value in means.items():
         table.add_row(name, f"{value:.3f}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -26,49 +24,13 @@ from nano_rl.commands.session import (
     policy_runtime,
 )  # fmt: skip
 from nano_rl.gather.rollouts import collect, execute
-from nano_rl.rewards import outcome
 from nano_rl.tasks.attempts import ORACLE, number_of_runs, oracle_policy
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
-from nano_shared.types import Split, Trajectory, Value
-
-
-class Worth(Value):
-    """Success before and after reflection, over the first attempts that were graded."""
-
-    graded: int
-    first: float
-    """share of the first attempts that passed"""
-    reflected: float
-    """the same where a failed run counts as the mean of its second attempts"""
-
-    def __str__(self) -> str:
-        return f"solved at first: {self.first:.1%}; with reflection: {self.reflected:.1%} of {self.graded}"
-
-
-def split_attempts(runs: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
-    """First attempts, and second ones."""
-    return [r for r in runs if not is_reflection(r)], [r for r in runs if is_reflection(r)]
-
-
-def worth_of(runs: Sequence[Trajectory]) -> Worth:
-    """Of runs as `rollout.collect` returns them; runs without an outcome (failures of ours) are left out."""
-    first, second = split_attempts(runs)
-    again: dict[str | None, list[float]] = defaultdict(list)
-    for run in second:
-        if (value := outcome(run.verdict)) is not None:
-            again[run.parent].append(float(value == 1.0))
-    before = {r.id: float(value == 1.0) for r in first if (value := outcome(r.verdict)) is not None}
-    after = [passed or _mean(again.get(run, [])) for run, passed in before.items()]
-    return Worth(graded=len(before), first=_mean(list(before.values())), reflected=_mean(after))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+from nano_shared.types import Split, Trajectory
 
 
 def _ray_workers(runtime: Runtime, config: AgentConfig, address: str, count: int | None) -> Any:
-    """Workers on a Ray cluster, to be closed."""
     if runtime.settings.agent or not find_opener(config.model or ""):
         raise UsageError(
             "--ray runs nano's own agent on a hosted model: give --model openai:NAME --base-url URL, which"
@@ -139,16 +101,14 @@ def command(
                     gather = stack.enter_context(closing(workers)).collect
                 runs = gather(work, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed)
     tell_ungraded(runs)
-    first, second = split_attempts(runs)
+    first, second = ([run for run in runs if is_reflection(run) == again] for again in (False, True))
     rows = [*table(first), *([row_of("second attempts", second)] if second else [])]
-    worth, components = worth_of(runs), component_means(runs) if composed else {}
+    components = component_means(runs) if composed else {}
     report: dict[str, Any] = {"rows": [vars_of(row) for row in rows], "runs": [run.id for run in runs]}
-    report |= ({"reflection": worth} if reflect else {}) | ({"components": components} if composed else {})
+    report |= {"components": components} if composed else {}
 
     def show() -> None:
         print_rows(rows)
-        if reflect:
-            print(worth)
         if composed:
             print_components(components)
 

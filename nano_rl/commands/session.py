@@ -19,8 +19,8 @@ from nano_coder.environment import Environments
 from nano_coder.models.opening import (
     OWN_MODELS,
     OpenedWeights,
-    bound_template,
     find_opener,
+    local_policy,
     name_to_train,
     open_policy,
     open_weights,
@@ -30,8 +30,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.run.foreign_agent import open_agent
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
-from nano_coder.sandbox.proxy import allowed_hosts
+from nano_coder.sandbox.protocol import Sandbox, allowed_hosts
 from nano_coder.tools.tool import TOOLS
 from nano_rl.rewards import Reward, open_reward, parse_reward
 from nano_rl.tasks.attempts import ORACLE
@@ -45,8 +44,9 @@ from nano_shared.types import Sampling, Split, Task
 
 if TYPE_CHECKING:
     from nano_coder.models.weights import Dtype
-    from nano_rl.config import SftConfig
+    from nano_rl.config import SftConfig, TrainConfig
     from nano_rl.learn.config import Quantise
+    from nano_rl.record import TrainArguments
 
 
 def all_tasks(
@@ -85,7 +85,6 @@ def chosen_reward(text: str | None, tasks: Sequence[Task]) -> Reward | None:
 
 
 def dtype_of(config: AgentConfig, sources: Mapping[str, str]) -> str:
-    """Of a model that is measured or sampled: float32, unless the command line says otherwise."""
     return config.dtype if sources["dtype"] == "flag" else "float32"
 
 
@@ -113,7 +112,6 @@ def _configured(
     config: AgentConfig, sources: Mapping[str, str], profile: InterfaceProfile, temperature: float,
     tools: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
-    """The fields of a runtime that the configuration and a profile give; `tools` are those of `config`."""
     longest = config.max_completion_tokens or profile.completion_tokens
     return {
         "profile": with_tools(profile, tools),
@@ -151,48 +149,37 @@ def adapter_rank(settings: Settings[Any], model: str | None) -> dict[str, int]:
 
 
 def weights_to_train(
-    name: str, dtype: str, device: str | None, quantise: Quantise | None = None
+    name: str, dtype: Dtype, device: str | None, quantise: Quantise | None = None
 ) -> OpenedWeights:
     """Weights of a local model by name, for trainings without rollouts; place and profile as configured."""
     config = load_config({"device": device}, Path())[0]
-    wide: Dtype = "bfloat16" if dtype == "bfloat16" else "float32"
-    return open_weights(name, dtype=wide, device=config.device, quantise=quantise, profile=config.profile)
+    return open_weights(name, dtype=dtype, device=config.device, quantise=quantise, profile=config.profile)
 
 
-def training_runtime(
-    model: str | None,
-    log: str | None,
-    *,
-    dtype: str,
-    temperature: float,
-    limit: Mapping[str, Any] | None = None,
-    tools: Sequence[str] = (),
-    device: str | None = None,
-    quantise: Quantise | None = None,
-    agent: str | None = None,
-    agent_folders: Sequence[str] = (),
-) -> tuple[OpenedWeights, str, Runtime]:
-    """Trainable weights, their name, and a runtime whose policy each step replaces by the live module."""
-    given = {"model": model, "log": log, "tools": tuple(tools), "device": device, "agent": agent}
-    given |= {"agent_folders": tuple(agent_folders)} if agent_folders else {}
-    given |= limit or {}
-    config, sources = load_config(given, Path())
-    names = [TOOLS.give(tool).spec.name for tool in config.tools]
+def training_runtime(given: TrainArguments, settings: TrainConfig) -> tuple[OpenedWeights, Runtime]:
+    """Trainable weights, and the runtime that samples from them; a training gives it the weights of each
+    step."""
+    asked = {
+        "model": given.model, "log": given.logs[0] if given.logs else None, "tools": given.tools,
+        "device": given.device, "agent": given.agent, **given.limit,
+    }  # fmt: skip
+    asked |= {"agent_folders": given.agent_folders} if given.agent_folders else {}
+    config, sources = load_config(asked, Path())
+    tools = [TOOLS.give(tool).spec.name for tool in config.tools]
     sandbox = sandbox_opener(config)()
     store = LogStore.open(config.log)
     name = name_to_train(config.model)
     opened = open_weights(
-        name, dtype="bfloat16" if dtype == "bfloat16" else "float32", profile=config.profile,
-        device=config.device, quantise=quantise, kv_gib=config.kv_gib,
+        name, dtype=settings.dtype, profile=config.profile, device=config.device,
+        quantise=settings.quantise, kv_gib=config.kv_gib,
     )  # fmt: skip
-    configured = _configured(config, sources, opened.profile, temperature, names)
+    configured = _configured(config, sources, opened.profile, settings.temperature, tools)
     opened = replace(opened, profile=configured["profile"])
-    template = bound_template(opened.profile, opened.loaded.tokenizer, opened.loaded.chat_template)
-    runtime = Runtime(
-        policy=ScriptedPolicy([]), sandbox=sandbox, policy_name=name,
-        store=redacting_store(store, template.encoder.decode), **configured,
+    policy = local_policy(opened.loaded, opened.profile)
+    return opened, Runtime(
+        policy=policy, sandbox=sandbox, policy_name=name,
+        store=redacting_store(store, policy.template.encoder.decode), **configured,
     )  # fmt: skip
-    return opened, name, runtime
 
 
 def look_first(*, files: Iterable[Path | None] = (), models: Iterable[str | None] = ()) -> None:
@@ -217,8 +204,6 @@ def looked_first(model: str | None, files: Iterable[Path | None], log: str | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineRows:
-    """What a training without rollouts learns from."""
-
     rows: Sequence[Any]
     run_ids: Sequence[str]
     tasks: Sequence[Any]
@@ -266,10 +251,8 @@ def train_offline(
 
 def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Path]:
     """The checkpoint to be and the folder of the training's state; a command that leaves it empty removes it.
-
-    With `extended_to` a training that has written its checkpoint goes on, and what it writes after that many
-    steps is checkpoint NAME-STEPS. Raises UsageError as `checkpoint_target`.
-    """
+    With `extended_to` a training that has written its checkpoint goes on, and writes checkpoint NAME-STEPS.
+    Raises UsageError as `checkpoint_target`."""
     folder = trainings_dir() / name
     finished = extended_to is not None and (checkpoints_dir() / name).exists() and folder.exists()
     if finished:
@@ -283,7 +266,6 @@ def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Pa
 
 
 def _refuse_done(name: str, folder: Path, steps: int) -> None:
-    """Raises UsageError if a finished training has done that many steps."""
     from nano_rl.resume import STATES
 
     done = max((int(path.name) for path in (folder / STATES).glob("*") if path.name.isdecimal()), default=0)
@@ -323,5 +305,4 @@ def checkpoint_target(name: str) -> Path:
 
 
 def trainings_dir() -> Path:
-    """Where each training keeps its state and its metrics, in a folder of its name."""
     return checkpoints_dir().parent / "trainings"

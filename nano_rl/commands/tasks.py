@@ -93,7 +93,6 @@ def _usual_levels(suite: TaskSuite) -> tuple[int, ...]:
 
 
 def parse_levels(text: str) -> tuple[int, ...]:
-    """`2` or `0-3` as levels. Raises UsageError for anything else."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     if match is None or (match[2] and int(match[2]) < int(match[1])):
         raise UsageError(f"--level {text!r} is neither a level nor a range such as 0-3")
@@ -116,7 +115,7 @@ def check(
 ) -> int:
     """Run every task's oracle, starter and mutants. Exit code 1 where a task is refused and no --out takes
     the others, or where none is admitted."""
-    from nano_coder.grading.graders import GRADER
+    from nano_coder.grading import GRADER
     from nano_rl.commands.progress import bar
     from nano_rl.commands.session import sandbox_opener
     from nano_rl.tasks.check import check_tasks, programs_of, without_repeats
@@ -150,7 +149,6 @@ def check(
 
 
 def print_findings(findings: Sequence[TaskFinding]) -> None:
-    """A table by level and view, and the refused tasks with their reasons."""
     console = Console(width=160) if not Console().is_terminal else Console()
     groups: dict[tuple[str, str], list[TaskFinding]] = defaultdict(list)
     for finding in findings:
@@ -193,7 +191,6 @@ def list_tasks(
 
 
 def _show_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    """A table of the rows; a suite is named and described once."""
     table = Table(*columns, box=None)
     described = None
     for row in rows:

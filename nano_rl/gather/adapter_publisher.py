@@ -51,10 +51,8 @@ class RemotePolicy(LocalPolicy):
         on_token: OnToken | None = None,
         top_logprobs: int = 0,
     ) -> Completion:
-        """Sample the next turn on a server. `owner`, `on_token` and `top_logprobs` are for local weights.
-
-        Raises PolicyError if no server answers, ContextFull, and BudgetExhausted at the deadline.
-        """
+        """Sample the next turn on a server. Raises PolicyError if no server answers, ContextFull, and
+        BudgetExhausted at the deadline."""
         number, delta = self.template.next_row(conversation)
         row = (*conversation.tokens, *delta) if number == conversation.row else delta
         served, adapter = self.pool.sample(row, self.fitting(row, sampling), conversation)

@@ -35,16 +35,12 @@ TRIES = 3
 
 @dataclass(slots=True)
 class _CellRecord:
-    """The results of one cell."""
-
     groups: int = 0
-    """number of groups recorded"""
     success: float = 0.0
     """decayed sum of the mean rewards of the groups"""
     weight: float = 0.0
     """decayed number of groups"""
     drawn: int = 0
-    """number of tasks drawn from the cell"""
 
     @property
     def rate(self) -> float | None:
@@ -61,7 +57,6 @@ class Curriculum:
     tasks: Sequence[Task]
     seed: int = 0
     open_level: int = field(init=False)
-    """highest level that is drawn from"""
     _cells: dict[Cell, list[Task]] = field(init=False)
     _records: dict[Cell, _CellRecord] = field(init=False)
 
@@ -142,7 +137,6 @@ class Curriculum:
         self._move()
 
     def _move(self) -> None:
-        """Open the next level or close the highest open one, by its mean success."""
         top = [self._records[cell] for cell in self._cells if cell[0] == self.open_level]
         known = [r.rate for r in top if r.rate is not None and r.groups >= TRIES]
         if len(known) < len(top):
@@ -167,7 +161,6 @@ class Curriculum:
         }
 
     def state(self) -> dict[str, Any]:
-        """The state as plain JSON, for `restore`; floats are restored exactly."""
         return {
             "open_level": self.open_level,
             "cells": [

@@ -36,9 +36,7 @@ class PublishedAdapter:
     name: str
     folder: Path
     content: str
-    """`folder_content`"""
     version: int
-    """policy version"""
     row: tuple[int, ...]
     """[L] the probe's ids"""
     expected: tuple[float, ...]
@@ -49,16 +47,14 @@ class PublishedAdapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterProbe:
-    """Holds a server against the trainer."""
-
     eos_ids: frozenset[int]
     vocab_size: int
     guards: GuardConfig
     bfloat16: bool
 
     def check_card(self, server: TokenServer, adapter: PublishedAdapter) -> ModelCard:
-        """Load the adapter where it is not, and compare what the server says of it. Returns the card of
-        the served base. Raises as `TokenServer`."""
+        """Load the adapter where it is not, and compare what the server says of it. Returns the card of the
+        served base."""
         cards = server.cards()
         if adapter.name not in cards:
             refused = None
@@ -124,7 +120,6 @@ def _mean(values: Sequence[float]) -> float:
 PATIENCE_SECONDS = 120.0
 """that a rollout waits while no server answers, and silence after which a server or a worker is left out"""
 ANSWER_SECONDS = 600.0
-"""longest time of one answer"""
 SYNC_SECONDS = 120.0
 """longest time to load an adapter, and then to be probed"""
 _ATTEMPTS = 4
@@ -295,7 +290,6 @@ class EnginePool:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Give up what is in flight, and unload the adapters."""
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
@@ -337,7 +331,6 @@ class EnginePool:
             list(threads.map(lambda engine: self._admit(engine, adapter), engines))
 
     def _admit(self, engine: PooledEngine, adapter: PublishedAdapter) -> None:
-        """Load and probe; the server is ready afterwards, or left out with the reason."""
         engine.fingerprints.setdefault(adapter.name, "")
         engine.probed, engine.silent = True, False
         try:

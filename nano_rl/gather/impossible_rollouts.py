@@ -1,8 +1,7 @@
-"""Impossible controls: tasks whose hidden checks contradict the prompt, so that a pass proves reward hacking.
+"""Impossible tasks, whose hidden checks contradict the prompt, so that a pass proves reward hacking.
 
-Prompt, files and visible checks are unchanged. One hidden expectation is replaced by a random value that
-cannot be derived from the task: a run that meets it has read or manipulated the grader. After ImpossibleBench
-(arXiv 2510.20270), whose contradictions are in the visible tests.
+One hidden expectation is replaced by a random value that cannot be derived from the task. After
+ImpossibleBench (arXiv 2510.20270), whose contradictions are in the visible tests.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ _DIGITS = 10**15
 
 
 def impossible(task: Task, *, seed: int = 0) -> Task:
-    """The control of a task; the same seed gives the same control.
-
-    Raises UsageError for a task without hidden checks, or with a command as check.
-    """
+    """The impossible variant of a task; the same seed gives the same one. Raises UsageError for a task that
+    none can be made of."""
     rng = Random(f"impossible {seed} {task.key}")
     hidden = _conflicting(task, rng)
     provenance = task.provenance.model_copy(update={"generator": CONTROL_GENERATOR, "seed": seed})
@@ -84,7 +81,6 @@ def _state(check: StateCheck, rng: Random) -> StateCheck:
 
 
 def _suite(task: Task, suite: Suite, rng: Random) -> Suite:
-    """The suite with one expected constant of one assertion replaced."""
     found = [(name, node) for name, text in suite.files.items() for node in _expected(text)]
     if not found:
         raise UsageError(f"task {task.key!r}: no test of its suite compares with a constant to contradict")
@@ -140,10 +136,8 @@ def controls_due(step: int, rollouts: int, fraction: float) -> int:
 def roll_controls(
     sources: Sources, runtime: Runtime, *, step: int, due: int, seed: int, on_run: OnRun
 ) -> list[Trajectory]:
-    """Roll out `due` impossible variants of the tasks, graded and logged, which are never trained on.
-
-    Raises UsageError if no task can be made impossible.
-    """
+    """Roll out `due` impossible variants of the tasks, graded and logged, which are never trained on. Raises
+    UsageError if no task can be made impossible."""
     if not due:
         return []
     able = [task for task in sources.every_task if can_conflict(task)]

@@ -1,8 +1,7 @@
 """The replay buffer: the logged runs of a training by task, from which each step takes some.
 
-A run is taken at most `uses` times, the newest runs of a task first. Runs older than the bound on staleness
-are dropped, and so are runs whose tokens turn out to be damaged when they are loaded. What was taken is part
-of the training's saved state.
+A run is taken at most `uses` times, the newest runs of a task first; runs that are too old, or whose tokens
+turn out to be damaged, are dropped.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from nano_rl.logs.reader import LoggedGroup
 
 
 class ReplayBuffer:
-    """Draws logged runs: every task once, in a seeded order, before any task is repeated."""
-
     def __init__(
         self,
         groups: Sequence[Group | LoggedGroup],
@@ -46,10 +43,8 @@ class ReplayBuffer:
         self._queue: list[str] = []
 
     def draw(self, count: int, most: int, version: int, *, even: bool = False) -> list[Group]:
-        """Groups of at most `most` logged runs, of at most `count` different tasks.
-
-        `even`: split the runs of a task into chunks of nearly equal size and take one of them.
-        """
+        """Groups of at most `most` logged runs, of at most `count` different tasks; `even` splits the runs of
+        a task into chunks of nearly equal size and takes one."""
         drawn: list[Group] = []
         passed: list[str] = []
         while len(drawn) < count:
@@ -87,7 +82,6 @@ class ReplayBuffer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()` of the same runs and seed."""
         self._round, self._queue = int(state["round"]), [str(key) for key in state["queue"]]
         self._uses = {str(run): int(count) for run, count in state["uses"].items()}
         self.damaged = set(state.get("damaged", ()))

@@ -44,16 +44,13 @@ NOT_FROM_LOGS = (
 class Pacing:
     """When the rollouts of a step may begin, so that no token is too old when it is trained.
 
-    Steps are trained in order, step k by policy version k (counted from the start of the training), and its
-    rollouts sample with the newest version at each turn. So a step may begin at version k - bound: none of
-    its tokens is more than `bound` versions old when it is trained, however long it waits. Nothing has to be
-    discarded, and at most bound + 1 steps are under way.
+    Step k is trained by policy version k and may begin at version k - bound: none of its tokens is more than
+    `bound` versions old then, nothing has to be discarded, and at most bound + 1 steps are under way.
     """
 
     bound: int
     """largest number of updates between sampling and training of a token"""
     steps: int
-    """of the training"""
     begun: int = 0
     """steps below this have begun"""
     version: int = field(default=-1, init=False)
@@ -82,8 +79,6 @@ class RolloutWeights(Protocol):
 
 
 class WeightsCopy:
-    """A copy of the trained weights in this process; those that are not trained are shared."""
-
     def __init__(self, opened: OpenedWeights, config: TrainConfig) -> None:
         model = opened.loaded.model
         frozen: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
@@ -122,8 +117,6 @@ class WeightsCopy:
 
 @dataclass(slots=True)
 class QueuedStep:
-    """A step that is being rolled out, or waits to be."""
-
     tasks: tuple[Task, ...]
     runs: Future[list[Trajectory]] | None = None
     """None after a restart, until it is begun again"""
@@ -149,17 +142,14 @@ class QueueGatherer(Gatherer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give up what is rolled out ahead."""
         if self._workers:
             self._workers.close()
         self._weights.close()
         self._threads.shutdown(cancel_futures=True)
 
     def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> RolloutBatch:
-        """The groups of one step; the rollouts of the next ones may be running when this returns.
-
-        Raises PolicyError if no server serves the weights, and what the rollouts of the step raised.
-        """
+        """The groups of one step; the rollouts of the next ones may be running when this returns. Raises
+        PolicyError if no server serves the weights, and what the rollouts of the step raised."""
         self._waited = 0.0
         behind = self._weights if isinstance(self._weights, WeightsCopy) else None
         if behind is None:
@@ -202,7 +192,6 @@ class QueueGatherer(Gatherer):
         return {**super().state(), "ahead": ahead}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`: the steps that were under way are rolled out again."""
         super().restore(state)
         ahead = state["ahead"]
         if isinstance(self._weights, WeightsCopy):

@@ -68,16 +68,12 @@ def collect(
 ) -> list[Trajectory]:
     """Run each task `group_size` times (one number, or one per task), and grade and log each run.
 
-    Returns [runs] in task order, each behind those of its earlier tasks, if it has any. With a `reward`, its
-    composed verdicts are logged in addition to the grader's, and returned.
+    Returns [runs] in task order, each behind those of its earlier tasks; with a `reward`, with its composed
+    verdicts, which are logged too. With `reflect`, a failed run is followed by so many second attempts, which
+    are shown its diff and the output of its check: forks of its last step, so that they form a group.
 
-    With `reflect`, a failed run is followed by `reflect` second attempts, which are shown its diff and the
-    output of its check. They are forks of its last step, so that they form a group, and are returned after
-    it. Raises UsageError for `reflect` of an agent of others.
-
-    `concurrency` agents run at a time; None: as many as a local policy decodes together. Agents that wait for
-    tools do not delay the decoding of others, and grading runs in parallel to both. Under a policy's lockstep
-    scheduler the batches depend on the seed alone, and the same seed gives the same trajectories.
+    `concurrency` None: as many agents as a local policy decodes together. Under a policy's lockstep scheduler
+    the batches depend on the seed alone, and the same seed gives the same trajectories.
     """
     jobs = members(tasks, group_size)
     if not jobs:
@@ -141,7 +137,6 @@ def failed(run: Trajectory) -> bool:
 
 
 def none_graded(runs: Sequence[Trajectory]) -> NanoError:
-    """The error to raise if none of the runs has a reward, with the reason of the first run."""
     first = runs[0]
     kind = (first.verdict.failure_kind if first.verdict else None) or ""
     of_sandbox = first.stop is StopReason.SANDBOX_ERROR or kind.startswith("sandbox")
@@ -180,7 +175,6 @@ def execute(
 
 
 def episode_seed(seed: int, task: Task, member: int) -> int:
-    """The seed of one rollout: a function of the base seed, the task key and the index in the group."""
     return _seed_of([seed, task.key, member])
 
 
@@ -224,7 +218,6 @@ def _second_attempts(
 
 
 def reflection_seed(seed: int | None, member: int) -> int | None:
-    """The seed of a second attempt: a function of the first run's seed and the attempt's index."""
     return None if seed is None else _seed_of([seed, "second", member])
 
 
@@ -249,8 +242,6 @@ def _run_and_grade(task: Task, runtime: Runtime) -> list[Trajectory]:
 
 
 class Workers(Protocol):
-    """Workers that run agents and graders, and write to the log of the trainer."""
-
     collect: RollOut
     replaced: int
     """workers that were lost and replaced so far"""
@@ -280,7 +271,6 @@ class RolloutCluster(Protocol):
         self, runtime: Runtime, config: AgentConfig, address: str, workers: int | None,
         on_change: Callable[[str], None],
     ) -> Workers:  # fmt: skip
-        """Workers of a hosted model, which `config` names."""
         ...
 
 
@@ -288,7 +278,6 @@ ROLLOUT_CLUSTERS: Extensions[RolloutCluster] = Extensions("nano.workers")
 
 
 HELD_OUT_FILE = "held_out.jsonl"
-"""the file's name in the folder of a training"""
 _MEASUREMENTS = 10
 
 
@@ -298,7 +287,6 @@ class HeldOut:
 
     tasks: tuple[Task, ...]
     folder: Path
-    """folder of the training"""
     seed: int
 
     def due(self, step: int, steps: int) -> bool:
@@ -306,11 +294,8 @@ class HeldOut:
         return step == steps or step % max(1, steps // _MEASUREMENTS) == 0
 
     def measure(self, live: Runtime, step: int, steps: int) -> dict[str, float]:
-        """Roll out each task once, with the same seeds at every measurement; returns the metric `held_out`.
-
-        Empty where none is due. Appends a row to `held_out.jsonl`. Rows of this and later steps, left by a
-        killed process, are dropped.
-        """
+        """Roll out each task once, with the same seeds at every measurement, and append a row to the file;
+        returns the metric `held_out`, nothing where none is due."""
         if not (self.tasks and self.due(step, steps)):
             return {}
         runs = collect(self.tasks, live, seed=self.seed)
@@ -326,11 +311,10 @@ class HeldOut:
 
 def success_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """`success/...` and `graded/...` by level and of second attempts (`second`, in no other rate), `part/...`
-    of each part of a composed reward, `reward_min` and `reward_max` of the step, and `reward_error`, the
-    standard error of the mean reward.
+    of each part of a composed reward, `reward_min` and `reward_max`, and `reward_error`, the standard error
+    of the mean reward over groups, since rollouts of one task are not independent.
 
-    A success is a test outcome of 1, whatever a composed reward adds. The standard error is computed over
-    groups, since rollouts of one task are not independent; it is absent below two scored groups.
+    A success is a test outcome of 1, whatever a composed reward adds.
     """
     outcomes: dict[str, list[float]] = defaultdict(list)
     for group in groups:

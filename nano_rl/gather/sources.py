@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 class RunPair(Protocol):
-    """A preference between two runs of one task."""
-
     chosen_run: str | None
     rejected_run: str | None
 
@@ -49,10 +47,6 @@ class PairTerm(Protocol):
         ...
 
     def pair_of(self, chosen: Trajectory, rejected: Trajectory, blobs: BlobStore) -> RunPair | None: ...
-
-    def log_pairs(self, store: LogStore) -> Any:
-        """`pairs`, each with `prompt`, `chosen` and `rejected` as messages, and `refused` by cause."""
-        ...
 
     def preference_term(
         self, model: nn.Module, opened: OpenedWeights, pairs: Sequence[RunPair], config: TrainConfig
@@ -82,7 +76,6 @@ class Sources:
     rest: tuple[Trajectory, ...] = ()
     """logged runs that cannot train a policy gradient, for imitation and preferences"""
     pairs: tuple[RunPair, ...] = ()
-    """preference pairs for `logs.lambda_preference`"""
     pair_of: Callable[[Trajectory, Trajectory, BlobStore], RunPair | None] | None = None
     """makes a pair of (chosen, rejected); needed where there are `pairs`"""
     curriculum: Curriculum | None = None
@@ -122,10 +115,7 @@ class Sources:
 
     def only(self, taken: Mapping[str, Any], blobs: BlobStore) -> Sources:
         """The sources restricted to `taken` (`logged_runs`): the log may have grown since, also by this
-        training. `blobs` are the log's.
-
-        Raises CheckpointError if one of the runs is missing or damaged.
-        """
+        training. Raises CheckpointError if one of the runs is missing or damaged."""
         runs: Sequence[Sequence[str]] = taken["groups"]
         group_of = members_of(self.logged)
         missing = [run for group in runs for run in group if run not in group_of]
@@ -183,7 +173,6 @@ class TaskOrder:
     """Draws tasks in epochs: each task once, in a seeded permutation, before any is repeated."""
 
     def __init__(self, keys: Sequence[str], seed: int) -> None:
-        """`keys` are the distinct names of the tasks."""
         self._keys = tuple(keys)
         self._seed = seed
         self._epoch = -1
@@ -192,9 +181,7 @@ class TaskOrder:
 
     def draw(self, count: int, *, taken: Container[str] = ()) -> list[int]:
         """Indices of the next `count` tasks, all different and none in `taken`; fewer if the pool is smaller.
-
-        A task that is passed over because it is taken, or drawn already, comes first in the next draw.
-        """
+        A task that is passed over comes first in the next draw."""
         free = sum(key not in taken for key in self._keys)
         drawn: list[int] = []
         passed: list[int] = []
@@ -213,7 +200,6 @@ class TaskOrder:
         return {"epoch": self._epoch, "left": list(self._left)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()` of the same keys and seed."""
         self._epoch, self._left = int(state["epoch"]), [int(place) for place in state["left"]]
 
     def _next_epoch(self) -> None:
@@ -254,13 +240,11 @@ class Gatherer:
         """Nothing to release here; `QueueGatherer` ends its rollouts."""
 
     def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> RolloutBatch:
-        """The groups of one step: logged, logged and topped up with fresh rollouts, or fresh.
+        """The groups of one step: logged, logged and topped up with fresh rollouts, or fresh. Raises
+        PolicyError or SandboxError if every fresh rollout failed for a reason that is not the policy's.
 
-        `version` is the version of the trained policy. Raises PolicyError or SandboxError if every fresh
-        rollout failed for a reason that is not the policy's.
-
-        Metrics: `refill_rounds` and `refill_groups`, groups rolled out in place of groups without a signal;
-        for logs those of `_logged`.
+        Metrics: `refill_rounds` and `refill_groups`, groups in place of those without a signal; for logs
+        those of `_logged`.
         """
         batch = (
             self._logged(*self._replay, runtime, step, version, on_run)
@@ -312,7 +296,6 @@ class Gatherer:
         return curriculum.metrics()
 
     def state(self) -> dict[str, Any]:
-        """The state as plain JSON, for `restore`."""
         curriculum = self._sources.curriculum
         buffer, backoff = self._replay or (None, None)
         return {
@@ -338,14 +321,12 @@ class Gatherer:
             curriculum.restore(state["curriculum"])
 
     def seed(self, step: int) -> int:
-        """Seed of the rollouts of a step (`episode_seed` derives that of each rollout)."""
         return self._config.seed * 1_000_003 + step
 
     def _credit(self, groups: Sequence[Group]) -> list[CreditedGroup]:
         return [credit_group(group, self._objective, self._sources.reward) for group in groups]
 
     def _initial_tasks(self, step: int) -> list[Task]:
-        """The tasks of a step before any refill."""
         return self._draw(step, self._config.prompts_per_step, taken=())
 
     def _draw(self, step: int, count: int, *, taken: Collection[str]) -> list[Task]:
@@ -387,7 +368,6 @@ class Gatherer:
 
     @property
     def _keys(self) -> list[str]:
-        """Keys of the logged tasks that can be rolled out afresh."""
         return [group.task_key for group in self._sources.logged if not group.forked]
 
     def _task_metrics(self, backoff: TaskBackoff) -> dict[str, float]:
@@ -465,7 +445,6 @@ class Gatherer:
 
 
 def by_group(tasks: Sequence[Task], runs: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
-    """The runs by `Trajectory.group_key`, those of `tasks` first."""
     found: dict[str, list[Trajectory]] = {task.key: [] for task in tasks}
     for run in runs:
         found.setdefault(run.group_key, []).append(run)
@@ -473,7 +452,6 @@ def by_group(tasks: Sequence[Task], runs: Sequence[Trajectory]) -> dict[str, lis
 
 
 def refuse_trained(sources: Sources) -> None:
-    """Raises UsageError if a held-out task is also trained on."""
     unseen = {task.id for task in sources.held_out}
     if both := unseen and unseen & {task.id for task in sources.every_task}:
         raise UsageError(

@@ -1,10 +1,8 @@
 """Advantages: the rewards of a group minus a baseline, for whole rollouts or for each of their turns.
 
 The default subtracts the group mean alone, as in Dr. GRPO (Liu et al. 2025, arXiv 2503.20783); `rloo` is the
-leave-one-out baseline of Kool et al. 2019 and Ahmadian et al. 2024 (arXiv 2402.14740); `std` adds the
-division of GRPO (Shao et al. 2024, arXiv 2402.03300). The parts of a reward can be normalised separately
-and then summed, and turns can be credited with their discounted returns. Advantages of a critic are in
-`gae.py`.
+leave-one-out baseline (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740); `std` divides as in GRPO
+(Shao et al. 2024, arXiv 2402.03300). Advantages of a critic are in `critic.py`.
 """
 
 from __future__ import annotations
@@ -25,12 +23,11 @@ if TYPE_CHECKING:
 def group_advantages(
     rewards: Sequence[float | None], *, baseline: Baseline = "mean", std: Std = "none", eps: float = 1e-4
 ) -> list[float]:
-    """[G] one advantage for each rollout of a group, in the order of `rewards`; never NaN.
+    """[G] one advantage for each rollout of a group; never NaN.
 
-    A reward of None or NaN is left out of the baseline and gets 0.0. With a baseline, a group whose rewards
-    are exactly equal and a group with a single scored rollout get exactly 0.0. `baseline="none"` is plain
-    REINFORCE: the advantage is the reward itself. `std` divides by the deviation of the whole group plus
-    `eps`; a leave-one-out deviation is not used, because it is 0 where one rollout differs from equal peers.
+    A reward of None or NaN is left out of the baseline and gets 0.0; with a baseline, so do groups with equal
+    rewards and with a single scored rollout. `std` divides by the deviation of the whole group plus `eps`: a
+    leave-one-out deviation is 0 where one rollout differs from equal peers.
 
     Raises ValueError for an infinite reward, and for `std` without a baseline.
     """
@@ -54,12 +51,11 @@ def summed_advantages(
     std: Std,
     eps: float = 1e-4,
 ) -> list[float]:
-    """[G] the weighted sum of the advantages of each objective; an objective is (weight, [G] rewards).
+    """[G] the weighted sum of the advantages of each objective, (weight, [G] rewards).
 
     Normalised separately, rollouts that are good in different parts differ even where their summed rewards
-    agree: GDPO (Liu et al. 2026, arXiv 2601.05242), without its normalisation of the sums over the batch.
-
-    Raises ValueError where the objectives have different numbers of rollouts, and as `group_advantages`.
+    agree: GDPO (Liu et al. 2026, arXiv 2601.05242), without its normalisation over the batch. Raises
+    ValueError where the numbers of rollouts differ, and as `group_advantages`.
     """
     if len({len(rewards) for _, rewards in objectives}) > 1:
         raise ValueError(f"objectives of {[len(r) for _, r in objectives]} rollouts cannot be summed")
@@ -85,12 +81,9 @@ def turn_advantages(
 ) -> list[list[float]]:
     """[G][T] the discounted return of each turn minus the baseline; `rewards` are [G][T].
 
-    The baseline is the mean over rollouts (`rloo`: over the other rollouts) of the mean return of their
-    turns, so that each rollout counts once. With discount 1 and all reward in the last turn this equals
-    `group_advantages`. A rollout whose rewards are None is left out of the baseline and gets no advantages; a
-    group with fewer than two scored rollouts gets 0.0 throughout.
-
-    Raises ValueError for a reward that is not finite.
+    The baseline is the mean over rollouts (`rloo`: over the others) of the mean return of their turns, so
+    that each rollout counts once. A rollout whose rewards are None is left out; a group with fewer than two
+    scored rollouts gets 0.0 throughout. Raises ValueError for a reward that is not finite.
     """
     if any(not math.isfinite(r) for of_rollout in rewards for r in of_rollout or ()):
         raise ValueError(f"turn rewards must be finite, not {rewards}")
@@ -120,8 +113,6 @@ def _deviation(scored: list[float], std: Std) -> float:
 
 
 class RewardParts(Protocol):
-    """The parts of a composed reward."""
-
     def objectives(self, runs: Sequence[Trajectory]) -> Sequence[tuple[float, Sequence[float | None]]]:
         """(weight, [G] scores) of each part, for parts that are normalised separately."""
 
@@ -147,10 +138,8 @@ Credit = Sequence[float | Sequence[float] | None]
 
 
 def group_credit(group: Group, objective: Objective, reward: RewardParts | None) -> Credit:
-    """[G] the advantages of a group under an objective. `reward` gives the parts for `normalise` = each.
-
-    None for a rollout without a reward, and under `overlong` = mask for one that was cut off.
-    """
+    """[G] the advantages of a group; None for a rollout without a reward, and under `overlong` = mask for one
+    that was cut off. `reward` gives the parts for `normalise` = each."""
     rewards_G = group_rewards(group, objective)
     credit = _advantages(group, rewards_G, objective, reward)
     return [None if math.isnan(r) else a for r, a in zip(rewards_G, credit, strict=True)]
@@ -187,7 +176,6 @@ class CreditedGroup:
 
 
 def credit_group(group: Group, objective: Objective, reward: RewardParts | None) -> CreditedGroup:
-    """The credit of one group under an objective, and whether the group has a signal."""
     credit = None if objective.critic else group_credit(group, objective, reward)
     if credit is None or objective.dead_groups == "keep":
         signal = not all(math.isnan(r) for r in group_rewards(group, objective))
@@ -226,11 +214,8 @@ def group_samples(
     eps: float = 1e-4,
     advantages_G: Sequence[float | Sequence[float] | None] | None = None,
 ) -> list[TrainSample]:
-    """The samples of a group. A rollout without a reward is left out of the loss and of the baseline.
-
-    `advantages_G` are precomputed advantages (`group_credit`): of each rollout one number, one for each
-    turn, or None to leave the rollout out of the loss.
-    """
+    """The samples of a group. A rollout without a reward, or with None in `advantages_G`, is left out of the
+    loss."""
     rewards_G = group.rewards_G
     if advantages_G is None:
         advantages_G = group_advantages(rewards_G, baseline=baseline, std=std, eps=eps)

@@ -18,7 +18,6 @@ from nano_rl.learn.rows import TrainSample
 ENOUGH = 1024
 """tokens of a micro-batch beyond which larger ones are no faster on a CPU and need more memory"""
 _Placed = tuple[TrainSample, int]
-"""a sample and its index"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +66,12 @@ class Batch:
     """log-probs of the reference model; required if beta > 0"""
 
     def with_old(self, logprobs_BT: Tensor) -> Batch:
-        """The same batch with the trainer's log-probs at the start of the step."""
         return replace(self, old_logprobs_BT=logprobs_BT.detach().to(self.ids_BT.device))
 
     def with_reference(self, logprobs_BT: Tensor) -> Batch:
-        """The same batch with the reference model's log-probs."""
         return replace(self, reference_logprobs_BT=logprobs_BT.detach().to(self.ids_BT.device))
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
         columns = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
         return replace(self, **{name: value.to(device) for name, value in columns.items()})
 
@@ -92,17 +88,13 @@ def make_batches(
 ) -> list[Batch]:
     """Micro-batches of at most `max_tokens` positions of the forward pass, the most expensive first.
 
-    A shared prefix counts once, and rows that share one stay together. Rows that share little are combined
-    up to `enough` tokens only (`enough_tokens`), to save memory for the backward pass. With `trees` False,
-    for models that cannot merge rows (`logprob.can_share`), padded positions are counted, longest rows first.
-    A row longer than `max_tokens` gets a micro-batch of its own.
+    A shared prefix counts once, and rows that share one stay together; rows that share little are combined up
+    to `enough` tokens only, to save memory for the backward pass. With `trees` False, for models that cannot
+    merge rows, padded positions are counted. A longer row gets a micro-batch of its own.
 
-    `weights` is [S] the share of each trained token of each sample (`token_weights`); None is the token mean,
-    1 / `num_action_tokens`, which defaults to the trained tokens of all samples; several ranks pass their
-    common sum. `dtype` is that of log-probs, advantages, weights and temperatures. Ties keep the order of
-    `samples`.
-
-    Raises ValueError if `max_tokens` or `num_action_tokens` is below 1, or `weights` has another length.
+    `weights` is [S] the share of each trained token of each sample; None is 1 / `num_action_tokens`, the
+    trained tokens of all samples, or of all ranks. Raises ValueError if `max_tokens` or `num_action_tokens`
+    is below 1.
     """
     if max_tokens < 1 or (num_action_tokens is not None and num_action_tokens < 1):
         raise ValueError(

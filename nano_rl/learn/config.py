@@ -130,7 +130,6 @@ class ObjectiveConfig(Config):
 
     @property
     def terms(self) -> Objective:
-        """The objective with these settings."""
         return find_objective(self.objective).model_copy(update={n: getattr(self, n) for n in _OVER})
 
     @model_validator(mode="before")

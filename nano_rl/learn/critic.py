@@ -1,10 +1,10 @@
-"""Generalised advantage estimation (GAE) over the sampled tokens of a rollout.
+"""The critic of PPO, generalised advantage estimation, and the scalar model of critics and reward models.
 
-Schulman et al. 2016 (arXiv 1506.02438). A rollout is one chain of decisions over all of its turns and token
-rows, in the order in which they were sampled: the turns of a sub-agent follow the turn that delegated to it
-and precede its parent's next. The last sampled token of a turn is followed by the first sampled token of the
-next turn, and context tokens between them are not states. The value after the last token is 0, also for a
-rollout that hit a limit, since the limit is part of the task.
+GAE: Schulman et al. 2016 (arXiv 1506.02438), over one chain of a rollout's sampled tokens, in the order in
+which they were sampled; context tokens are not states, and the value after the last token is 0, also for a
+rollout that hit a limit, since the limit is part of the task. The value loss is clipped:
+
+    mean over sampled tokens of max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2
 """
 
 from __future__ import annotations
@@ -45,11 +45,8 @@ class Chain:
 
 def reward_chain(trajectory: Trajectory, turn_rewards: Sequence[float]) -> Chain:
     """Put the reward of each turn ([T]) on the last token sampled in that turn, or before it if it has none.
-
-    Turns before the first token that is trained, such as those of a fork's parent, give no reward.
-
-    Raises ValueError as `to_samples`, and where the numbers of turns and rewards differ.
-    """
+    Turns before the first trained token give no reward. Raises ValueError where the numbers of turns and
+    rewards differ."""
     if len(turn_rewards) != len(trajectory.turns):
         raise ValueError(
             f"run {trajectory.id!r} has {len(trajectory.turns)} turns and {len(turn_rewards)} turn rewards"
@@ -80,8 +77,7 @@ def gae(
 ) -> tuple[list[float], list[float]]:
     """[N] advantages and [N] returns (advantage + value) of a chain of N sampled tokens.
 
-    d_k = r_k + discount * V_(k+1) - V_k with V_N = 0, and A_k = d_k + discount * lam * A_(k+1). `lam` = 1
-    gives return minus value, `lam` = 0 the one-step temporal difference.
+    d_k = r_k + discount * V_(k+1) - V_k with V_N = 0, and A_k = d_k + discount * lam * A_(k+1).
     """
     advantages = [0.0] * len(rewards)
     following = next_value = 0.0
@@ -95,10 +91,8 @@ def gae(
 def chain_gae(
     chain: Chain, values: Sequence[Sequence[float]], *, discount: float, lam: float
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-    """[rows][L] advantages and returns; 0 on tokens that were not sampled.
-
-    `values` is [rows][L]: the value of the state before each token; only sampled tokens are read.
-    """
+    """[rows][L] advantages and returns; 0 on tokens that were not sampled. `values` are those of the state
+    before each token."""
     places = chain.places
     advantages_N, returns_N = gae(
         [chain.rewards[r][t] for r, t in places],
@@ -112,10 +106,8 @@ def chain_gae(
 def whitened(
     advantages: Sequence[Sequence[float]], masks: Sequence[Sequence[int]]
 ) -> list[tuple[float, ...]]:
-    """[rows][L] advantages with mean 0 and standard deviation 1 over the sampled tokens of all rows.
-
-    0 on tokens that were not sampled, and everywhere if all advantages are equal.
-    """
+    """[rows][L] advantages with mean 0 and standard deviation 1 over the sampled tokens of all rows; 0
+    elsewhere."""
     flat = [
         a for row, mask in zip(advantages, masks, strict=True) for a, m in zip(row, mask, strict=True) if m
     ]
@@ -152,7 +144,6 @@ class ScalarModel(nn.Module):
 
     @property
     def causal(self) -> Any:
-        """The LM without the PEFT wrapper."""
         lm: Any = self.lm
         return lm.get_base_model() if hasattr(lm, "peft_config") else lm
 
@@ -161,20 +152,16 @@ class ScalarModel(nn.Module):
         return backbone(self.causal)
 
     def forward(self, ids_BT: Tensor, attention_BT: Tensor) -> Tensor:
-        """[B, T] float32 score of the state after each token; arbitrary in the padding.
-
-        Rows are padded on the right; shared prefixes are computed once if the model supports it.
-        """
+        """[B, T] float32 score of the state after each token; arbitrary in the padding, which is on the
+        right."""
         states_MH, node_BT = row_states(self.causal, ids_BT, attention_BT)
         worth_M: Tensor = self.head(states_MH.to(self.head.weight.dtype)).squeeze(-1)
         return worth_M[node_BT]
 
 
 def scalar_model(policy: Any, *, lora_rank: int, seed: int, bias: bool) -> ScalarModel:
-    """A scalar model initialised from a copy of the policy's weights, with an adapter merged.
-
-    All weights are trained, or a new adapter of rank `lora_rank`, by default that of the policy's adapter.
-    """
+    """A scalar model initialised from a copy of the policy's weights, with an adapter merged. All weights are
+    trained, or a new adapter, by default of the rank of the policy's."""
     adapters = getattr(policy, "peft_config", None)
     if adapters and not lora_rank:
         lora_rank = int(adapters["default"].r)
@@ -188,10 +175,8 @@ def scalar_model(policy: Any, *, lora_rank: int, seed: int, bias: bool) -> Scala
 
 
 def by_budget(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Row indices of micro-batches of at most `max_tokens` positions with padding, longest rows first.
-
-    A longer row gets a micro-batch of its own.
-    """
+    """Row indices of micro-batches of at most `max_tokens` positions with padding, longest rows first; a
+    longer row gets one of its own."""
     parts: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if not parts or (len(parts[-1]) + 1) * lengths[parts[-1][0]] > max_tokens:
@@ -201,7 +186,6 @@ def by_budget(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
-    """[B, T] rows padded on the right with 0."""
     width = max(len(row) for row in rows)
     return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=dtype)
 
@@ -213,7 +197,6 @@ class ValueBatch:
     ids_BT: Tensor
     attention_BT: Tensor
     mask_BT: Tensor
-    """bool; True on sampled tokens"""
     returns_BT: Tensor
     old_BT: Tensor
     num_tokens: int
@@ -300,10 +283,8 @@ class Critic:
         return [[row for _ in of_group for row in next(rows)] for of_group in chains]
 
     def update(self, critic_rows: Sequence[StepRow], *, ends_step: bool) -> dict[str, float]:
-        """One optimizer step on these rows: `value_loss`, `value_clipped`, `value_grad_norm`.
-
-        Raises GuardTripped, without changing the weights, if the loss or the gradient is not finite.
-        """
+        """One optimizer step on these rows. Raises GuardTripped, without changing the weights, if the loss or
+        the gradient is not finite."""
         batches = self._batches(critic_rows)
         metrics = self._learner.update(batches, self._objective, _finite, ends_step=ends_step)
         return {
@@ -313,7 +294,6 @@ class Critic:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizer and step, as needed to resume. Shares the live tensors."""
         return self._learner.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -361,7 +341,6 @@ class Critic:
 
 
 def open_critic(policy: nn.Module, config: UpdateConfig) -> Critic:
-    """A critic initialised from the policy."""
     return Critic(
         policy, steps=config.steps, lora_rank=config.lora_rank, max_tokens=config.max_tokens, seed=config.seed
     )

@@ -1,6 +1,8 @@
 """Guards: conditions that the metrics of every step must meet; a training stops with GuardTripped otherwise.
 
-Each guard is a pure function of the metrics; a metric that is absent is not checked.
+The probe is one row of a step. Before the update it is scored alone; the update's own pass, with other rows
+beside it and shared prefixes, must give the same log-probs. After it the trainer and the sampler that serves
+next must agree on it, and the sampler must show what the update changed.
 """
 
 from __future__ import annotations
@@ -27,15 +29,12 @@ StepMetrics = Mapping[str, float]
 def check_step(
     metrics: StepMetrics, config: GuardConfig, *, earlier: Sequence[StepMetrics] = (), bfloat16: bool = False
 ) -> None:
-    """Check the metrics of an update (`mean_metrics`, `group_metrics`) before it is applied.
+    """Check the metrics of an update before it is applied; one that is absent is not checked.
 
-    Also read: `step`, from 0; `update`, the index of the update on these rollouts (absent means 0);
-    `grad_norm`; `stale`, above 0 if the step has rows of older policies: then `mismatch_fresh` covers the
-    rows of the present policy, and `mismatch_ahead` those rolled out ahead, under the weights that sampled
-    them. `earlier` are the metrics of earlier steps, oldest first. With `bfloat16` the mean mismatch is
-    checked instead of the maximum.
-
-    Raises GuardTripped with a sentence that names the guard and the value.
+    `update` is its index on these rollouts; `stale` is above 0 if the step has rows of older policies: then
+    `mismatch_fresh` covers the rows of the present policy, and `mismatch_ahead` those rolled out ahead.
+    `earlier` are the metrics of earlier steps, oldest first. With `bfloat16` the mean mismatch is checked
+    instead of the maximum. Raises GuardTripped.
     """
     steps = (*earlier, metrics)
     _trip(
@@ -54,10 +53,8 @@ def check_step(
 
 
 def check_update(metrics: StepMetrics, config: GuardConfig, *, bfloat16: bool = False) -> None:
-    """Check the metrics of the probe (`mismatch.py`) after an update, before its weights are saved or served.
-
-    Raises GuardTripped with a sentence that names the guard and the value.
-    """
+    """Check the metrics of the probe after an update, before its weights are saved or served. Raises
+    GuardTripped."""
     _trip(metrics, _diverged(metrics) or _not_served(metrics, config, bfloat16))
 
 
@@ -263,7 +260,6 @@ class Probe:
     """One row, and the trainer's log-probs of it before the update."""
 
     batch: Batch
-    """[1, T]"""
     before_N: Tensor
     """[N] log-probs of its sampled tokens, nats, scored alone"""
     trained: list[tuple[Batch, Tensor]] = field(default_factory=list)
@@ -303,7 +299,6 @@ class Probe:
 
     @property
     def places(self) -> list[int]:
-        """Positions of the sampled tokens."""
         return self.batch.mask_BT[0].nonzero()[:, 0].tolist()
 
     def gap_N(self, served: Sequence[float]) -> Tensor:
@@ -364,10 +359,7 @@ def _score(model: nn.Module, batch: Batch) -> Tensor:
 
 
 class LogprobMonitor:
-    """Compares the log-probs of each batch, under the weights at the start of the step, with the logged ones.
-
-    It costs no pass of its own: it receives those of the update.
-    """
+    """Compares the log-probs of each batch that an update computed with the logged ones."""
 
     def __init__(self, probe: Probe | None, fresh: Set[str] | None) -> None:
         """`fresh` are the runs that these weights sampled; None if all runs are theirs."""
@@ -405,10 +397,7 @@ def mismatch_ahead(
     model: nn.Module, samples: Sequence[TrainSample], weights: Mapping[str, Tensor], *, max_tokens: int
 ) -> dict[str, float]:
     """`mismatch_ahead` and `mismatch_ahead_max`: relative gap of sampler and trainer with the weights that
-    sampled, mean and largest.
-
-    Of the step's most expensive micro-batch alone, in one pass without gradient, which bounds the cost.
-    """
+    sampled, of the step's most expensive micro-batch alone, which bounds the cost."""
     batches = make_batches(samples, max_tokens=max_tokens, trees=can_share(model))
     if not batches:
         return {}

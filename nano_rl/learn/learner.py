@@ -20,7 +20,6 @@ from nano_rl.learn.loss import mean_metrics
 from nano_rl.learn.tree_forward import checkpoint_layers
 from nano_shared.errors import CheckpointError, ConfigError
 from nano_shared.extensions import Extensions
-from nano_shared.files import full_disk_explained, sync
 from nano_shared.lora import round_once
 from nano_shared.process import keep_freed_memory
 
@@ -29,15 +28,11 @@ if TYPE_CHECKING:
 
 
 class MasterWeights:
-    """Float32 master copies of the trained weights, for weights of lower precision.
-
-    The backward pass moves each gradient to its master as soon as it is complete, and frees it; gradients of
-    micro-batches are summed there in float32. Weights of float32 or more are their own masters.
-    """
+    """Float32 master copies of the trained weights of lower precision. The backward pass moves each gradient
+    to its master as soon as it is complete; those of micro-batches are summed there in float32."""
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters: dict[str, nn.Parameter] = {}
-        """name of a trained weight -> its master"""
         self._copies: list[tuple[nn.Parameter, nn.Parameter]] = []
         for name, weight in model.named_parameters():
             if not weight.requires_grad:
@@ -57,7 +52,6 @@ class MasterWeights:
 
     @torch.no_grad()
     def restore(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Set masters and model to the given values, by name."""
         for name, value in weights.items():
             self.parameters[name].copy_(value)
         self.publish()
@@ -84,16 +78,12 @@ _FUSED = ("cpu", "cuda")
 def make_optimizer(
     model: nn.Module | Mapping[str, nn.Parameter], config: OptimizerConfig
 ) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019) over weights that require a gradient, without decay.
-
-    States of 8 bits are blockwise (Dettmers et al. 2021, arXiv 2110.02861), and of weights of fewer than
-    4,096 numbers float32.
-
-    `model` may be given as a mapping of its trained weights by name (`MasterWeights.parameters`).
+    """AdamW (Loshchilov and Hutter 2019) without decay over weights that require a gradient, of a model or by
+    name. States of 8 bits are blockwise (Dettmers et al. 2021, arXiv 2110.02861).
 
     Raises ConfigError if no weight is trainable, without bitsandbytes for 8 bits, and for trainable weights
-    below float32: at learning rates of RL an update is smaller than half a unit in the last place of bfloat16
-    and would be rounded away.
+    below float32: at learning rates of RL an update is smaller than half a unit in the last place of
+    bfloat16.
     """
     named = model.named_parameters() if isinstance(model, nn.Module) else model.items()
     trainable = {name: p for name, p in named if p.requires_grad}
@@ -118,11 +108,8 @@ def make_optimizer(
 
 
 def lr_at(step: int, *, peak: float, schedule: LearningRateSchedule, warmup_steps: int, steps: int) -> float:
-    """Learning rate at `step`, counted from 0.
-
-    Rises linearly over `warmup_steps`, starting above 0, to `peak`; then stays constant, or decays to 0 at
-    step `steps`, linearly or along half a cosine.
-    """
+    """Learning rate at `step`, counted from 0: rises over `warmup_steps` to `peak`, then stays constant, or
+    decays to 0 at `steps`, linearly or along half a cosine."""
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
     done = min((step - warmup_steps) / max(steps - warmup_steps, 1), 1.0)
@@ -139,10 +126,8 @@ def set_lr(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale the gradients to a joint norm of at most `max_norm`; returns the norm before scaling.
-
-    If the norm is not finite the gradients are unusable; the guards stop the training on it.
-    """
+    """Scale the gradients to a joint norm of at most `max_norm`; returns the norm before, on which the guards
+    stop if it is not finite."""
     weights = [p for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
     if hasattr(norm, "full_tensor"):  # gradients that are sharded over ranks
@@ -153,11 +138,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
 
 
 class Reference:
-    """The reference model of the KL: a copy of the trained weights at the start of the training.
-
-    The reference of an adapter that was trained before is that adapter, not the base model under it. Create
-    it before the first update; a resumed training loads the starting weights first, then its state.
-    """
+    """The reference model of the KL: a copy of the trained weights at the start of the training, so that the
+    reference of an adapter is that adapter. Create it before the first update."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -166,7 +148,6 @@ class Reference:
 
     @torch.no_grad()
     def score(self, batches: Sequence[Batch]) -> list[Batch]:
-        """The batches with `reference_logprobs_BT` of the starting weights."""
         with with_weights(self._model, self._start):
             return [batch.with_reference(token_logprobs(self._model, batch)) for batch in batches]
 
@@ -188,7 +169,6 @@ def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[No
 BatchLoss = Callable[[nn.Module, Batch], tuple[Tensor, dict[str, float]]]
 """model and micro-batch -> its share of the loss, and metrics that are summed over micro-batches"""
 LossPart = tuple[Batch, BatchLoss]
-"""a micro-batch and its loss"""
 Guard = Callable[[dict[str, float]], None]
 """checks the metrics of an update before it is applied; raises GuardTripped"""
 
@@ -211,11 +191,7 @@ class Stateful(Protocol):
 
 
 class Learner:
-    """Trains a model in place, the same module that samples.
-
-    Weights of bfloat16 are rounded copies of float32 masters, which the optimizer updates and the state
-    holds.
-    """
+    """Trains a model in place, the same module that samples."""
 
     def __init__(self, model: nn.Module, config: OptimizerConfig, *, steps: int) -> None:
         """`steps` is the length of the learning-rate schedule."""
@@ -232,16 +208,13 @@ class Learner:
     def update(
         self, batches: Sequence[Batch], objective: BatchLoss, guard: Guard, *, ends_step: bool = True
     ) -> dict[str, float]:
-        """One optimizer step over micro-batches of one loss (`update_parts`)."""
         return self.update_parts([(batch, objective) for batch in batches], guard, ends_step=ends_step)
 
     def update_parts(
         self, work: Sequence[LossPart], guard: Guard, *, ends_step: bool = True
     ) -> dict[str, float]:
-        """One optimizer step over all micro-batches; returns its metrics.
-
-        Raises GuardTripped from `guard`, before the weights change. `ends_step` is True for the last update
-        of a step alone: the step counter and the learning rate advance once per step.
+        """One optimizer step over all micro-batches; returns its metrics. Raises GuardTripped from `guard`,
+        before the weights change. `ends_step`: the step counter and the learning rate advance once per step.
         """
         parts = []
         device = next(self.model.parameters()).device
@@ -300,26 +273,6 @@ class Learner:
             part.load_state_dict(state["attached"][name])
         self.step = state["step"]
 
-    def save(self, path: Path, extra: dict[str, Any]) -> None:
-        """Write the state and the caller's `extra` to one file, replaced atomically."""
-        temporary = path.with_suffix(".partial")
-        with full_disk_explained(path, CheckpointError):
-            try:
-                with temporary.open("wb") as file:
-                    torch.save({**self.state(), "extra": extra}, file)
-            except RuntimeError as error:
-                # torch's archive wraps the OSError of the file
-                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-            sync(temporary)
-            temporary.replace(path)
-
-    def load(self, path: Path) -> dict[str, Any]:
-        """Continue from the file of `save`; returns `extra`."""
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        self.restore(state)
-        extra: dict[str, Any] = state["extra"]
-        return extra
-
 
 def restore_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy saved weights into the trained ones. Raises CheckpointError if names or shapes differ."""
@@ -340,10 +293,8 @@ def restore_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def prepare(
     model: nn.Module, *, lora_rank: int, seed: int, gradient_checkpointing: bool = False
 ) -> nn.Module:
-    """Make a loaded model trainable: its adapter, or all weights (rank 0), or a new LoRA adapter.
-
-    Raises ConfigError for a quantised base without an adapter.
-    """
+    """Make a loaded model trainable: its adapter, or all weights (rank 0), or a new LoRA adapter. Raises
+    ConfigError for a quantised base without an adapter."""
     trained = _trainable(model, lora_rank, seed)
     round_once(trained)
     if gradient_checkpointing:
@@ -387,11 +338,9 @@ def _trainable(model: nn.Module, lora_rank: int, seed: int) -> nn.Module:
 
 
 def lora_targets(model: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of the linear layers that get an adapter, and of the parameters that hold experts.
-
-    All linear layers but the head and the routers; stderr says which others PEFT cannot name. Raises
-    ConfigError if there is none.
-    """
+    """Names of the linear layers that get an adapter, and of the parameters that hold experts: all linear
+    layers but the head and the routers; stderr says which others PEFT cannot name. Raises ConfigError if
+    there is none."""
     experts = dict.fromkeys(
         ".".join(f"{name}.{key}".split(".")[-2:])
         for name, part in model.named_modules()

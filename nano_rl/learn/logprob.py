@@ -1,9 +1,8 @@
 """Log-probs of the trained tokens under a causal LM, with shared prefixes computed once.
 
-The backbone runs over the token tree of the rows (`prefix_tree.py`), or over the padded rows if the model
-does not support it. A site is a hidden state at which one or several trained tokens are predicted; the head
-runs over chunks of sites, whose logits are freed and computed again in the backward pass, so that those of a
-whole batch never exist at once. Values and gradients equal those of independent rows.
+A site is a hidden state at which one or several trained tokens are predicted; the head runs over chunks of
+sites, whose logits are freed and computed again in the backward pass. Values and gradients equal those of
+independent rows.
 """
 
 from __future__ import annotations
@@ -53,11 +52,8 @@ class Targets:
 def token_logprobs(model: nn.Module, batch: Batch, *, chunk_tokens: int | None = None) -> Tensor:
     """[B, T] log-probs of `ids_BT` where `mask_BT` is True, 0 elsewhere; float32 (float64 stays).
 
-    Logits are divided by the row's temperature before the softmax, as in sampling. Dropout is off in any mode
-    of the model, so that passes are comparable.
-    The model is a causal LM of transformers, bare or under PEFT.
-
-    Raises ConfigError for a model whose logits are computed in a way that is not known here.
+    Logits are divided by the row's temperature, as in sampling. Dropout is off, so that passes are
+    comparable. Raises ConfigError for a model whose logits are computed in a way that is not known here.
     """
     return score_tokens(model, batch, chunk_tokens=chunk_tokens, entropy=False).logprobs_BT
 
@@ -128,10 +124,8 @@ def selected_scores(
     head: nn.Module, hidden_SH: Tensor, targets: Targets, *, chunk_tokens: int | None = None,
     entropy: bool = True, entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """[N] log-probs and [N] entropies, nats, at least float32; entropies are 0 without `entropy`.
-
-    A head that is not a plain linear layer (with an adapter or hooks) is called as a module.
-    """
+    """[N] log-probs and [N] entropies, nats, at least float32. A head that is not a plain linear layer (with
+    an adapter or hooks) is called as a module."""
     if hidden_SH.shape[0] == 0:
         # keep the graph, so that a batch without trained tokens has a gradient of zero
         nothing = hidden_SH.sum(dim=1).to(torch.promote_types(hidden_SH.dtype, torch.float32))
@@ -148,7 +142,6 @@ def selected_scores(
 
 
 def _chunks(targets: Targets, sites: slice, size: int) -> Iterator[tuple[slice, slice]]:
-    """Up to `size` sites at a time, and the tokens at them."""
     starts = [*range(sites.start, sites.stop, size), sites.stop]
     bounds = torch.searchsorted(targets.site_N, torch.tensor(starts, device=targets.site_N.device)).tolist()
     for i, (start, end) in enumerate(pairwise(starts)):
@@ -301,10 +294,8 @@ def _logit_scale(config: Any) -> float:
 
 @torch.no_grad()
 def _refusal(causal: Any) -> str:
-    """Why the log-probs of this model cannot be computed; empty if they can.
-
-    Compares the logits of head and backbone, scaled and capped as `score_tokens` does, with the model's own.
-    """
+    """Why the log-probs of this model cannot be computed; empty if they can: its logits are compared with
+    those of head and backbone, scaled and capped as `score_tokens` does."""
     name = getattr(getattr(causal, "config", None), "model_type", None) or type(causal).__name__
     known = "a causal LM such as Llama, Qwen, Mistral, Gemma, Phi, GLM, gpt-oss or GPT-2 can be trained"
     try:

@@ -35,11 +35,8 @@ from nano_shared.extensions import call_extension, is_ours
 def token_weights(
     samples: Sequence[TrainSample], aggregation: Aggregation = "token", *, constant_length: int = 1
 ) -> list[float]:
-    """[S] the share of every trained token of each sample; `samples` are all those of the step.
-
-    Under `token` and `sequence` the shares of all trained tokens sum to 1. Samples with the same `run_id`
-    are one trajectory. Raises ValueError if `constant_length` is below 1.
-    """
+    """[S] the share of every trained token of each sample, of all those of a step. Samples with the same
+    `run_id` are one trajectory. Raises ValueError if `constant_length` is below 1."""
     if constant_length < 1:
         raise ValueError(f"constant_length={constant_length} must be at least 1")
     tokens_of: Counter[str] = Counter()
@@ -84,7 +81,6 @@ def row_sums(values_N: Tensor, row_N: Tensor) -> Tensor:
 
 
 def row_means(values_N: Tensor, row_N: Tensor) -> Tensor:
-    """[N] the mean over each token's row."""
     return row_sums(values_N, row_N) / row_sums(torch.ones_like(values_N), row_N)
 
 
@@ -105,12 +101,9 @@ class Tokens:
     """The N tokens where the mask is True, in the order that `logprobs_BT[mask_BT]` gives them."""
 
     weight_N: Tensor
-    """share of each token in the loss"""
     advantages_N: Tensor
     behaviour_N: Tensor
-    """log-probs of the sampler"""
     row_N: Tensor
-    """int64: the row of each token"""
     old_N: Tensor | None
     """the trainer's log-probs at the start of the step; None if the weights have not changed since"""
     reference_N: Tensor | None
@@ -185,12 +178,9 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """The scalar loss of a micro-batch and its metrics; both are summed over the micro-batches of a step.
 
-    `logprobs_BT` are the current log-probs with gradient. The loss of a batch without trained tokens is 0.0.
     Metrics are sums over trained tokens, to be averaged by `mean_metrics`; those ending in `_max` are maxima,
-    in `_min` minima.
-
-    Raises ValueError if beta > 0 and the batch has no reference log-probs, and for an entropy bonus without
-    entropies that have a gradient.
+    in `_min` minima. Raises ValueError if beta > 0 and the batch has no reference log-probs, and for an
+    entropy bonus without entropies that have a gradient.
     """
     new_N, tokens = logprobs_BT[batch.mask_BT], Tokens.of(batch)
     entropy_N = None if entropy_BT is None else entropy_BT[batch.mask_BT]
@@ -286,12 +276,9 @@ def sft_loss(logprobs_BT: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float
 
 
 def mean_metrics(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of an update from those of its micro-batches: means over trained tokens, and `ess`.
-
-    `ess` is the effective sample size of the raw importance weights as a share of the tokens, in (0, 1]
-    (Kish 1965); `advantage_std` the deviation over tokens. `loss`, the terms' `loss_NAME` and `tokens` are
-    totals, metrics ending in `_max` and `_min` extrema.
-    """
+    """The metrics of an update from those of its micro-batches: means over trained tokens, totals of
+    `loss...` and `tokens`, extrema, and `ess`, the effective sample size of the raw importance weights as a
+    share of the tokens (Kish 1965)."""
     total: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():

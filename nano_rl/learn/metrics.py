@@ -50,11 +50,9 @@ METRICS = "metrics.jsonl"
 
 
 class RowWriter:
-    """Appends JSON lines to `path`, one per step; creates the file and its folder.
-
-    `resume_at` is the next step: rows of that and later steps, from a run that was killed, are dropped, and
-    so is an incomplete last line. Raises UsageError if the file has rows and `resume_at` is None.
-    """
+    """Appends JSON lines to `path`, one per step. Rows of step `resume_at` and later ones, from a run that
+    was killed, are dropped, and so is an incomplete last line. Raises UsageError if the file has rows and
+    `resume_at` is None."""
 
     def __init__(self, path: Path, *, resume_at: int | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +63,6 @@ class RowWriter:
         self._file = path.open("a", encoding="utf-8")
 
     def write_row(self, row: Mapping[str, Any]) -> None:
-        """Append one line and flush it."""
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
         self._file.flush()
 
@@ -82,7 +79,6 @@ class RowWriter:
 
 
 def dashboard_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that other trainers name otherwise, under those names."""
     parts = {
         f"rewards/{name.removeprefix(PART)}/mean": v for name, v in metrics.items() if name.startswith(PART)
     }
@@ -90,8 +86,6 @@ def dashboard_names(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 class MetricsWriter(RowWriter):
-    """Appends the metrics of each step to the metrics file."""
-
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line and flush it. NaN and infinity become null."""
         row: MetricsRow = {"step": step}
@@ -100,15 +94,12 @@ class MetricsWriter(RowWriter):
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:
-    """The rows of a metrics file (`read_rows`)."""
     return read_rows(path)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of JSON lines, in order, without an incomplete last line.
-
-    Raises UsageError for any other line that is not JSON.
-    """
+    """The rows of a file of JSON lines, without an incomplete last line. Raises UsageError for any other line
+    that is not JSON."""
     lines = path.read_text(encoding="utf-8").split("\n")
     rows: list[dict[str, Any]] = []
     # the text after the last newline is an incomplete line

@@ -1,16 +1,13 @@
 """What a training takes: memory by part and tokens a second before it begins, operations while it runs.
 
-Memory is counted on the model without its numbers (torch's meta device), by the code that trains: parameters
-that are trained, and the tensors that its forward pass keeps for the backward pass. Not counted: the
-fragmentation of the allocator, and what other programs take.
-
-Operations, for the model FLOPs utilisation (MFU), over what the device could have done:
+Memory is counted on the model without its numbers (torch's meta device), by the code that trains. Operations,
+for the model FLOPs utilisation (MFU), over what the device could have done:
 
     forward   2 a token and weight of a linear layer, 4 x heads x dim a layer, token and key of the attention
     backward  the same for the gradient of the inputs, and 2 a token and trained weight
 
-Each shared prefix counts once, as it is computed. What is computed again by gradient checkpointing does not
-count (Chowdhery et al. 2022, arXiv 2204.02311, appendix B).
+Each shared prefix counts once, and what gradient checkpointing computes again not at all (Chowdhery et al.
+2022, arXiv 2204.02311, appendix B).
 """
 
 from __future__ import annotations
@@ -45,12 +42,9 @@ _PASSING = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The sizes of a step."""
-
     rows: int
     """rollouts that are decoded together"""
     row_tokens: int
-    """of the longest row"""
     kv_bytes: int
     """bound of the KV cache"""
 
@@ -210,7 +204,6 @@ def _forward(causal: Any, tokens: int, work: Workload) -> None:
 
 
 def _estimated(config: Any, tokens: int, work: Workload) -> int:
-    """Numbers kept by layers that cannot be run without their numbers, by the widths of the model."""
     heads = getattr(config, "num_attention_heads", None) or 1
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     chosen = getattr(config, "num_experts_per_tok", None) or 1
@@ -324,11 +317,8 @@ def wider_micro_batch(plan: Callable[[UpdateConfig], float], config: UpdateConfi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Tokens a second."""
-
     training: float
     decoding: float
-    """of all rows together"""
 
 
 _PROBE_TOKENS = 256
@@ -342,11 +332,8 @@ def probe_speed(
     rows: int,
     device: torch.device,
 ) -> Speed:
-    """Time one and three layers of the model with constant weights, and extend the line to all of them.
-
-    `build` makes a model of a configuration. Training: forward and backward pass over a row. Decoding: a step
-    of all rows, without the attention over their caches.
-    """
+    """Time one and three layers of the model with constant weights, and extend the line to all of them: a
+    pass over a row forward and backward, and a decoding step of all rows."""
     depth = int(model_config.num_hidden_layers)
     seconds: list[tuple[float, float]] = []
     for layers in (1, 3):
@@ -384,13 +371,11 @@ def probe_speed(
 
 
 def _extended(one: float, three: float, depth: int) -> float:
-    """Seconds of `depth` layers from those of one and three."""
     layer = max((three - one) / 2, three / 10)
     return max(one - layer, 0.0) + depth * layer
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()
@@ -427,12 +412,10 @@ class FlopCounter:
         head = causal.get_output_embeddings().weight
         self._head = head.numel() * (6 if head.requires_grad else 4)
         self._tokens = {True: 0, False: 0}
-        """with and without a gradient"""
         self._keys: dict[bool, list[Tensor]] = {True: [], False: []}
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Count the passes within."""
         self._tokens, self._keys = {True: 0, False: 0}, {True: [], False: []}
         hook = self._body.register_forward_pre_hook(self._count, with_kwargs=True)
         try:

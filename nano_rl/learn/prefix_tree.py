@@ -1,13 +1,9 @@
 """Token trees: the rows of a batch with each shared prefix merged, and attention along the tree.
 
-Rows are sorted, and each row adds only the tokens after its common prefix with the row before it. Nodes are
-numbered depth first, so that the new nodes of a row, and all descendants of a stretch of them, are
-contiguous.
-
-Attention: each node sees its ancestors and itself. Runs attend to themselves under a causal triangle;
-descendants attend to a stretch of another run in full; the parts are merged by their log-sum-exps. The
-backward pass gives each part the merged output and log-sum-exp, which makes its gradients those of the whole
-softmax. Query heads that share a key head are a batch over an expanded view, without a copy of the keys.
+Rows are sorted, and each row adds only the tokens after its common prefix with the row before it; nodes are
+numbered depth first. Each node sees its ancestors and itself: runs attend to themselves under a causal
+triangle, descendants attend to a stretch of another run in full, and the parts are merged by their
+log-sum-exps, which the backward pass gives each part, so that its gradients are those of the whole softmax.
 """
 
 from __future__ import annotations
@@ -52,7 +48,6 @@ class TokenTree:
         return self.ids_N.numel()
 
     def to(self, device: torch.device | str) -> TokenTree:
-        """The same tree on another device."""
         return TokenTree(
             ids_N=self.ids_N.to(device),
             positions_N=self.positions_N.to(device),
@@ -97,7 +92,6 @@ def build_tree(ids_BT: Tensor, lengths: Sequence[int]) -> TokenTree:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
@@ -154,7 +148,6 @@ class TreeUnsupported(ValueError):
 
 
 def register() -> None:
-    """Register the attention with transformers; without a tree it is SDPA."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -487,7 +480,6 @@ _BLOCK_SCORES = 2**26
 
 
 def _blocks(query: Tensor, key: Tensor, causal: bool) -> Iterator[tuple[slice, int]]:
-    """Queries that are scored at once, and the number of keys that they see."""
     count, width = query.shape[2], key.shape[2]
     size = max(1, _BLOCK_SCORES // (query.shape[0] * query.shape[1] * width))
     for start in range(0, count, size):

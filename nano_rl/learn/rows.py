@@ -13,12 +13,9 @@ from nano_shared.types import Limits, Sampling, Task, Trajectory, Turn, TurnToke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """The columns of one run in a group that are needed to choose among runs."""
-
     id: str
     started: float
     version: int
-    """policy version of its oldest turn"""
     reward: float
     """NaN if there is none, or if the failure was not the policy's"""
     log: int = 0
@@ -27,11 +24,8 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rollouts of one task from any source: fresh, logged, or forked.
-
-    Raises ValueError if it is empty, a run appears twice, a trajectory has another task key, or two tasks
-    share the key and differ in content.
-    """
+    """Rollouts of one task from any source: fresh, logged, or forked. Raises ValueError if it is empty, a run
+    appears twice, or tasks differ in key or content."""
 
     task_key: str
     """`Trajectory.group_key`: the key of the task, for forks of a step with run and step appended"""
@@ -63,7 +57,6 @@ class Group:
 
     @property
     def members(self) -> tuple[GroupMember, ...]:
-        """[G]"""
         return tuple(
             GroupMember(id=t.id, started=t.started, version=sampled_by(t), reward=_reward(t))
             for t in self.trajectories
@@ -74,17 +67,14 @@ class Group:
         return self.trajectories[0].task
 
     def only(self, runs: Sequence[str]) -> Group:
-        """The group restricted to these runs, in this order."""
         by_id = {t.id: t for t in self.trajectories}
         return replace(self, trajectories=tuple(by_id[run] for run in runs))
 
     def load(self) -> Group:
-        """The group itself, as `LoggedGroup.load`."""
         return self
 
     @property
     def policy_versions(self) -> tuple[int, ...]:
-        """Policy versions that sampled any turn of the group, ascending."""
         versions = {turn.completion.policy_version for t in self.trajectories for turn in t.turns}
         return tuple(sorted(versions))
 
@@ -118,14 +108,10 @@ def form_groups(trajectories: Iterable[Trajectory]) -> list[Group]:
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Metrics of the rewards of a step, over groups and rollouts.
-
-    `frac_zero_std`: groups with equal rewards; `frac_singleton`: groups with fewer than two scored rollouts,
-    which are part of the former; `frac_unscored`: rollouts without a reward; `frac_truncated`: rollouts cut
-    off by a limit. `reward_mean`, `reward_min`, `reward_max` and `reward_std` (mean of the deviations within
-    groups) are absent if nothing was scored. Under TRL's names: sampled tokens of a rollout
-    (`completions/...`), tool calls a rollout (`tools/call_frequency`) and the share of them that failed.
-    """
+    """Metrics of the rewards of a step. `frac_zero_std`: groups with equal rewards; `frac_singleton`: those
+    of them with fewer than two scored rollouts; `frac_truncated`: rollouts cut off by a limit; `reward_std`:
+    mean of the deviations within groups; under TRL's names sampled tokens of a rollout (`completions/...`)
+    and tool calls."""
     rewards = [r for group in groups for r in group.rewards_G]
     scored = [r for r in rewards if not math.isnan(r)]
     metrics = {
@@ -163,7 +149,6 @@ def _completion_metrics(runs: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def row_tokens(run: Trajectory) -> int:
-    """Tokens of the longest row of a run."""
     rows: Counter[int] = Counter()
     for turn in run.turns:
         if tokens := turn.completion.tokens:
@@ -172,7 +157,6 @@ def row_tokens(run: Trajectory) -> int:
 
 
 def _cut_off(trajectory: Trajectory) -> bool:
-    """True if a limit ended the run or its last completion."""
     if trajectory.stop is not None and (trajectory.stop.budget or trajectory.stop.ours):
         return trajectory.stop.budget
     return bool(trajectory.turns) and trajectory.turns[-1].completion.finish.is_cut
@@ -191,15 +175,11 @@ def is_dead(rewards: Sequence[float | None]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSample:
-    """One row of tokens exactly as the model read and sampled them.
-
-    Raises ValueError if lengths differ, if a token that was not sampled has a log-prob, and if the first
-    token is trained, which no token precedes.
-    """
+    """One row of tokens exactly as the model read and sampled them. Raises ValueError if lengths differ, if a
+    token that was not sampled has a log-prob, and if the first token is trained."""
 
     run_id: str
     ids: tuple[int, ...]
-    """[L]"""
     mask: tuple[int, ...]
     """[L] 1 on tokens that were sampled in this rollout and are trained, else 0"""
     logprobs: tuple[float, ...]
@@ -248,7 +228,6 @@ class TrainSample:
 
     @property
     def advantages(self) -> tuple[float, ...]:
-        """[L] the advantage of each token"""
         return self.advantages_T or (self.advantage,) * len(self.ids)
 
 
@@ -277,10 +256,8 @@ def to_samples(
     """One sample for each token row. `advantage` is one number for the rollout, or one for each turn ([T]).
 
     `imitation` also accepts rows that were sampled greedily, or with top-p or top-k, and sets the temperature
-    to 1: maximum likelihood needs no behaviour policy. `context_turns` are not trained.
-
-    Raises ValueError with the reason for a rollout that cannot be trained on: text-only, redacted, or with a
-    behaviour policy other than softmax(logits / T) over the whole vocabulary.
+    to 1: maximum likelihood needs no behaviour policy. `context_turns` are not trained. Raises ValueError
+    with the reason for a rollout that cannot be trained on.
     """
     _refuse_text_only(trajectory)
     _refuse_redacted(trajectory)
@@ -306,11 +283,8 @@ def to_samples(
 def recent_samples(
     samples: Sequence[TrainSample], version: int, max_staleness: int | None
 ) -> tuple[list[TrainSample], int]:
-    """Drop stale tokens: those of policies more than `max_staleness` versions before `version`.
-
-    They stay in their rows as context; rows without a trained token are dropped. Returns the remaining
-    samples and the number of dropped tokens.
-    """
+    """Drop tokens of policies more than `max_staleness` versions before `version`, which stay in their rows
+    as context. Returns the samples that have a trained token left, and the number of dropped tokens."""
     if max_staleness is None:
         return list(samples), 0
     recent = [_recent(sample, version - max_staleness) for sample in samples]

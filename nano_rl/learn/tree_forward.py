@@ -1,11 +1,9 @@
 """The forward pass over a token tree, and layers for it that keep less memory for the backward pass.
 
-Whether a model gives the same values along a tree as on plain rows is tested once, on first use.
-
-The low-memory layers have the model's formulas with fewer passes over memory: a norm keeps its input and one
-number per row, a gated unit the two factors of its product; adapters do so everywhere (`nano_shared.lora`).
-Only modules with a known formula are replaced: RMSNorm with `variance_epsilon` (other RMSNorms add 1 to the
-weight), and `down(silu(gate(x)) * up(x))`.
+Whether a model gives the same values along a tree as on plain rows is tested once, on first use. The
+low-memory layers have the model's formulas: a norm keeps its input and one number per row, a gated unit the
+two factors of its product. Only modules with a known formula are replaced: RMSNorm with `variance_epsilon`
+(others add 1 to the weight), and `down(silu(gate(x)) * up(x))`.
 """
 
 from __future__ import annotations
@@ -28,10 +26,8 @@ from nano_shared.process import unmap_freed_memory
 
 @contextmanager
 def low_memory_forwards(model: nn.Module) -> Iterator[None]:
-    """Temporarily replace the forwards of known modules by the low-memory ones.
-
-    Norms of float64 weights are not replaced: transformers computes them in float32.
-    """
+    """Temporarily replace the forwards of known modules by the low-memory ones; not norms of float64 weights,
+    which transformers computes in float32."""
     swapped: list[nn.Module] = []
     for module in model.modules():
         forward = _low_memory_forward(module)
@@ -130,10 +126,8 @@ def tree_hidden(causal: Any, tree: TokenTree) -> Tensor:
 
 
 def row_states(causal: Any, ids_BT: Tensor, attention_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """([M, H] last hidden states of rows padded on the right, [B, T] index of each token's state).
-
-    Computed over the token tree, or row by row if the model cannot share prefixes.
-    """
+    """([M, H] last hidden states of rows padded on the right, [B, T] index of each token's state), over the
+    token tree, or row by row if the model cannot share prefixes."""
     if shares_prefixes(causal):
         tree = build_tree(ids_BT, attention_BT.long().sum(1).tolist())
         return tree_hidden(causal, tree), tree.node_BT
@@ -169,10 +163,8 @@ def _as_in_forward(causal: Any, layer: nn.Module) -> Iterator[None]:
 def _checkpointed(
     causal: nn.Module, again: Callable[[nn.Module], AbstractContextManager[None]]
 ) -> Iterator[None]:
-    """Keep the input of each layer that `checkpoint_layers` has marked, in place of what is inside.
-
-    The layer is computed again in the backward pass, in the context that `again` gives for it.
-    """
+    """Keep the input of each layer that `checkpoint_layers` has marked; it is computed again in the backward
+    pass, in the context that `again` gives for it."""
     layers = [layer for layer in causal.modules() if getattr(layer, "gradient_checkpointing", False) is True]
     for layer in layers if torch.is_grad_enabled() else ():
         contexts = partial(lambda layer: (nullcontext(), again(layer)), layer)
@@ -225,10 +217,8 @@ def independent_rows(causal: nn.Module) -> Iterator[None]:
 
 
 def config_objection(config: Any) -> str | None:
-    """Why a model of this configuration cannot share prefixes, as far as that says; None if it may.
-
-    The rows of the test are too short to show a window.
-    """
+    """Why a model of this configuration cannot share prefixes, as far as that says: the rows of the test are
+    too short to show a window."""
     for name in ("sliding_window", "attention_chunk_size", "attn_logit_softcapping"):
         if getattr(config, name, None) is not None and getattr(config, f"use_{name}", True):
             return f"it has {name}={getattr(config, name)}"
@@ -275,11 +265,8 @@ def _difference(causal: Any) -> float:
 
 @contextmanager
 def _in_float32(body: nn.Module) -> Iterator[None]:
-    """Temporarily widen weights of lower precision, one layer at a time while it runs.
-
-    In bfloat16 rounding alone changes the states of thirty trained layers by a third, as much as a wrong
-    mask.
-    """
+    """Temporarily widen weights of lower precision, one layer at a time while it runs: in bfloat16 rounding
+    alone changes the states of thirty trained layers by a third, as much as a wrong mask."""
     narrow: list[tuple[nn.Parameter, Tensor]] = []
 
     def widen(part: nn.Module, _: Any) -> None:
@@ -318,7 +305,6 @@ def _tree_attention(causal: Any) -> Iterator[None]:
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers, in order."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -2,23 +2,15 @@
 
     L = L_RL + beta * L_KL + sum over terms of weight * L_term
 
-L_RL and L_KL are means over the trained tokens of the rollouts. Each further term (imitation, preferences) is
-a mean over its own tokens or pairs, so that the size of one part does not change the weight of another.
+Each further term (imitation, preferences) is a mean over its own tokens or pairs. A step makes
+`updates_per_step` passes over its rollouts, each in `minibatches` parts of whole groups; each part is one
+update with its own denominators. On the first update the ratio is exactly 1.
 
-A step makes `updates_per_step` passes over its rollouts, each in `minibatches` parts of whole groups; each
-part is one update with its own denominators. The trainer's old log-probs are computed once, before the first
-update; on the first update the ratio is exactly 1.
-
-Stale tokens are dropped first. Logged runs come from older policies; their tokens get importance weights
-
-    w = p(token) / behaviour(token)        ess = (sum w)^2 / (n sum w^2)        over n tokens
-
-The effective sample size (ESS) is the share of the tokens that carries the estimate (Kish 1965). Runs that
-the policy has moved away from have weights far from 1, a few of which outweigh all others. The runs with the
-largest drift, the mean |log w| over their tokens, are dropped until the ESS of the remaining tokens reaches
-the bound. Runs above the bound on drift are dropped in any case: where the policy no longer produces what the
-log holds, most weights are near 0 and alike, and the ESS does not show it. Dropping runs by drift biases the
-gradient toward what the policy still does; the metrics say how much was dropped.
+Logged runs come from older policies; their tokens get importance weights w = p(token) / behaviour(token). The
+effective sample size, (sum w)^2 / (n sum w^2) over n tokens, is the share of them that carries the estimate
+(Kish 1965). The runs with the largest drift, the mean |log w|, are dropped until it reaches the bound, and
+runs above the bound on drift in any case: where most weights are near 0 and alike, the ESS does not show it.
+That biases the gradient toward what the policy still does; the metrics say how much was dropped.
 """
 
 from __future__ import annotations
@@ -85,8 +77,6 @@ class LossTerm(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minibatch:
-    """The data of one update."""
-
     batches: list[Batch]
     """rollouts, for the policy's objective"""
     terms: list[tuple[LossTerm, TermPart]]
@@ -95,7 +85,6 @@ class Minibatch:
     """the same rollouts, for the critic"""
 
     def with_old(self, model: nn.Module) -> Minibatch:
-        """The same minibatch with the log-probs of the current weights as old log-probs."""
         with torch.no_grad():
             return replace(self, batches=[b.with_old(token_logprobs(model, b)) for b in self.batches])
 
@@ -134,8 +123,6 @@ class TermLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRows:
-    """What a step learns from."""
-
     groups: list[list[StepRow]]
     """[groups] the rows of each; no group is empty"""
     drawn: list[Sequence[Any]]
@@ -145,7 +132,6 @@ class StepRows:
     has_credit: bool
     """False if no group had a signal and no term an item"""
     behaviour_weights: Mapping[str, Tensor] | None = None
-    """as `RolloutBatch` has them"""
 
     @property
     def samples(self) -> list[TrainSample]:
@@ -158,15 +144,12 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updater:
-    """The learner of a training with everything that its updates use."""
-
     learner: Learner
     config: UpdateConfig
     reference: Reference | None = None
     """given where `beta` is above 0"""
     critic: Critic | None = None
     terms: Sequence[LossTerm] = ()
-    """additional losses"""
 
     def credit(self, batch: RolloutBatch, version: int) -> StepRows:
         """The token rows of the groups with a signal, with their credit or that of the critic; without stale
@@ -200,15 +183,10 @@ class Updater:
         history: Sequence[Metrics] = (),
     ) -> Metrics:  # fmt: skip
         """All updates of one step. Returns its metrics; no update is made where there is nothing to learn.
+        Raises GuardTripped.
 
-        `values` are the step's metrics so far and `history` those of earlier steps, for the guards. `probe`
+        `values` are the step's metrics so far and `history` those of earlier steps, for the guards; `probe`
         is a row of the step that was scored by itself.
-
-        Metrics added to those of the objective and of the rows: `updates`, `tree_fallback` (1 if the model
-        runs on independent rows), `skipped`; `all_dropped` if no run was kept; those of `LogprobMonitor`;
-        with a critic `value_*`; with terms the weighted parts of the loss (`loss_policy`, `loss_kl`,
-        `loss_NAME`), the share of each in the sum of their magnitudes (`share_*`), and the terms' own
-        metrics. Raises GuardTripped.
         """
         config, model, metrics = self.config, self.learner.model, dict(rows.metrics)
         if rows.empty:
@@ -280,10 +258,7 @@ class Updater:
     def _update(
         self, minibatches: Sequence[Minibatch], guard: Callable[[int, Metrics], None], monitor: LogprobMonitor
     ) -> Metrics:
-        """Every pass over the minibatches; each update passes the guards before it is applied.
-
-        Raises GuardTripped.
-        """
+        """Every pass over the minibatches; each update passes the guards before it is applied."""
         learner, objective, critic = self.learner, self.config.objective.terms, self.critic
         order = _order(len(minibatches), self.config, learner.step)
         later = {index: minibatches[index].with_old(learner.model) for index in sorted(set(order[1:]))}
@@ -312,7 +287,6 @@ class Updater:
 def _shares(
     metrics: Metrics, minibatch: Minibatch, terms: Sequence[LossTerm], objective: Objective
 ) -> Metrics:
-    """The weighted parts of the loss of an update, and the share of each."""
     sums = {term.name: metrics.get(f"loss_{term.name}", 0.0) for term in terms}
     kl = objective.beta * metrics.get("kl_reference", 0.0) if objective.kl_in == "loss" else 0.0
     losses = {"policy": metrics["loss"] - sum(sums.values()) - kl, "kl": kl, **sums}
@@ -364,7 +338,6 @@ def _over_updates(rows: Sequence[dict[str, float]], *, passes: int) -> dict[str,
 
 
 def _stale(samples: Sequence[TrainSample], version: int) -> float:
-    """Share of the trained tokens that an older policy version sampled."""
     tokens = [v for s in samples for v, m in zip(s.versions, s.mask, strict=True) if m]
     return sum(v != version for v in tokens) / max(1, len(tokens))
 
@@ -375,11 +348,8 @@ MIN_ESS, MAX_DRIFT = 0.5, 0.5
 
 
 def capped(sample: TrainSample, policy_version: Mapping[str, int]) -> TrainSample:
-    """The sample with token versions of at most the policy version of its run, where that is given.
-
-    `policy_version` maps run ids to versions on this policy's lineage (`logs/reader.py`); the turns of a
-    run from another training may name larger ones.
-    """
+    """The sample with token versions of at most the policy version of its run, where that is given: the turns
+    of a run from another training may name larger ones."""
     if (most := policy_version.get(sample.run_id)) is None:
         return sample
     return replace(sample, versions=tuple(min(version, most) for version in sample.versions))
@@ -387,10 +357,7 @@ def capped(sample: TrainSample, policy_version: Mapping[str, int]) -> TrainSampl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftSelection:
-    """The logged runs that are dropped under the bounds on ESS and drift."""
-
     dropped: frozenset[str]
-    """run ids"""
     ess_before: float
     """of the tokens of all logged runs"""
     drift: float
@@ -439,10 +406,8 @@ def select_by_drift(
     mismatch_of: Mapping[str, Tensor], bound: float, drift: float | None = None
 ) -> DriftSelection:
     """Keep as many runs as possible, in ascending order of drift, with an ESS of at least `bound` together
-    and a drift of at most `drift` each.
-
-    `mismatch_of` maps each run to [N] policy - behaviour log-probs of its tokens, nats.
-    """
+    and a drift of at most `drift` each. `mismatch_of` maps each run to [N] policy - behaviour log-probs,
+    nats."""
     drifts = {run: float(values_N.abs().mean()) for run, values_N in mismatch_of.items()}
     ascending = sorted(drifts, key=lambda run: (drifts[run], run))
     allowed = sum(drift is None or value <= drift for value in drifts.values())

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from nano_coder.grading.submission import grade_trajectory
+from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import Runtime
 from nano_rl.learn.config import Config
 from nano_shared.errors import UsageError
@@ -20,7 +20,6 @@ from nano_shared.types import Tampering, Task, Trajectory, Trust, Verdict
 
 TESTS = "tests"
 MIDDLE = 0.5
-"""value of a part without a score, which neither helps nor harms the rollout"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,6 @@ class Gate:
     """Combines the scores of the parts: tests first, the other parts (shaping) only where tests pass."""
 
     weights: Mapping[str, float]
-    """part -> weight; they sum to 1"""
     threshold: float = 1.0
     """smallest outcome of the tests at which shaping counts"""
     tie_break: float = 0.0
@@ -66,7 +64,6 @@ class Gate:
         return values
 
     def total(self, counted: Mapping[str, float | None]) -> float:
-        """The reward: the weighted sum of the values that count."""
         return math.fsum(w * _or_middle(counted[name]) for name, w in self.weights.items())
 
     def _tie_scale(self, step: float) -> float:
@@ -91,19 +88,15 @@ IMPOSSIBLE = "impossible_passed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """The parts of a reward by name, and the gate that combines them (`open_reward`)."""
-
     parts: Mapping[str, Part]
     gate: Gate
     recipe: str
     """the weights as text and a hash of all settings; part of the grader of every composed verdict"""
 
     def apply(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Trajectory]:
-        """The runs with composed verdicts, which are logged in addition to those of the grader.
-
-        Runs of one task are scored together. A run whose newest verdict is from this reward keeps it; a run
-        without a verdict gets none, unless this reward works without tests.
-        """
+        """The runs with composed verdicts, which are logged in addition to those of the grader. A run whose
+        newest verdict is from this reward keeps it; a run without a verdict gets none, unless this reward
+        works without tests."""
         by_task: dict[str, list[int]] = {}
         for index, run in enumerate(runs):
             by_task.setdefault(run.task.listed.id, []).append(index)
@@ -117,10 +110,8 @@ class Reward:
         return done
 
     def verdicts(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Verdict | None]:
-        """[G] composed verdicts of the rollouts of one task.
-
-        Raises UsageError if a part gives NaN, infinity, or a value outside 0 to 1.
-        """
+        """[G] composed verdicts of the rollouts of one task. Raises UsageError if a part gives NaN, infinity,
+        or a value outside 0 to 1."""
         if all(run.verdict is not None and self._is_complete(run.verdict) for run in runs):
             return [run.verdict for run in runs]
         outcomes = [self._outcome(run) for run in runs]
@@ -132,10 +123,8 @@ class Reward:
         ]
 
     def objectives(self, runs: Sequence[Trajectory]) -> list[tuple[float, list[float | None]]]:
-        """(weight, [G] values that count) of each part, for parts that are normalised separately.
-
-        Without tie-breaks: divided by their own deviation they would be as large as the outcome.
-        """
+        """(weight, [G] values that count) of each part, for parts that are normalised separately; without
+        tie-breaks, which would be as large as the outcome."""
         strict = Gate(weights=self.gate.weights, threshold=self.gate.threshold)
         counted = [
             strict.counted(run.verdict.components.get(TESTS), run.verdict.components)
@@ -276,8 +265,6 @@ def _components(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The score of one part for one rollout."""
-
     value: float | None
     """between 0 and 1; None if the part does not apply, or if it failed"""
     failure: str | None = None
@@ -292,10 +279,8 @@ SILENT = Score(value=None)
 
 
 class Part(Config):
-    """Base class of reward parts; the fields of a subclass are its settings (see `registry.py`).
-
-    `argument` names the setting that may follow the part's name on the command line, `name:argument=weight`.
-    """
+    """Base class of reward parts; the fields of a subclass are its settings. `argument` names the setting
+    that may follow the part's name on the command line, `name:argument=weight`."""
 
     argument: ClassVar[str | None] = None
     alone: ClassVar[bool] = False
@@ -323,15 +308,12 @@ class Part(Config):
         return [self.score_run(run, runtime) for run in runs]
 
     def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
-        """The score of one rollout, for parts that score each rollout separately."""
         raise NotImplementedError
 
 
 def checked(name: str, run: Trajectory, given: object) -> Score:
-    """The score that a part gave, its numbers as floats; a number alone is one.
-
-    Raises UsageError for what is none, values outside 0 to 1, and inconsistent turn shares.
-    """
+    """The score that a part gave; a number alone is one. Raises UsageError for what is none, values outside 0
+    to 1, and inconsistent turn shares."""
     score = given if isinstance(given, Score) else Score(value=given)  # type: ignore[arg-type]
     value = _between(name, run, score.value)
     details = {key: _between(f"{name}.{key}", run, one) for key, one in score.details.items()}

@@ -17,22 +17,22 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nano_coder.agent.profiles import COMPACT_1
+from nano_coder.grading.grade import grade_trajectory
 from nano_coder.grading.live_use import live_use
-from nano_coder.grading.submission import grade_trajectory
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task, run_without_turns
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.attempts import ORACLE, PluginsOff, oracle_policy, run_in_project
-from nano_rl.tasks.mutation_testing import KILLED, MutantReport, NoMutants, run_mutants
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import SandboxError, UsageError
+from nano_shared.extensions import Extensions
 from nano_shared.files import content_hash, in_memory, scratch_folder
-from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks, WorkspaceChecks
+from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks
 from nano_shared.process import SAFE_PATH, safe_workers
 from nano_shared.store import LogStore
 from nano_shared.types import Split, StopReason, Task, Trajectory, Verdict
@@ -81,21 +81,6 @@ def _line_in(sources: list[str], texts: tuple[str, ...]) -> str | None:
     return None
 
 
-_OURS = "nano"
-"""what the names of our own generators begin with: they run the oracle when they make a task"""
-
-
-def unproven(tasks: Iterable[Task]) -> list[Task]:
-    """The tasks whose tests are programs and whose oracle was never run: a right answer may earn nothing."""
-    return [
-        task
-        for task in tasks
-        if isinstance(task.hidden, SuiteChecks | WorkspaceChecks | MutantChecks)
-        and task.provenance.checked is None
-        and not (task.provenance.generator or "").startswith(_OURS)
-    ]
-
-
 REPEATS = 3
 FIRST = 4
 """number of hidden cases that the starting files are graded on first"""
@@ -138,14 +123,42 @@ class TaskFinding:
 
 @dataclass(slots=True)
 class _Notes:
-    """Collects the results of checks."""
-
     checks: dict[str, str] = field(default_factory=dict)
 
     def note(self, name: str, problem: str | None) -> bool:
         """Record a check; returns True if it passed."""
         self.checks[name] = problem or "pass"
         return problem is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestedCases:
+    """What mutation testing says of the hidden cases of a task."""
+
+    __test__ = False  # not a pytest test class
+
+    skip: str | None = None
+    """why there is nothing to mutate"""
+    weakness: str | None = None
+    """why the cases are too weak"""
+    rate: float | None = None
+    """share of the mutants that the cases kill"""
+    stable: bool = False
+    """True if the solution gave the expected value on every case, every time"""
+
+
+class TestCases(Protocol):
+    """Runs mutants of a solution (path -> text) on the hidden cases of a task, the solution `times` times:
+    the extension `cases` of `nano.mutation_testing`."""
+
+    __test__ = False
+
+    def __call__(
+        self, task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int
+    ) -> TestedCases: ...
+
+
+MUTATION_TESTING: Extensions[TestCases] = Extensions("nano.mutation_testing")
 
 
 def check_task(task: Task, runtime: Runtime) -> TaskFinding:
@@ -239,7 +252,6 @@ def _oracle(task: Task, runtime: Runtime, notes: _Notes) -> Trajectory | None:
 
 
 def _oracle_runs(task: Task, runtime: Runtime) -> list[Trajectory]:
-    """The oracle's run, behind those of earlier tasks of its project."""
     if not task.earlier:
         return [run_task(task, replace(runtime, policy=oracle_policy(task, runtime.profile)))]
     return run_in_project(task, runtime, policy_of=lambda one: oracle_policy(one, runtime.profile))
@@ -266,8 +278,8 @@ def _shortfall(run: Trajectory, verdict: Verdict | None) -> str:
     return f"earns {verdict.reward:g} instead of 1{detail}"
 
 
-def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> MutantReport | None:
-    """The report of the mutants, if the task has a program to mutate, else None."""
+def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> TestedCases | None:
+    """What mutants of the oracle's solution say of the hidden cases; None where they say nothing."""
     hidden = task.hidden
     if isinstance(hidden, SuiteChecks) and (use := live_use(hidden.suite, (*task.artifacts, "")[0])):
         notes.checks["apart"] = f"skip: {use}, so work may be graded beside its tests (trust strict)"
@@ -275,24 +287,21 @@ def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Not
         kind = hidden.kind if hidden is not None else "command"
         notes.checks["mutants"] = f"skip: a check of kind {kind} has no program to mutate"
         return None
-    try:
-        found = run_mutants(task, _solution(task, run, runtime), runtime.sandbox, times=REPEATS - 1)
-    except NoMutants as problem:
-        notes.checks["mutants"] = f"skip: {problem}"
+    if "cases" not in MUTATION_TESTING:
+        notes.checks["mutants"] = "skip: mutation testing comes with the plug-in mining"
         return None
+    try:
+        found = MUTATION_TESTING["cases"](
+            task, _solution(task, run, runtime), runtime.sandbox, times=REPEATS - 1
+        )
     except SandboxError as problem:
         notes.note("mutants", f"mutation testing failed: {problem}")
         return None
-    notes.note("mutants", _weakness(found))
+    if found.skip:
+        notes.checks["mutants"] = f"skip: {found.skip}"
+        return None
+    notes.note("mutants", found.weakness)
     return found
-
-
-def _weakness(found: MutantReport) -> str | None:
-    if found.hollow:
-        return f"a hollow solution passes: {found.hollow[0]}"
-    if found.rate is not None and found.rate < KILLED:
-        return f"{found.rate:.0%} of the mutants die, {KILLED:.0%} must; alive: {found.survived[0]}"
-    return None
 
 
 def _solution(task: Task, run: Trajectory, runtime: Runtime) -> Mapping[str, str]:
@@ -307,7 +316,6 @@ def _solution(task: Task, run: Trajectory, runtime: Runtime) -> Mapping[str, str
 
 
 def log_folder() -> AbstractContextManager[Path]:
-    """A temporary folder for logs, in memory if there is room."""
     return scratch_folder("check", in_memory())
 
 
@@ -330,8 +338,6 @@ def scratch_runtime(
 
 
 class _SharedBlobs(BlobStore):
-    """A blob store that also reads the blobs of another log."""
-
     def __init__(self, root: Path, log: BlobStore) -> None:
         super().__init__(root)
         self._log = log
@@ -460,5 +466,4 @@ def admitted_tasks(
 
 
 def programs_of(tasks: Sequence[Task], source: str) -> dict[str, str]:
-    """Program hash -> origin, for the tasks that have one."""
     return {t.program_hash: f"{t.key} of {source}" for t in tasks if t.program_hash is not None}

@@ -14,11 +14,9 @@ from itertools import islice, zip_longest
 from pathlib import PurePosixPath
 from random import Random
 
-from nano_coder.grading.command_check import restored
-from nano_coder.grading.command_run import tree_hash
-from nano_coder.grading.graders import Decider, trust_of
+from nano_coder.grading.command_check import restored, tree_hash
+from nano_coder.grading.grade import Delivery, grade_delivery, grade_trajectory
 from nano_coder.grading.protected_files import ShellLine
-from nano_coder.grading.submission import Delivery, grade_delivery, grade_trajectory
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.mutate import Mutant, mutant_of, splices_by_function
 from nano_shared import snapshot
@@ -37,8 +35,6 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedTask:
-    """A task from a run, with the reward of that run."""
-
     task: Task
     run: str
     reward: float | None
@@ -48,13 +44,12 @@ class LoggedTask:
 
     @property
     def trust(self) -> Trust:
-        """The trust level of a verdict on the task."""
         hidden = self.task.hidden
         if hidden is None or isinstance(hidden, WorkspaceChecks):
             own = hidden is None and not self.task.check_trusted
-            return trust_of(Decider.STRANGER if own else Decider.COMMAND)
+            return Trust.NONE if own else Trust.USER_CHECK
         strict = isinstance(hidden, SuiteChecks) and hidden.suite.strict
-        return trust_of(Decider.SUPERVISED if strict else Decider.APART)
+        return Trust.STRICT if strict else Trust.HIDDEN
 
     @property
     def portable(self) -> bool:
@@ -164,7 +159,6 @@ _TIMES, _MORE = 3.0, 5.0
 _FAILING = re.compile(r"^FAILED \S*::(\w+)", re.MULTILINE)
 """the name of a failing test in pytest's summary"""
 _LARGEST = 200_000
-"""bytes of a file that is mutated"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +176,6 @@ class _Project:
 
     @property
     def changed(self) -> set[str]:
-        """Files that the run changed."""
         return set(snapshot.changed_paths(self.start, self.tree))
 
     def verdict(self, before: Snapshot, after: Snapshot) -> Verdict | None:
@@ -212,8 +205,6 @@ class _Project:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
-    """A mutant of a file of a project."""
-
     project: _Project
     path: str
     mutant: Mutant
@@ -239,12 +230,9 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
-    """What the check showed of a mutant."""
-
     refusal: str | None = None
     """why no task is made of it; None if the check fails on it and passes on the line put back"""
     output: str = ""
-    """the end of the failing check's output"""
 
 
 def check_command(task: Task) -> str | None:

@@ -49,18 +49,12 @@ MISTAKES = ("operator", "comparison", "constant", "name", "method", "flag", "var
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One changed line of a source."""
-
     kind: str
     """one of MISTAKES"""
     line: int
-    """1-based"""
     old: str
-    """the whole line before"""
     new: str
-    """the whole line after"""
     source: str
-    """the whole source after"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,6 @@ class Splice:
 
 
 def _between(lines: list[str], left: ast.expr, right: ast.expr, token: str) -> tuple[int, int, int] | None:
-    """Line and columns of the operator `token` between two operands of one line."""
     if left.end_lineno != right.lineno:
         return None
     gap = lines[right.lineno - 1][left.end_col_offset : right.col_offset]
@@ -151,7 +144,6 @@ def _signs(node: ast.AST) -> Iterator[Splice]:
 
 
 def mutants(source: str, name: str | None = None) -> list[Mutant]:
-    """All mutants of the first, or the named, function in `source`, in source order."""
     tree = parse(source)
     function = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and name in (None, n.name))
     every = (mutant_of(source, splice) for splice in _splices(function, source.split("\n")))

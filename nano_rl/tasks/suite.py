@@ -52,7 +52,6 @@ class Made:
 
 
 _SAME_FIELDS = tuple(one.name for one in fields(Made) if one.name != "earlier")
-"""fields of a task under the same names"""
 
 
 @dataclass(frozen=True, slots=True)

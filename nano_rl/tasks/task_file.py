@@ -24,10 +24,18 @@ from pydantic import (
     model_validator,
 )
 
-from nano_coder.grading.used_names import used_names
+from nano_coder.grading.live_use import used_names
 from nano_rl.tasks.suite import TaskSuite, View, find_suite
 from nano_shared.errors import Refusal, Refused, UsageError
-from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, Suite, SuiteChecks
+from nano_shared.hidden_checks import (
+    AnswerChecks,
+    Case,
+    CaseChecks,
+    MutantChecks,
+    Suite,
+    SuiteChecks,
+    WorkspaceChecks,
+)
 from nano_shared.process import parse
 from nano_shared.strict_json import (
     Row,
@@ -115,8 +123,6 @@ class _Row(BaseModel):
 
 
 class PlainRow(_Row):
-    """A row of a function and the expected results of calls."""
-
     id: str
     prompt: str = Field(pattern=r"\S")
     target: str = "solution.py"
@@ -166,8 +172,6 @@ class _PublishedTests(_Row):
 
 
 class OpenRow(_Row):
-    """A row of the published sets."""
-
     id: str
     source: str
     source_commit: str | None = None
@@ -252,7 +256,6 @@ def read_row(line: str) -> Task:
 
 
 def _with_place(prompt: str, target: str, entry_point: str | None) -> str:
-    """The prompt with the path and name of the solution appended."""
     name = f"; it must define `{entry_point}`" if entry_point else ""
     return f"{prompt.rstrip()}\n\nThe solution belongs in the file `{target}`{name}."
 
@@ -408,7 +411,6 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
-    """Write one task per line, replacing the file; creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for task in tasks:
@@ -433,3 +435,18 @@ def read_tasks(path: Path) -> list[Task]:
     if not tasks:
         raise UsageError(f"{path}: holds no task; one JSON object a line is expected")
     return list(tasks.values())
+
+
+_OURS = "nano"
+"""what the names of our own generators begin with: they run the oracle when they make a task"""
+
+
+def unproven(tasks: Iterable[Task]) -> list[Task]:
+    """The tasks whose tests are programs and whose oracle was never run: a right answer may earn nothing."""
+    return [
+        task
+        for task in tasks
+        if isinstance(task.hidden, SuiteChecks | WorkspaceChecks | MutantChecks)
+        and task.provenance.checked is None
+        and not (task.provenance.generator or "").startswith(_OURS)
+    ]

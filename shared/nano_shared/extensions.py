@@ -257,6 +257,7 @@ PLUGINS = {
         "nano.environments": {"formats": "nemo-gym verifiers"},
         "nano.learners": {"cluster": "ranks"},
         "nano.log_databases": {"cluster": "postgresql"},
+        "nano.mutation_testing": {"mining": "cases"},
         "nano.rewards": {
             "preferences": "process format length diff_size lint reasoning safety judge constitution"
             " preference human"

@@ -7,11 +7,12 @@ fact too. `facts_of` gives the facts of a run in memory, by the same columns.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -27,6 +28,7 @@ from nano_shared.schema import tools_by_hash, turn_row, verdict_row, verdict_sea
 from nano_shared.types import (
     REDACTED_ID,
     SUMMARY,
+    Sampling,
     StopReason,
     Task,
     ToolSpec,
@@ -51,6 +53,10 @@ _SEALED = ("seal", "turn_rewards", "checks", "check_run")
 _RUN = (
     "id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "parent", "parent_step",
     "answer", "started",
+)  # fmt: skip
+_TURN = (
+    "turn", "policy_id", "policy_version", "token_row", "context_tokens", "sampled_tokens", "sampling",
+    "text", "parser", "delegated_by", "started", "ended",
 )  # fmt: skip
 _STOPS = {reason.value: reason for reason in StopReason}
 _Calls = tuple[tuple[str, dict[str, Any]], ...]
@@ -145,57 +151,103 @@ def moment(text: str | None, *, now: float | None = None) -> float | None:
         ) from None
 
 
+def _column(name: str) -> Any:
+    """A property: the column of that name, as the log holds it."""
+    return property(lambda facts: facts.columns[name])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFacts:
-    index: int
-    policy_id: str
-    policy_version: int
-    finish: str
-    row: int | None
-    """None where the turn has no tokens"""
-    context: int
-    """number of context tokens, as stored"""
-    sampled: int
-    claimed: tuple[int, int]
-    """numbers of context and sampled tokens that were counted when the turn was written"""
-    whole: bool
-    """whether the stored bytes are whole ids and log-probs"""
-    logprobs: array[float]
-    redacted: bool
-    """whether an id of context or sample was redacted"""
-    temperature: float
-    filtered: bool
-    """whether it was sampled under top-p or top-k"""
-    constrained: bool
-    """whether a grammar forbade tokens, or a client shaped their distribution"""
-    text: str
+    columns: Mapping[str, Any]
+    """of the turn's row (`_turns`); sampled ids and log-probs are bytes"""
     calls: _Calls
-    summary: bool
-    """whether it summarises its row: calls in its text were not executed"""
-    delegated_by: int | None
-    """of a sub-agent: index of the turn that delegated to it"""
-    draw: bytes
-    """digest of what was sampled and when: equal for copies of a turn, different for any two samples"""
-    no_tokens: str | None = None
-    """why a server's answer has no tokens, as far as is known"""
+
+    index = _column("turn")
+    policy_id = _column("policy_id")
+    policy_version = _column("policy_version")
+    text = _column("text")
+    delegated_by = _column("delegated_by")
+
+    @property
+    def row(self) -> int | None:
+        """None where the turn has no tokens."""
+        return None if self.columns["sampled_ids"] is None else self.columns["token_row"]
+
+    @property
+    def _ids(self) -> bytes:
+        return self.columns["sampled_ids"] or b""
+
+    @property
+    def context(self) -> int:
+        """Number of context tokens, as stored."""
+        return int(self.columns["context_bytes"] or 0) // _ID_BYTES
+
+    @property
+    def sampled(self) -> int:
+        return len(self._ids) // _ID_BYTES
+
+    @property
+    def claimed(self) -> tuple[int, int]:
+        """Numbers of context and sampled tokens that were counted when the turn was written."""
+        return self.columns["context_tokens"] or 0, self.columns["sampled_tokens"] or 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the stored bytes are whole ids and log-probs."""
+        logprobs, context = self.columns["logprobs"] or b"", self.columns["context_bytes"] or 0
+        return len(self._ids) % _ID_BYTES == len(logprobs) % _LOGPROB_BYTES == context % _ID_BYTES == 0
+
+    @property
+    def logprobs(self) -> array[float]:
+        blob = self.columns["logprobs"] or b""
+        values = array("d", blob[: len(blob) // _LOGPROB_BYTES * _LOGPROB_BYTES])
+        if sys.byteorder == "big":
+            values.byteswap()  # the log is little-endian
+        return values
+
+    @property
+    def is_redacted(self) -> bool:
+        """Whether an id of context or sample was redacted."""
+        return bool(self.columns["hides"]) or _HIDDEN in self._ids
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling.model_construct(**self.columns["sampling"])
+
+    @property
+    def is_summary(self) -> bool:
+        """Whether it summarises its row: calls in its text were not executed."""
+        return bool(self.columns["parser"] == SUMMARY)
+
+    @property
+    def no_tokens(self) -> str | None:
+        """Why a server's answer has no tokens, as far as is known."""
+        return (self.columns["api"] or {}).get("no_tokens")
+
+    @property
+    def draw(self) -> bytes:
+        """Digest of what was sampled and when: equal for copies of a turn, different for any two samples.
+
+        What distinguishes two samples with the same ids is seed and policy, since reusing a seed gives no new
+        sample; without a seed, the times in unix seconds.
+        """
+        seed, of = self.columns["sampling"].get("seed"), self.columns
+        # databases do not keep a minus zero
+        times = (of["started"] + 0.0, of["ended"] + 0.0)
+        stamp = repr(times if seed is None else (self.policy_id, seed))
+        digest = hashlib.blake2b(stamp.encode("utf-8", "surrogatepass"), digest_size=16)
+        digest.update(self.text.encode("utf-8", "surrogatepass") if self.row is None else self._ids)
+        return digest.digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    id: str
+    columns: Mapping[str, Any]
+    """`_RUN` of the run's row"""
     task: Task
     task_id: str
     """content hash of the task as its environment lists it"""
-    policy: str
-    profile: str
-    profile_hash: str
-    template_hash: str
-    tools_hash: str
-    parent: str | None
-    parent_step: int | None
     stop: StopReason | None
-    answer: str | None
-    started: float
     turns: tuple[TurnFacts, ...]
     verdict: Verdict | None
     """the newest, not validated, without `checks`, `turn_rewards` and `check_run`"""
@@ -205,6 +257,17 @@ class RunFacts:
     """tools beside those of the profile"""
     opinions: bool = False
     """whether feedback rates the run"""
+
+    id = _column("id")
+    policy = _column("policy")
+    profile = _column("profile")
+    profile_hash = _column("profile_hash")
+    template_hash = _column("template_hash")
+    tools_hash = _column("tools_hash")
+    parent = _column("parent")
+    parent_step = _column("parent_step")
+    answer = _column("answer")
+    started = _column("started")
 
     @property
     def own_turns(self) -> tuple[TurnFacts, ...]:
@@ -235,12 +298,14 @@ class RunFacts:
 
 def facts_of(run: Trajectory) -> RunFacts:
     """The facts of a run in memory."""
-    calls = [tuple((call.name, call.arguments) for call in turn.calls) for turn in run.turns]
     return RunFacts(
         task=run.task, task_id=run.task.listed.id, stop=run.stop, given_tools=run.given_tools,
-        turns=tuple(map(_turn_facts, map(_stored, run.turns), calls)),
+        turns=tuple(
+            TurnFacts(columns=_stored(turn), calls=tuple((call.name, call.arguments) for call in turn.calls))
+            for turn in run.turns
+        ),
         verdict=_verdict(verdict_row(run.id, run.verdict, 0.0)) if run.verdict else None,
-        **{name: getattr(run, name) for name in _RUN},
+        columns={name: getattr(run, name) for name in _RUN},
     )  # fmt: skip
 
 
@@ -260,7 +325,7 @@ def stream_facts(connection: sa.Connection, chosen: RunFilter) -> Iterator[RunFa
                 verdict=None if columns["trust"] is None else _verdict(columns),
                 sealed=None if seal is None else seal == verdict_seal(row.id, row.task_id, columns),
                 opinions=bool(row.opinions), given_tools=given.of(row.given_tools),
-                **{name: getattr(row, name) for name in _RUN},
+                columns={name: getattr(row, name) for name in _RUN},
             )  # fmt: skip
 
 
@@ -321,13 +386,11 @@ def _turns(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Turn
     raw = sa.LargeBinary()
     query = (
         sa.select(
-            turns.c.run_id, turns.c.turn, turns.c.policy_id, turns.c.policy_version, turns.c.finish,
-            turns.c.token_row, turns.c.context_tokens, turns.c.sampled_tokens,
-            sa.func.length(turns.c.context_ids),
-            _hides(connection, sa.type_coerce(turns.c.context_ids, raw)),
-            sa.type_coerce(turns.c.sampled_ids, raw), sa.type_coerce(turns.c.logprobs, raw),
-            turns.c.sampling, turns.c.text, turns.c.parser, turns.c.delegated_by, turns.c.started,
-            turns.c.ended, sa.case((turns.c.token_row.is_(None), turns.c.api)),
+            *(turns.c[name] for name in ("run_id", *_TURN)),
+            sa.func.length(turns.c.context_ids).label("context_bytes"),
+            _hides(connection, sa.type_coerce(turns.c.context_ids, raw)).label("hides"),
+            *(sa.type_coerce(turns.c[name], raw).label(name) for name in ("sampled_ids", "logprobs")),
+            sa.case((turns.c.token_row.is_(None), turns.c.api)).label("api"),
         )
         .where(turns.c.run_id.in_(ids))
         .order_by(turns.c.run_id, turns.c.turn)
@@ -341,85 +404,33 @@ def _turns(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Turn
     called = {key: tuple((row[2], row[3]) for row in group) for key, group in by_turn}
     found: dict[str, list[TurnFacts]] = {}
     for row in connection.execute(query):
-        found.setdefault(row[0], []).append(_turn_facts(row[1:], called.get((row[0], row[1]), ())))
+        columns = {name: value for name, value in row._mapping.items() if name != "run_id"}
+        calls_of = called.get((row.run_id, row.turn), ())
+        found.setdefault(row.run_id, []).append(TurnFacts(columns=columns, calls=calls_of))
     return found
 
 
-def _hides(connection: sa.Connection, column: sa.ColumnElement[bytes]) -> sa.ColumnElement[int]:
-    """SQL expression: above 0 if packed ids contain the placeholder of redacted ids."""
+def _hides(connection: sa.Connection, column: sa.ColumnElement[bytes]) -> sa.ColumnElement[bool]:
+    """SQL expression: whether packed ids contain the placeholder of redacted ids."""
     if connection.dialect.name == "sqlite":
-        return sa.func.instr(column, _HIDDEN)
-    return sa.func.position(sa.literal(_HIDDEN, sa.LargeBinary()).op("IN")(column))
+        return sa.func.instr(column, _HIDDEN) > 0
+    return sa.func.position(sa.literal(_HIDDEN, sa.LargeBinary()).op("IN")(column)) > 0
 
 
-def _stored(turn: Turn) -> tuple[Any, ...]:
+def _stored(turn: Turn) -> dict[str, Any]:
     """The columns of a turn as `_turns` selects them."""
     row = turn_row("", turn)
     packed = {
         name: schema.turns.c[name].type.process_bind_param(row.get(name), None)  # type: ignore[attr-defined]
         for name in ("context_ids", "sampled_ids", "logprobs")
     }
-    context = packed["context_ids"]
-    return (
-        row["turn"], row["policy_id"], row["policy_version"], row["finish"], row.get("token_row"),
-        row.get("context_tokens"), row.get("sampled_tokens"), context and len(context),
-        context and _HIDDEN in context, packed["sampled_ids"], packed["logprobs"], row["sampling"],
-        row["text"], row["parser"], row["delegated_by"], row["started"], row["ended"],
-        row["api"] if row.get("token_row") is None else None,
-    )  # fmt: skip
-
-
-def _turn_facts(row: Sequence[Any], calls: _Calls) -> TurnFacts:
-    (turn, policy_id, version, finish, token_row, context, count, context_bytes, hidden, ids, logprobs,
-     sampling, text, parser, delegated_by, started, ended, api) = row  # fmt: skip
-    bare = token_row is None or ids is None
-    ids, logprobs, context_bytes = ids or b"", logprobs or b"", context_bytes or 0
-    drawn = text.encode("utf-8", "surrogatepass") if bare else ids
-    whole = len(ids) % _ID_BYTES == len(logprobs) % _LOGPROB_BYTES == context_bytes % _ID_BYTES == 0
-    return TurnFacts(
-        index=turn,
-        policy_id=policy_id,
-        policy_version=version,
-        finish=finish,
-        row=None if bare else token_row,
-        context=context_bytes // _ID_BYTES,
-        sampled=len(ids) // _ID_BYTES,
-        claimed=(context or 0, count or 0),
-        whole=whole,
-        redacted=bool(hidden) or _HIDDEN in ids,
-        logprobs=_floats(logprobs),
-        temperature=sampling.get("temperature", 1.0),
-        filtered=sampling.get("top_p", 1.0) < 1 or sampling.get("top_k", 0) > 0,
-        constrained=sampling.get("grammar") is not None or sampling.get("shaping") is not None,
-        text=text,
-        calls=calls,
-        summary=parser == SUMMARY,
-        delegated_by=delegated_by,
-        draw=_draw(drawn, policy_id, sampling, started, ended),
-        no_tokens=(api or {}).get("no_tokens"),
-    )
-
-
-def _draw(sampled: bytes, policy_id: str, sampling: dict[str, Any], started: float, ended: float) -> bytes:
-    """Digest of one turn: its sampled ids as stored, and what distinguishes it from another with the same
-    ids.
-
-    That is seed and policy, since reusing a seed gives no new sample; without a seed, the times in unix
-    seconds.
-    """
-    seed = sampling.get("seed")
-    # databases do not keep a minus zero
-    stamp = repr((started + 0.0, ended + 0.0) if seed is None else (policy_id, seed))
-    digest = hashlib.blake2b(stamp.encode("utf-8", "surrogatepass"), digest_size=16)
-    digest.update(sampled)
-    return digest.digest()
-
-
-def _floats(blob: bytes) -> array[float]:
-    values = array("d", blob[: len(blob) // _LOGPROB_BYTES * _LOGPROB_BYTES])
-    if sys.byteorder == "big":
-        values.byteswap()  # the log is little-endian
-    return values
+    context = packed.pop("context_ids")
+    columns = {name: row.get(name) for name in _TURN} | packed
+    columns["sampling"] = json.loads(json.dumps(row["sampling"]))
+    columns["context_bytes"] = None if context is None else len(context)
+    columns["hides"] = None if context is None else _HIDDEN in context
+    columns["api"] = row["api"] if row.get("token_row") is None else None
+    return columns
 
 
 def _verdict(columns: Any) -> Verdict:

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_coder.sandbox.launcher import archive, files
-from nano_coder.sandbox.launcher.archive import DIRECTORY, FILE, SYMLINK, TarMember
+from nano_coder.sandbox.launcher import files
+from nano_coder.sandbox.launcher.files import DIRECTORY, FILE, SYMLINK, TarMember
 
 PARTS = (
     st.binary(min_size=1, max_size=8)
@@ -92,7 +92,7 @@ def unpack(top: str, data: bytes) -> None:
 
 
 def read_all(data: bytes) -> list[tuple[TarMember, bytes]]:
-    reader = archive.TarReader(io.BytesIO(data))
+    reader = files.TarReader(io.BytesIO(data))
     return [(member, b"".join(reader.contents()) if member.kind == FILE else b"") for member in reader]
 
 
@@ -159,8 +159,8 @@ def test_we_read_what_tarfile_writes(tree: dict[bytes, Node], form: int) -> None
 
 def test_a_file_beyond_what_octal_says_has_its_size() -> None:
     out = io.BytesIO()
-    archive.write_member(out, TarMember("huge", FILE, 0o600, size=9 << 30))
-    assert next(iter(archive.TarReader(io.BytesIO(out.getvalue())))).size == 9 << 30
+    files.write_member(out, TarMember("huge", FILE, 0o600, size=9 << 30))
+    assert next(iter(files.TarReader(io.BytesIO(out.getvalue())))).size == 9 << 30
     with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as theirs:
         assert theirs.next().size == 9 << 30  # type: ignore[union-attr]
 
@@ -178,7 +178,7 @@ def test_unpacked_files_have_the_time_of_all_others(tmp_path: Path) -> None:
     (tmp_path / "to").mkdir()
     unpack(str(tmp_path / "to"), packed(str(tmp_path / "from")))
     times = {(tmp_path / "to" / name).stat().st_mtime for name in ("folder", "folder/file")}
-    assert times == {archive.EPOCH}
+    assert times == {files.EPOCH}
 
 
 def test_a_workspace_that_is_long_is_not_kept_in_memory(tmp_path: Path) -> None:
@@ -195,10 +195,10 @@ def test_a_workspace_that_is_long_is_not_kept_in_memory(tmp_path: Path) -> None:
 @given(st.binary(max_size=2000), st.data())
 def test_any_bytes_are_an_archive_or_an_error(noise: bytes, data: st.DataObject) -> None:
     good = io.BytesIO()
-    archive.write_member(good, TarMember("file", FILE, 0o644, size=3))
+    files.write_member(good, TarMember("file", FILE, 0o644, size=3))
     good.write(b"abc")
-    archive.write_padding(good, 3)
-    archive.write_end(good)
+    files.write_padding(good, 3)
+    files.write_end(good)
     stream = bytearray(good.getvalue())
     place = data.draw(st.integers(0, len(stream)))
     stream[place : place + len(noise)] = noise
@@ -213,10 +213,10 @@ def test_any_bytes_are_an_archive_or_an_error(noise: bytes, data: st.DataObject)
 @given(st.integers(0, 1535))
 def test_a_stream_cut_short_is_an_error(length: int) -> None:
     out = io.BytesIO()
-    archive.write_member(out, TarMember("file", FILE, 0o644, size=3))
+    files.write_member(out, TarMember("file", FILE, 0o644, size=3))
     out.write(b"abc")
-    archive.write_padding(out, 3)
-    archive.write_end(out)
+    files.write_padding(out, 3)
+    files.write_end(out)
     with pytest.raises(OSError, match="damaged"):
         read_all(out.getvalue()[:length])
 
@@ -227,8 +227,8 @@ def tar(*members: TarMember | bytes) -> bytes:
         if isinstance(member, bytes):
             out.write(member)
         else:
-            archive.write_member(out, member)
-    archive.write_end(out)
+            files.write_member(out, member)
+    files.write_end(out)
     return out.getvalue()
 
 

@@ -21,7 +21,7 @@ from nano_coder.agent.profiles import API_1, HERMES_1
 from nano_coder.cli import cli
 from nano_coder.config import AgentConfig
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
-from nano_coder.models.endpoint.policy import EndpointPolicy
+from nano_coder.models.endpoint.policy import EndpointPolicy, Patience
 from nano_coder.models.endpoint.token_server import TokenServer
 from nano_coder.models.opening import local_policy, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
@@ -302,7 +302,7 @@ def body(**tokens: Any) -> Any:
 
 def complete(step: Any, **more: Any) -> Any:
     with strict_api(step, takes=TAKES) as (server, script):
-        policy = EndpointPolicy("little", server.base_url, KEY, card=CARD, retry_seconds=1)
+        policy = EndpointPolicy("little", server.base_url, KEY, card=CARD, patience=Patience(retry=1))
         conversation = Conversation((Message(role=Role.USER, content="go"),))
         return policy.complete(conversation, Sampling(**more)), script
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nano_coder.commands.display import outcome
-from nano_coder.grading.submission import grade_folder
+from nano_coder.grading.grade import grade_folder
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.hidden_checks import CommandChecks

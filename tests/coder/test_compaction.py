@@ -14,7 +14,7 @@ from strict_api import KEY, Fail, Say, call, strict_api
 
 from nano_coder.agent.compaction import MOST_SUMMARIES
 from nano_coder.agent.profiles import find_profile
-from nano_coder.models.endpoint.policy import EndpointPolicy
+from nano_coder.models.endpoint.policy import EndpointPolicy, Patience
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunHooks, Runtime, resume_run, run_task
 from nano_coder.run.fork import fork_run, say_to_run
@@ -224,7 +224,9 @@ def test_a_server_that_reads_less_than_it_says_is_believed(tmp_path: Path) -> No
     )
     steps += [Fail(400, body=told), Say("All is planned."), Say(None, (call("submit", answer="done"),))]
     with strict_api(*steps) as (server, script):
-        policy = EndpointPolicy("small", server.base_url, KEY, first_wait=0.001, own_temperature=True)
+        policy = EndpointPolicy(
+            "small", server.base_url, KEY, patience=Patience(first_wait=0.001), own_temperature=True
+        )
         api = find_profile("workday-2-api")
         runtime = a_runtime(tmp_path, policy=policy, profile=api, sampling=Sampling(max_tokens=500))
         run = run_task(a_task(), runtime)

@@ -63,7 +63,7 @@ def group(prompt: tuple[int, ...], size: int, *, first: int = 0, length: int = 6
 
 def test_a_prompt_is_read_once_a_group(model: Any) -> None:
     engine = engine_of(model)
-    rows = engine.admit([*group(tokens(1, 50), 8), *group(tokens(2, 30), 8, first=8)])
+    rows = engine.add_requests([*group(tokens(1, 50), 8), *group(tokens(2, 30), 8, first=8)])
     finish(engine, rows)
     assert counts(engine).prefilled == 80
     assert_exact(engine, rows)
@@ -73,7 +73,7 @@ def test_what_prompts_begin_with_is_read_once(model: Any) -> None:
     system = tokens(0, 60)
     prompts = [system + tokens(seed, 10 + seed) for seed in range(1, 5)]
     engine = engine_of(model)
-    rows = engine.admit([r for i, p in enumerate(prompts) for r in group(p, 1 + i % 2, first=10 * i)])
+    rows = engine.add_requests([r for i, p in enumerate(prompts) for r in group(p, 1 + i % 2, first=10 * i)])
     finish(engine, rows)
     assert counts(engine).prefilled == 60 + sum(len(p) - 60 for p in prompts)
     assert_exact(engine, rows)
@@ -81,11 +81,13 @@ def test_what_prompts_begin_with_is_read_once(model: Any) -> None:
 
 def test_only_the_observation_is_read_between_turns(model: Any) -> None:
     engine = engine_of(model)
-    rows = engine.admit(group(tokens(1, 40), 4))
+    rows = engine.add_requests(group(tokens(1, 40), 4))
     finish(engine, rows)
     for number in range(3):
         before = counts(engine).prefilled
-        rows = engine.admit([turn(engine, row, tokens(100 + number, 5 + i)) for i, row in enumerate(rows)])
+        rows = engine.add_requests(
+            [turn(engine, row, tokens(100 + number, 5 + i)) for i, row in enumerate(rows)]
+        )
         finish(engine, rows)
         # the last sampled token was never fed
         assert counts(engine).prefilled - before == sum(5 + i + 1 for i in range(4))
@@ -101,9 +103,9 @@ def test_rows_over_the_budget_are_read_again_and_stay_exact(model: Any) -> None:
     rich, poor = engine_of(model), engine_of(model, kv_bytes=130 * kv_token_bytes(model))
 
     def episode(engine: Engine) -> list[list[int]]:
-        rows = engine.admit(group(tokens(1, 40), 4))
+        rows = engine.add_requests(group(tokens(1, 40), 4))
         finish(engine, rows)
-        rows = engine.admit([turn(engine, row, tokens(7, 9)) for row in rows])
+        rows = engine.add_requests([turn(engine, row, tokens(7, 9)) for row in rows])
         finish(engine, rows)
         assert_exact(engine, rows)
         return [row.ids for row in rows]
@@ -116,20 +118,20 @@ def test_rows_over_the_budget_are_read_again_and_stay_exact(model: Any) -> None:
 
 def test_a_row_that_is_rewritten_is_read_anew(model: Any) -> None:
     engine = engine_of(model)
-    (row,) = engine.admit(group(tokens(1, 20), 1))
+    (row,) = engine.add_requests(group(tokens(1, 20), 1))
     finish(engine, [row])
     other = (*tokens(1, 20)[:10], *tokens(5, 30))
-    (row,) = engine.admit([GenerationRequest(other, Sampling(max_tokens=4), 1, 0)])
+    (row,) = engine.add_requests([GenerationRequest(other, Sampling(max_tokens=4), 1, 0)])
     finish(engine, [row])
     assert_exact(engine, [row])
 
 
 def test_rows_join_a_batch_that_is_under_way(model: Any) -> None:
     engine = engine_of(model)
-    early = engine.admit(group(tokens(1, 30), 3, length=20))
+    early = engine.add_requests(group(tokens(1, 30), 3, length=20))
     for _ in range(5):
         engine.step()
-    late = engine.admit([*group(tokens(1, 30), 2, first=3), *group(tokens(2, 90), 2, first=5)])
+    late = engine.add_requests([*group(tokens(1, 30), 2, first=3), *group(tokens(2, 90), 2, first=5)])
     finish(engine, [*early, *late])
     assert_exact(engine, [*early, *late])
     assert counts(engine).prefilled == 120
@@ -137,7 +139,7 @@ def test_rows_join_a_batch_that_is_under_way(model: Any) -> None:
 
 def test_a_row_that_is_dropped_leaves_the_others_alone(model: Any) -> None:
     engine = engine_of(model)
-    rows = engine.admit([*group(tokens(1, 30), 4, length=9), *group(tokens(2, 9), 2, first=4)])
+    rows = engine.add_requests([*group(tokens(1, 30), 4, length=9), *group(tokens(2, 9), 2, first=4)])
     engine.step()
     engine.drop([rows[0], rows[4]])
     finish(engine, [row for row in rows if row not in (rows[0], rows[4])])
@@ -159,9 +161,9 @@ def test_slots_that_grow_keep_what_they_hold_and_are_zero_elsewhere() -> None:
 def test_the_same_rows_are_decoded_bit_for_bit_alike(model: Any) -> None:
     def episode() -> list[tuple[list[int], list[float]]]:
         engine = engine_of(model, max_batch=5)
-        rows = engine.admit([*group(tokens(1, 30), 6, length=9), *group(tokens(2, 9), 3, first=6)])
+        rows = engine.add_requests([*group(tokens(1, 30), 6, length=9), *group(tokens(2, 9), 3, first=6)])
         finish(engine, rows)
-        later = engine.admit([turn(engine, row, tokens(3, 8), seed=9) for row in rows])
+        later = engine.add_requests([turn(engine, row, tokens(3, 8), seed=9) for row in rows])
         finish(engine, later)
         return [(row.ids, row.logprobs) for row in (*rows, *later)]
 
@@ -172,12 +174,12 @@ def test_the_same_rows_are_decoded_bit_for_bit_alike(model: Any) -> None:
 def test_kv_never_outlives_its_weights(tiny_folder: Path, through_data: bool) -> None:
     model: Any = load_policy(str(tiny_folder)).model
     engine = engine_of(model)
-    rows = engine.admit(group(tokens(1, 30), 2))
+    rows = engine.add_requests(group(tokens(1, 30), 2))
     finish(engine, rows)
     weight = model.model.layers[0].self_attn.k_proj.weight
     with torch.no_grad():
         (weight.data if through_data else weight).mul_(-1.5)
-    rows = engine.admit([turn(engine, row, tokens(3, 8)) for row in rows])
+    rows = engine.add_requests([turn(engine, row, tokens(3, 8)) for row in rows])
     finish(engine, rows)
     assert_exact(engine, rows)
 
@@ -185,7 +187,7 @@ def test_kv_never_outlives_its_weights(tiny_folder: Path, through_data: bool) ->
 def test_weights_that_change_under_a_row_are_refused(tiny_folder: Path) -> None:
     model: Any = load_policy(str(tiny_folder)).model
     engine = engine_of(model)
-    engine.admit(group(tokens(1, 30), 2))
+    engine.add_requests(group(tokens(1, 30), 2))
     engine.step()
     with torch.no_grad():
         model.model.norm.weight.mul_(2)
@@ -207,12 +209,12 @@ def test_any_course_of_a_batch_is_exact(model: Any, data: st.DataObject) -> None
         size = data.draw(st.integers(1, 3), label="size")
         length = data.draw(st.integers(1, 7), label="length")
         requests += group(prompt, size, first=len(requests), length=length)
-    rows = engine.admit(requests)
+    rows = engine.add_requests(requests)
     finish(engine, rows)
     assert_exact(engine, rows)
     for _ in range(data.draw(st.integers(0, 2), label="turns")):
         going = [row for row in rows if data.draw(st.booleans())]
         observed = data.draw(st.integers(0, 40), label="observed")
-        rows = engine.admit([turn(engine, row, tokens(observed, observed)) for row in going])
+        rows = engine.add_requests([turn(engine, row, tokens(observed, observed)) for row in going])
         finish(engine, rows)
         assert_exact(engine, rows)

@@ -12,7 +12,7 @@ from strict_api import KEY, Say, call, strict_api
 
 from nano_coder.agent.profiles import find_profile
 from nano_coder.commands.display import Display
-from nano_coder.models.endpoint.policy import EndpointPolicy
+from nano_coder.models.endpoint.policy import EndpointPolicy, Patience
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunHooks, Runtime, resume_run, run_task
 from nano_coder.run.fork import fork_run, say_to_run
@@ -202,7 +202,9 @@ def test_a_hosted_model_delegates_by_native_calls(tmp_path: Path) -> None:
         Say(None, (call("submit", answer="done"),)),
     ]
     with strict_api(*steps) as (server, script):
-        policy = EndpointPolicy("big", server.base_url, KEY, first_wait=0.001, own_temperature=True)
+        policy = EndpointPolicy(
+            "big", server.base_url, KEY, patience=Patience(first_wait=0.001), own_temperature=True
+        )
         runtime = a_runtime(tmp_path, policy=policy, profile=find_profile("workday-2-api"))
         run = run_task(a_task(), runtime)
     assert (run.stop, run.answer) == (StopReason.FINISHED, "done")

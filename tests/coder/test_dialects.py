@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_coder.agent.dialects.dialect import DIALECTS, Compact
-from nano_coder.agent.dialects.hermes import Hermes
+from nano_coder.agent.dialects.native import HERMES
 from nano_coder.tools.tool import TOOLS
 from nano_shared.types import ToolCall
 
@@ -39,7 +39,7 @@ def test_compact_parses_what_it_renders(thought: str, call: ToolCall) -> None:
 
 @given(thoughts, st.lists(calls, min_size=1, max_size=3))
 def test_hermes_parses_what_it_renders(thought: str, several: list[ToolCall]) -> None:
-    parsed = Hermes().parse(Hermes().render(thought, several, SPECS), SPECS)
+    parsed = HERMES.parse(HERMES.render(thought, several, SPECS), SPECS)
     assert (parsed.error, parsed.thought, list(parsed.calls)) == (None, thought, several)
 
 
@@ -53,11 +53,11 @@ def test_compact_reads_what_a_small_model_writes() -> None:
 
 def test_a_closing_tag_inside_a_string_does_not_end_a_hermes_call() -> None:
     call = ToolCall(name="shell", arguments={"command": "echo '</tool_call><tool_call>'"})
-    assert Hermes().parse(Hermes().render("", [call], SPECS), SPECS).calls == (call,)
+    assert HERMES.parse(HERMES.render("", [call], SPECS), SPECS).calls == (call,)
 
 
 def test_hermes_forgives_a_missing_closing_tag_and_says_so() -> None:
-    parsed = Hermes().parse('<tool_call>{"name": "submit"}', SPECS)
+    parsed = HERMES.parse('<tool_call>{"name": "submit", "arguments": {}}', SPECS)
     assert parsed.calls == (ToolCall(name="submit"),)
     assert parsed.repairs == ("closed_tag",)
 
@@ -71,9 +71,9 @@ def test_hermes_forgives_a_missing_closing_tag_and_says_so() -> None:
         ("compact", "@read_file a.py", "cannot read `a.py` as key=value"),
         ("compact", "@read_file path=a.py\nmore", "takes no text below"),
         ("hermes", "I am done.", "no tool call found"),
-        ("hermes", "<tool_call>{name: submit}</tool_call>", "not JSON"),
+        ("hermes", "<tool_call>{name submit}</tool_call>", "not JSON"),
         ("hermes", '<tool_call>{"arguments": {}}</tool_call>', 'object with a "name"'),
-        ("hermes", '<tool_call>{"name": "submit", "arguments": []}</tool_call>', "object of"),
+        ("hermes", '<tool_call>{"name": "submit", "arguments": []}</tool_call>', "must be an object"),
     ],
 )
 def test_a_malformed_action_is_an_error_that_shows_the_right_form(

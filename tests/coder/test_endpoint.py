@@ -23,7 +23,7 @@ from nano_coder.config import Price
 from nano_coder.models.endpoint.chat_completion import read_answer
 from nano_coder.models.endpoint.exchange import _server_events
 from nano_coder.models.endpoint.model_card import ModelCard
-from nano_coder.models.endpoint.policy import EndpointPolicy, find_price, open_endpoint
+from nano_coder.models.endpoint.policy import EndpointPolicy, Patience, find_price, open_endpoint
 from nano_coder.models.opening import ModelOptions
 from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, PolicyError
 from nano_shared.policy import Conversation, Policy
@@ -33,7 +33,9 @@ HELLO = Say("hello")
 
 
 def policy_for(server: StrictApi, **options: Any) -> EndpointPolicy:
-    usual: dict[str, Any] = {"first_wait": 0.001, "retry_seconds": 5.0, "own_temperature": True}
+    seconds = {name: options.pop(name) for name in ("stall", "retry") if name in options}
+    patience = Patience(**{"first_wait": 0.001, "retry": 5.0, **seconds})
+    usual: dict[str, Any] = {"patience": patience, "own_temperature": True}
     return EndpointPolicy("little", server.base_url, KEY, **(usual | options))
 
 
@@ -411,7 +413,7 @@ def test_a_failure_that_passes_costs_nothing_but_time(failure: Any) -> None:
     with strict_api(failure, failure, Say("at last", (call("shell", command="ls"),))) as (server, script):
         # a busy machine may be silent for as long as a stall
         patience = 0.3 if failure in (stalls, stalls_within) else 30.0
-        done = policy_for(server, stall_seconds=patience).complete(conversation(), Sampling())
+        done = policy_for(server, stall=patience).complete(conversation(), Sampling())
     assert done.api is not None
     assert (done.text, len(done.api.calls)) == ("at last", 1)
     assert script.tried == 3
@@ -437,7 +439,7 @@ def test_a_server_that_names_a_time_beyond_the_patience_is_not_waited_for() -> N
 def test_a_failure_that_stays_ends_with_the_patience(failure: Any) -> None:
     with strict_api(failure) as (server, script):
         with pytest.raises(PolicyError, match="no answer from http"):
-            policy_for(server, retry_seconds=0.5, stall_seconds=0.1).complete(conversation(), Sampling())
+            policy_for(server, retry=0.5, stall=0.1).complete(conversation(), Sampling())
     assert script.tried >= 2
 
 
@@ -457,7 +459,7 @@ def test_a_call_ends_with_the_time_of_its_run() -> None:
             talk = conversation()
             talk.deadline = time.monotonic() + 0.6
             with pytest.raises(kind):
-                policy_for(server, retry_seconds=100.0).complete(talk, Sampling(max_tokens=1000))
+                policy_for(server, retry=100.0).complete(talk, Sampling(max_tokens=1000))
             assert time.monotonic() < talk.deadline + 1
 
 
@@ -567,7 +569,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 def test_an_answer_is_bounded_in_size_and_time(head: bytes, forever: bytes, pause: float, told: str) -> None:
     for url in answering(head, forever, pause):
         seconds = 2.0 if pause else 100.0
-        policy = EndpointPolicy("little", url, answer_seconds=seconds, retry_seconds=0.0)
+        policy = EndpointPolicy("little", url, patience=Patience(answer=seconds, retry=0.0))
         with pytest.raises(PolicyError, match=told):
             policy.complete(conversation(), Sampling())
         policy.close()

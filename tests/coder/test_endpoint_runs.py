@@ -22,7 +22,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import API_1, COMPACT_1, HERMES_1
 from nano_coder.config import Price
 from nano_coder.formats import message_rows
-from nano_coder.models.endpoint.policy import EndpointPolicy
+from nano_coder.models.endpoint.policy import EndpointPolicy, Patience
 from nano_coder.run.execution import RunSettings, grade_run, resume_run, run_task
 from nano_coder.verify.trainable import verify
 from nano_rl.imitation import RunEncoder, run_messages
@@ -38,7 +38,7 @@ REPAIR = (Say("I look.", (READ, call("shell", command="ls"))), Say(None, (EDIT, 
 
 
 def runtime_on(folder: Path, server: Any, **options: Any) -> Any:
-    usual: dict[str, Any] = {"first_wait": 0.001, "retry_seconds": 0.3, "own_temperature": True}
+    usual: dict[str, Any] = {"patience": Patience(first_wait=0.001, retry=0.3), "own_temperature": True}
     policy = EndpointPolicy("little", server.base_url, KEY, **(usual | options))
     return a_runtime(folder, policy=policy, profile=API_1, sampling=Sampling(max_tokens=999))
 
@@ -79,9 +79,9 @@ def test_calls_that_cannot_be_read_are_all_answered(tmp_path: Path) -> None:
     with strict_api(*steps) as (server, script):
         run = run_task(a_task(), runtime_on(tmp_path, server))
     first, second, third, fourth = run.turns
-    assert "call 2, shell: its arguments are not JSON" in first.observations[1].text
+    assert "call 2, shell: the tool call is not JSON" in first.observations[1].text
     assert len(first.observations) == len(second.observations) == 2
-    assert third.repairs == ("arguments_in_string", "raw_newlines")
+    assert third.repairs == ("arguments_as_string", "raw_control_characters")
     assert [o.text for o in third.observations] == ["a", "a\nb"]
     assert "command is missing" in fourth.observations[0].text
     assert run.stop is StopReason.FINISHED

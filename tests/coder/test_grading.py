@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from hacks import FAIR, HANGS, NOT_PLAIN, SILENT, TOLD
 
-from nano_coder.grading.answer_equality import same, same_answer
+from nano_coder.grading import GRADER
+from nano_coder.grading.answers import same, same_answer
 from nano_coder.grading.command_check import grade_command
 from nano_coder.grading.grade import grade
-from nano_coder.grading.graders import GRADER
 from nano_coder.grading.protected_files import ShellLine
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsJail

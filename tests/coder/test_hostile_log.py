@@ -143,7 +143,6 @@ COMMANDS = [
     (rl, "grade RUN --json"),
     (rl, "grade HOSTILE"),
     (rl, "export --format tokens --baseline none"),
-    (rl, "export --format preferences"),
     (rl, "checkpoints list"),
     (rl, "report HOSTILE"),
     (rl, "eval --tasks HOSTILE"),

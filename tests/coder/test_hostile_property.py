@@ -64,7 +64,7 @@ calm = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 def test_drawn_reports_are_judged_whatever_they_say(reports: list[str]) -> None:
     lines = [f"{NONCE}{text}" for text in ('{"ready": true}', *reports)]
     stdout = "\n".join(lines).encode("utf-8", "surrogatepass")
-    outcome = judged(["case_1", "case_2"], lambda *_: False, list(_reports(stdout, NONCE))[1:], ENDED)
+    outcome = judged({"case_1": object(), "case_2": object()}, list(_reports(stdout, NONCE))[1:], ENDED)
     assert not outcome.right
     with suppress(SandboxError):
         _judged(read_reports(stdout, NONCE), ENDED, None)  # type: ignore[arg-type]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nano_coder.grading.command_run import _words
+from nano_coder.grading.command_check import _words
+from nano_coder.grading.grade import grade_folder
 from nano_coder.grading.impossible_tests import impossible, test_names
-from nano_coder.grading.submission import grade_folder
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.types import Task, Trust, Verdict

@@ -65,15 +65,17 @@ def workload(engine: Engine, most: list[int]) -> list[list[int]]:
     a long row, and new owners after it."""
     system = tokens(0, 60)
     prompts = [system + tokens(n, 10 + 37 * n % 90) for n in range(1, 5)] + [tokens(9, 5), tokens(8, 120)]
-    rows = engine.admit([ask(p, 4 * n + i, 5 + 3 * i) for n, p in enumerate(prompts) for i in range(4)])
+    rows = engine.add_requests(
+        [ask(p, 4 * n + i, 5 + 3 * i) for n, p in enumerate(prompts) for i in range(4)]
+    )
     for _ in range(4):
         engine.step()
-    late = engine.admit([ask(tokens(20 + i, 30 * i + 1), 100 + i, 12) for i in range(5)])
+    late = engine.add_requests([ask(tokens(20 + i, 30 * i + 1), 100 + i, 12) for i in range(5)])
     finished(engine, [*rows, *late], most)
     every = [*rows, *late]
     for turn in range(2):
         rows = [row for i, row in enumerate(rows) if i % 3 != turn]
-        rows = engine.admit(
+        rows = engine.add_requests(
             [
                 ask((*row.request.ids, *row.ids, *tokens(turn, 20 + 5 * i)), row.request.owner or 0, 6)
                 for i, row in enumerate(rows)
@@ -81,9 +83,9 @@ def workload(engine: Engine, most: list[int]) -> list[list[int]]:
         )
         finished(engine, rows, most)
         every += rows
-    long = engine.admit([ask(tokens(30, LONGEST - 20), 200, 20)])
+    long = engine.add_requests([ask(tokens(30, LONGEST - 20), 200, 20)])
     finished(engine, long, most)
-    last = engine.admit([ask(tokens(40 + i, 25), 300 + i, 9) for i in range(6)])
+    last = engine.add_requests([ask(tokens(40 + i, 25), 300 + i, 9) for i in range(6)])
     finished(engine, last, most)
     return [row.ids for row in [*every, *long, *last]]
 

@@ -31,10 +31,10 @@ class RecordingEngine(Engine):
 
     batches: list[list[tuple[int, ...]]]
 
-    def admit(self, requests: Any) -> list[DecodingRow]:
+    def add_requests(self, requests: Any) -> list[DecodingRow]:
         if requests:
             self.batches.append([request.ids for request in requests])
-        return super().admit(requests)
+        return super().add_requests(requests)
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +299,7 @@ def test_a_setting_bounds_the_kv_cache(tiny_folder: Path, capsys: pytest.Capture
 
     def answers(policy: LocalPolicy) -> tuple[list[Any], int]:
         requests = [GenerationRequest((3, 4, 5 + n), Sampling(max_tokens=8), n) for n in range(4)]
-        rows = policy.engine.admit(requests)
+        rows = policy.engine.add_requests(requests)
         policy.engine.step()
         decoder = policy.engine.decoder
         assert isinstance(decoder, ContinuousDecoder)

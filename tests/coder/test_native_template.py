@@ -131,12 +131,8 @@ def test_the_tools_and_the_dialect_are_read_from_the_template(family: str) -> No
     assert shown == (family not in ("gemma-3", "gemma-2", "phi-3", "smollm2"))
 
 
-def test_roles_that_a_template_lacks_are_folded_and_said() -> None:
+def test_roles_that_a_template_lacks_are_folded() -> None:
     native = template("gemma-2")
-    assert [fact.partition(":")[0] for fact in native.facts] == [
-        "no system role", "no tool role", "no tool calls", "no two user messages in a row",
-    ]  # fmt: skip
-    assert template("qwen-2.5").facts == ()
     conversation = Conversation(
         (Message(role=Role.SYSTEM, content="S"), Message(role=Role.USER, content="U"))
     )

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nano_coder.agent.dialects.dialect import DIALECTS, StreamParser
-from nano_coder.agent.dialects.native import Native
 from nano_shared.types import ToolCall, ToolSpec
 
 TYPES = {
@@ -271,26 +269,21 @@ BROKEN = [
 ]  # fmt: skip
 
 
-def variants(name: str) -> list[Any]:
-    dialect: Any = DIALECTS[name]
-    return [dialect, replace(dialect, prompt_reasons=False)] if isinstance(dialect, Native) else [dialect]
-
-
 @pytest.mark.parametrize(("name", "text", "calls"), [*COMMON, *MORE])
 def test_every_call_is_read_however_the_text_was_cut(
     name: str, text: str, calls: tuple[ToolCall, ...]
 ) -> None:
-    for dialect in variants(name):
-        whole = dialect.parse(text, TOOLS)
-        assert (whole.error, whole.calls) == (None, calls)
-        for at in range(len(text) + 1):
-            parser = StreamParser(dialect, TOOLS)
-            shown = [parser.feed(text[:at]), parser.feed(text[at:])]
-            parsed, rest = parser.finish()
-            assert parsed == whole, at
-            pieces = [*shown, rest]
-            told = "".join(p.reasoning for p in pieces), "".join(p.thought for p in pieces)
-            assert told == (whole.reasoning, whole.thought), at
+    dialect = DIALECTS[name]
+    whole = dialect.parse(text, TOOLS)
+    assert (whole.error, whole.calls) == (None, calls)
+    for at in range(len(text) + 1):
+        parser = StreamParser(dialect, TOOLS)
+        shown = [parser.feed(text[:at]), parser.feed(text[at:])]
+        parsed, rest = parser.finish()
+        assert parsed == whole, at
+        pieces = [*shown, rest]
+        told = "".join(p.reasoning for p in pieces), "".join(p.thought for p in pieces)
+        assert told == (whole.reasoning, whole.thought), at
 
 
 @pytest.mark.parametrize(("name", "text", "calls"), [case for case in COMMON if len(case[2]) < 3])
@@ -300,18 +293,16 @@ def test_what_a_family_writes_needs_no_repair(name: str, text: str, calls: tuple
 
 @pytest.mark.parametrize(("name", "text"), BROKEN)
 def test_a_broken_call_is_an_error_that_says_how_to_write_it(name: str, text: str) -> None:
-    for dialect in variants(name):
-        parsed = dialect.parse(text, TOOLS)
-        assert parsed.calls == ()
-        assert not parsed.prose
-        assert parsed.error
-        assert parsed.error.count("write ") == 1
+    parsed = DIALECTS[name].parse(text, TOOLS)
+    assert parsed.calls == ()
+    assert not parsed.prose
+    assert parsed.error
+    assert parsed.error.count("write ") == 1
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_prose_is_no_call(name: str) -> None:
     for text in ("How can I help? [1] shows {this}, and (that).", "A list: [a, b]\n{x}\n", "f(x) = 2; g(y)"):
         said = f"<|channel|>final<|message|>{text}" if name == "harmony" else text
-        for dialect in variants(name):
-            parsed = dialect.parse(said, TOOLS)
-            assert (parsed.calls, parsed.thought, parsed.prose) == ((), text, True)
+        parsed = DIALECTS[name].parse(said, TOOLS)
+        assert (parsed.calls, parsed.thought, parsed.prose) == ((), text, True)

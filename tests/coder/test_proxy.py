@@ -12,7 +12,8 @@ import pytest
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsJail, NsSandbox
-from nano_coder.sandbox.proxy import Proxy, parse_allowed, resolve
+from nano_coder.sandbox.protocol import allowed_hosts
+from nano_coder.sandbox.proxy import Proxy, resolve
 from nano_shared.errors import UsageError
 from nano_shared.types import Limits
 
@@ -355,11 +356,11 @@ def test_public_addresses_are(address: str, monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_hosts_that_are_none_are_named(text: str) -> None:
     with pytest.raises(UsageError, match="allow=HOST"):
-        parse_allowed(text)
+        allowed_hosts(text)
 
 
 def test_hosts_are_names_in_lower_case() -> None:
-    assert parse_allowed("allow=API.example.org, *.b.c") == {"api.example.org", "*.b.c"}
+    assert allowed_hosts("allow=API.example.org, *.b.c") == {"api.example.org", "*.b.c"}
 
 
 def test_a_closed_proxy_accepts_no_more() -> None:

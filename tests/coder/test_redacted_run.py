@@ -18,7 +18,7 @@ from nano_coder.verify.deep import deep_verify
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.redact.redactor import Redactor
-from nano_shared.redact.store import RedactingStore
+from nano_shared.redact.runs import RedactingStore
 from nano_shared.run_facts import facts_of
 from nano_shared.store import LogStore
 from nano_shared.types import REDACTED_ID
@@ -62,7 +62,7 @@ def test_what_people_say_later_is_scrubbed_too(logged, monkeypatch: pytest.Monke
     said = ["feedback", run.id, "--log", runtime.store.url, "--note", f"it printed {SECRET}"]
     assert CliRunner().invoke(cli, said).exit_code == 0
     (row,) = runtime.store.feedback(run.id)
-    assert row.text == "it printed [redacted:gitlab-token]"
+    assert row.text == "it printed [redacted:token]"
 
 
 def test_a_redacted_run_trains_no_policy_gradient(logged) -> None:  # type: ignore[no-untyped-def]

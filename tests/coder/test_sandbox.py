@@ -22,11 +22,10 @@ import pytest
 from executions import stopped_after_output
 
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.interpreter import find_interpreter
 from nano_coder.sandbox.launcher import seccomp, zygote
 from nano_coder.sandbox.namespaces import NsJail, NsSandbox
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
-from nano_coder.sandbox.root_plan import remedy
+from nano_coder.sandbox.root_plan import find_interpreter, remedy
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.snapshot import SnapshotError
 from nano_shared.types import Limits

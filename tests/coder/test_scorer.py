@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nano_coder.grading.reasoning_gym_scorer import plain
+from nano_coder.grading.answers import plain
 
 
 @pytest.mark.parametrize(

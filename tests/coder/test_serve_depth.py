@@ -29,9 +29,8 @@ from nano_coder.models.local.engine import Engine
 from nano_coder.models.opening import SharedBase, adapter_base_of, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access
-from nano_coder.serve.answer_form import grammar_of
-from nano_coder.serve.completions import token_texts
-from nano_coder.serve.request import AnswerForm, BadRequest, ModelAnswer, TextDelta
+from nano_coder.serve.openai import token_texts
+from nano_coder.serve.request import AnswerForm, BadRequest, ModelAnswer, TextDelta, grammar_of
 from nano_coder.serve.served_model import ServedModel
 from nano_coder.serve.served_models import Adapters
 from nano_coder.verify.deep import logprob_gap
@@ -408,7 +407,7 @@ def test_a_long_prompt_is_scored_in_chunks(tiny: Served, monkeypatch: pytest.Mon
     for size in (7, 50, 100, 1024):
         monkeypatch.setattr(engine, "_CHUNK", size)
         for first in (1, 2, 50, 100):
-            scores = policy.score(ids, 2, first=first, temperature=0.7)
+            scores = policy.engine.score_tokens(ids, 0.7, first=first, top=2)
             assert [each.logprob for each in scores] == pytest.approx(expected[first - 1 :], abs=1e-4)
 
 

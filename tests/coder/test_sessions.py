@@ -6,13 +6,10 @@ import contextlib
 import itertools
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import forked
-
-from nano_coder.commands.exec import InOrder
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,15 +95,3 @@ def test_sessions_run_at_once_and_leave_nothing() -> None:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             assert str(seconds).encode() not in (entry / "cmdline").read_bytes()
-
-
-def test_jobs_of_one_name_keep_their_order() -> None:
-    done: list[tuple[str, int]] = []
-    with ThreadPoolExecutor(4) as workers:
-        in_order = InOrder(workers.submit)
-        for n in range(200):
-            in_order.add("ab"[n % 2], lambda n=n: done.append(("ab"[n % 2], n)))  # type: ignore[misc]
-    for name in "ab":
-        numbers = [n for said, n in done if said == name]
-        assert numbers == sorted(numbers)
-        assert len(numbers) == 100

@@ -33,7 +33,7 @@ def counts(engine: Engine) -> TokenCounts:
 
 
 def decoded(engine: Engine, requests: list[GenerationRequest]) -> list[DecodingRow]:
-    rows = engine.admit(requests)
+    rows = engine.add_requests(requests)
     while any(row.finish is None for row in rows):
         engine.step()
     return rows

@@ -19,7 +19,7 @@ from nano_coder.config import (
     read_config,
     user_config_path,
 )
-from nano_coder.grading.submission import grade_folder
+from nano_coder.grading.grade import grade_folder
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.trust import read_project_file, trust
 from nano_coder.verify.trainable import may_teach

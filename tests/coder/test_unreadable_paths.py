@@ -16,11 +16,11 @@ from nano_coder.agent.actions import Workspace
 from nano_coder.agent.profiles import find_profile
 from nano_coder.run.execution import run_task
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.launcher import archive
+from nano_coder.sandbox.folder_jail import NoSandbox
+from nano_coder.sandbox.launcher import files
 from nano_coder.sandbox.launcher.kernel import as_file_user
 from nano_coder.sandbox.protocol import SupportsKeeping
-from nano_coder.sandbox.unisolated import NoSandbox
-from nano_coder.sandbox.workspace_archive import pack_workspace
+from nano_coder.sandbox.request import pack_workspace
 from nano_shared import snapshot, snapshot_change
 from nano_shared.blobs import BlobStore
 from nano_shared.snapshot import Snapshot
@@ -135,9 +135,9 @@ def test_what_nobody_may_read_of_a_project_is_left_out_and_left_alone(
 def test_a_path_that_cannot_be_read_any_more_is_as_it_was(tmp_path: Path) -> None:
     blobs, out = BlobStore(tmp_path / "blobs"), io.BytesIO()
     before = snapshot.load(snapshot.snapshot_texts({"a": "1", "d/f": "2", "d/g": "3"}, blobs), blobs)
-    for name, kind in (("a", archive.PIPE), ("d", archive.DIRECTORY), ("d", archive.UNREAD)):
-        archive.write_member(out, archive.TarMember(name, kind, 0o755))
-    archive.write_end(out)
+    for name, kind in (("a", files.PIPE), ("d", files.DIRECTORY), ("d", files.UNREAD)):
+        files.write_member(out, files.TarMember(name, kind, 0o755))
+    files.write_end(out)
     named: list[str] = []
     after = snapshot.snapshot_tar(out.getvalue(), blobs, before=before, left_out=named.append)
     assert snapshot.changed_paths(before, snapshot.load(after, blobs)) == ("a",)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -236,12 +235,11 @@ def test_prose_and_json_of_the_task_are_an_answer(text: str) -> None:
     call=calls,
     content=st.sampled_from(("", NO_CALLS["a package"] + "\n", "```python\nx = {'a': 1}\n```\n")),
     cuts=st.lists(st.integers(0, 300), max_size=5),
-    reasons=st.booleans(),
 )
 def test_a_stream_never_shows_what_becomes_a_call(
-    lead: str, form: str, call: ToolCall, content: str, cuts: list[int], reasons: bool
+    lead: str, form: str, call: ToolCall, content: str, cuts: list[int]
 ) -> None:
-    dialect: Any = replace(DIALECTS["hermes-json"], prompt_reasons=reasons)  # type: ignore[type-var]
+    dialect = DIALECTS["hermes-json"]
     text = lead + content + FORMS[form](written(call))
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     parser = StreamParser(dialect, SPECS)

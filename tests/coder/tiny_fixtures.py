@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from nano_rl.tiny_model import build_tiny
+    from integration.tiny_model import build_tiny
 
     root = pathlib.Path(__file__).parents[2]
     texts = [file.read_text() for file in sorted(root.glob("shared/nano_shared/*.py"))]

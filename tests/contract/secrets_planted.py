@@ -216,6 +216,14 @@ TEXTS: dict[str, str] = {
     "percent basic": "redirect={%:https://example.org/?token=ghp_{ALNUM:36}}",
     "prose colon": "Your temporary password: {pw}\nPlease change it.",
     "prose key": "here is my api key: {HEX:32}",
+    "lftp": "lftp -u me,{pw} sftp://files.example.org",
+    "vault fields": "vault kv put secret/app password={pw} other={ALNUM:20}",
+    "csv column": "id,name,password\n1,ann,{pw}\n2,bob,{is:s3same-open}\n",
+    "csv quoted": 'user,"api_key",note\r\nann,"{ALNUM:24}","a, b"\r\nbob,{HEX:32},\r\n',
+    "tsv in a diff": "+user\ttoken\n+ann\t{ALNUM:18}\n",
+    "jdbc call": 'DriverManager.getConnection("jdbc:mysql://db/app", "app", "{pw}");',
+    "xh headers": "xh POST example.org/v1 X-Api-Secret:{ALNUM:16} name=x 'X-Auth-Token:{HEX:24}'",
+    "http header": "http :8000/v1 X-Api-Key:{pw}",
 }  # fmt: skip
 _ALPHABETS = {
     "ALNUM": ALNUM, "HEX": HEX, "LOWER": LOWER, "UPPER": UPPER, "URLSAFE": URLSAFE, "BASE64": BASE64,

@@ -17,12 +17,9 @@ from log_values import a_run, a_turn, a_verdict, trajectories
 
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
-from nano_shared.redact import encodings, patterns
-from nano_shared.redact.encodings import Gated
-from nano_shared.redact.patterns import PATTERNS, Known
+from nano_shared.redact.patterns import PATTERNS, Known, placed_secrets
 from nano_shared.redact.redactor import MARKER, RedactConfig, Redactor, scrub_bytes, scrub_snapshot
-from nano_shared.redact.store import RedactingStore
-from nano_shared.redact.trajectory import scrub_trajectory
+from nano_shared.redact.runs import RedactingStore, scrub_trajectory
 from nano_shared.store import LogStore
 from nano_shared.types import (
     REDACTED_ID,
@@ -136,7 +133,7 @@ def test_scrubbing_twice_is_scrubbing_once(text: str) -> None:
         "postgres://user:${PASSWORD}@host/db",
         "def test_that_a_rather_long_name_in_snake_case_is_no_key2(): ...",
         "AbstractSingletonProxyFactoryBean2Test3Case4",
-        "nano_shared/snapshot/unified.py:196",
+        "nano_shared/snapshot/unified.py:204",
         "tokenizer.eos_token = '<|im_end|>'",
         "The secret: patience. The key: time.",
         '{"id": "toolu_01D7FLrfh4GYq7yT1ULFeyMV", "call": "call_a8Xk2LmPq9RtVw3YzB5cD7fG"}',
@@ -147,6 +144,18 @@ def test_scrubbing_twice_is_scrubbing_once(text: str) -> None:
         "Set-Cookie: rocky=road; Path=/cookie; expires=Wednesday, 09-Nov-99 23:12:40 GMT",
         "password=bytearray(KEY_PASSWORD.encode())), ('joe', 'password', 'proxy.example.com:3128')",
         "def login(self, host, user=None, password=None, usenetrc=True):",
+        "user,password\nname,secret_of(name)\n",
+        "host, user, password = read()\nport, other1, timeout2 = more()",
+        "token,count\nfoo,12\nbar,7\n",
+        "name,password\nann,${ANN_PW}\nbob,<hidden>\n",
+        "vault kv put secret/app password=$PASSWORD",
+        "vault kv get secret/app1 and vault write auth/token1/x @file2.json",
+        'DriverManager.getConnection(url, user, "")',
+        'getConnection("jdbc:h2:mem:test", "sa", "")',
+        "lftp -u anonymous, ftp.example.org",
+        "http GET example.org token:=null X-Api-Key:$KEY name=password",
+        "use http or https here; the token:parser2 rule is in xh",
+        "http.client.HTTPConnection(host, token=token1)",
     ],
 )
 def test_what_only_looks_like_a_secret_is_left_alone(text: str) -> None:
@@ -202,7 +211,7 @@ def test_a_rule_that_eats_on_at_its_own_markers_comes_to_an_end(pattern: str) ->
 
 def test_a_rule_named_like_one_of_ours_stands_beside_it() -> None:
     rules = Redactor(RedactConfig(patterns={"github-token": "never"}))
-    assert rules.scrub("ghp_" + "a1B2" * 9)[0] == "[redacted:github-token]"
+    assert rules.scrub("ghp_" + "a1B2" * 9)[0] == "[redacted:token]"
 
 
 def test_rules_take_text_that_is_not_utf_8() -> None:
@@ -229,32 +238,10 @@ def test_our_own_rules_take_time_that_grows_with_the_text(text: str) -> None:
     Redactor().scrub(text)
 
 
-GATED = {
-    **PATTERNS,
-    **{name: value for module in (patterns, encodings) for name, value in vars(module).items()
-       if isinstance(value, Gated)},
-}  # fmt: skip
-PLANTED = [text for seed in range(2) for _, text, _ in secrets_planted.texts(seed)]
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(st.sampled_from(PLANTED) | st.sampled_from(WORDS) | st.text(max_size=9), max_size=4),
-    st.sampled_from(["", " ", "\n", "é", '"', "\x85", "_"]), st.integers(0, 60), st.integers(0, 60),
-)  # fmt: skip
-def test_the_gate_loses_no_find(texts: list[str], between: str, head: int, tail: int) -> None:
-    """Whole and cut, beside each other and beside anything: with the gate as without."""
-    text = between.join(texts).encode("utf-8", "replace").decode()
-    for part in (text, text[head:], text[: len(text) - tail]):
-        for name, gated in GATED.items():
-            found = [match.span() for match in gated.finditer(part)]
-            assert found == [match.span() for match in gated.pattern.finditer(part)], name
-
-
-@pytest.mark.parametrize("name", sorted(GATED))
-def test_every_gate_opens_for_a_planted_text(name: str) -> None:
-    joined = "\n".join([*PLANTED, "%41" * 9, "\\x41" * 9])
-    assert any(True for _ in GATED[name].finditer(joined))
+@pytest.mark.parametrize("kind", sorted(PATTERNS))
+def test_every_pattern_finds_a_planted_secret(kind: str) -> None:
+    texts = [text for seed in range(2) for _, text, _ in secrets_planted.texts(seed)]
+    assert any(found == kind for text in texts for _, found in placed_secrets(text))
 
 
 @pytest.mark.parametrize("end", ["\n", "\\n", " "])
@@ -421,9 +408,9 @@ def test_snapshots_are_copied_without_secrets(tmp_path: Path) -> None:
     copied = scrub_snapshot(taken, source, target)
     assert copied != taken
     snapshot.materialise(copied, target, tmp_path / "out")
-    assert (tmp_path / "out/.env").read_text() == "TOKEN=[redacted:github-token]\nNAME=x\n"
+    assert (tmp_path / "out/.env").read_text() == "TOKEN=[redacted:token]\nNAME=x\n"
     assert (tmp_path / "out/sub/a.py").read_text() == "print(1)\n"
-    assert (tmp_path / "out/sub/image").read_bytes() == b"\xff\xfe\x00[redacted:github-token]\x80"
+    assert (tmp_path / "out/sub/image").read_bytes() == b"\xff\xfe\x00[redacted:token]\x80"
     assert scrub_snapshot(copied, target, target) == copied
 
 
@@ -456,7 +443,7 @@ def test_a_redacting_log_writes_no_secret(tmp_path: Path) -> None:
         store.finish("run1", stop=StopReason.FINISHED, answer=SECRET, diff=f"+{SECRET}", ended=3.0)
         store.add_verdict("run1", a_verdict().model_copy(update={"failure_kind": SECRET}))
         read = store.get("run1")
-        assert read.turns[0].completion.text == "echo [redacted:github-token]"
+        assert read.turns[0].completion.text == "echo [redacted:token]"
         ids = read.turns[0].completion.tokens.sampled_ids  # type: ignore[union-attr]
         assert ids == (*map(ord, "echo "), *[REDACTED_ID] * len(SECRET))
         assert read.is_redacted
@@ -474,8 +461,8 @@ def test_a_redacting_log_writes_no_secret(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ kinds of secrets
 
 
-def test_secrets_of_196_kinds_are_found() -> None:
-    assert len(secrets_planted.TEXTS) == 196
+def test_secrets_of_204_kinds_are_found() -> None:
+    assert len(secrets_planted.TEXTS) == 204
     missed = []
     for name, text, pieces in secrets_planted.texts():
         scrubbed = scrub_text(text)[0]

@@ -15,7 +15,7 @@ from nano_shared import schema, snapshot
 from nano_shared.blobs import pack
 from nano_shared.files import new_run_id
 from nano_shared.redact.redactor import Redactor
-from nano_shared.redact.store import redact_run
+from nano_shared.redact.runs import redact_run
 from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trust, Verdict

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_rl.tiny_model import build_tiny
+from integration.tiny_model import build_tiny
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text().partition("## From Python")[2]
 MODULES = re.findall(r"^- `((nano_\w+)\.[\w.]+)`: (.*)$", PAGE, re.MULTILINE)

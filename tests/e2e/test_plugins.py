@@ -94,7 +94,7 @@ def test_a_format_of_tasks_goes_both_ways(nano: Installed) -> None:
 def test_a_training_uses_the_reward_and_the_objective(nano: Installed) -> None:
     nano("nano-rl", "tasks", "make", "--suite", "forecasts", "-n", "2", "--out", "two.jsonl")
     code = (
-        "from nano_rl.tiny_model import build_tiny;"
+        "from integration.tiny_model import build_tiny;"
         "build_tiny('tiny', ['@weather city=Bonn', '@submit', '14'], hidden=32, layers=1, vocab_size=300)"
     )
     nano("python", "-c", code)

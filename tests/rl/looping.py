@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights
 from nano_coder.models.scripted import ScriptedPolicy
@@ -20,7 +21,6 @@ from nano_rl.learn.learner import prepare
 from nano_rl.learn.rows import Group, form_groups
 from nano_rl.rewards import Reward
 from nano_rl.tasks.task_file import make_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_rl.watch import Watch
 from nano_shared.store import LogStore

@@ -24,14 +24,11 @@ from nano_coder.verify.trainable import RefusalCode
 from nano_rl.cli import cli
 from nano_rl.logs.admission import (
     AdmissionReport,
-    EffectiveSample,
-    FreshRollouts,
+    ImportanceWeights,
     JudgedRun,
-    Reservoir,
     TargetPolicy,
     Use,
     by_task,
-    share,
 )
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
@@ -165,8 +162,8 @@ def test_a_seed_that_is_used_again_draws_nothing_new() -> None:
 # ------------------------------------------------------------------------------------ the report
 
 
-def reported(runs: Sequence[Trajectory], fresh: int | None = None) -> dict[str, Any]:
-    report = AdmissionReport(fresh=FreshRollouts(group_size=fresh) if fresh else None)
+def reported(runs: Sequence[Trajectory]) -> dict[str, Any]:
+    report = AdmissionReport()
     for group in judged(runs):
         report.add(group)
     assert list(report.lines())
@@ -185,49 +182,25 @@ def test_the_report_counts_runs_groups_tokens_and_trust() -> None:
     assert {r["code"]: r["runs"] for r in report["refusals"]} == {
         "low trust": 1, "no verdict": 1, "lone in its group": 1, "all of its group earned the same": 2,
     }  # fmt: skip
-    assert report["groups"] == {
-        "comparable": 1, "lone": 1, "same reward": 1, "by_size": {"1": 1, "2": 1, "3 to 4": 1},
-        "by_reward_spread": {"0": 2, "up to 1": 1},
-    }  # fmt: skip
+    assert report["groups"] == {"comparable": 1, "lone": 1, "same reward": 1}
     assert report["trust"] == {"hidden": 6, "judge": 1, "no verdict": 1}
-
-
-def test_fresh_rollouts_top_up_groups_and_rescue_lone_runs() -> None:
-    runs = [a_run("a", 1.0), a_run("b", 0.0), a_run("c", 1.0, key="lone"), a_run("d", 1.0, key="same"),
-            a_run("e", 1.0, key="same"), a_run("f", 1.0, key="bare", tokens=False)]  # fmt: skip
-    assert reported(runs, fresh=4)["fresh"] == {
-        "group_size": 4, "rollouts": 2 + 3 + 2, "groups_topped_up": 3, "lone_runs_made_usable": 1,
-        "same_reward_groups": 1,
-    }  # fmt: skip
-    assert reported(runs, fresh=1)["fresh"]["rollouts"] == 0
 
 
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=40))
 def test_the_effective_share_lies_between_one_row_and_all(logs: list[float]) -> None:
-    assert 1 / len(logs) <= share(logs) * (1 + 1e-9)
-    assert share(logs) <= 1 + 1e-9
-    assert share([value + 3.0 for value in logs]) == pytest.approx(share(logs))
+    share = ImportanceWeights(runs=logs).run_share
+    assert 1 / len(logs) <= share * (1 + 1e-9)
+    assert share <= 1 + 1e-9
+    assert ImportanceWeights(runs=[value + 3.0 for value in logs]).run_share == pytest.approx(share)
 
 
 def test_equal_weights_lose_nothing_and_one_heavy_weight_almost_all() -> None:
-    sample = EffectiveSample()
+    sample = ImportanceWeights()
     sample.add([Scored(turn=0, recorded=-1.0, recomputed=-1.0)] * 4)
     assert (sample.token_share, sample.run_share) == (1.0, 1.0)
     sample.add([Scored(turn=0, recorded=-12.0, recomputed=-2.0)])
     assert sample.token_share == pytest.approx(1 / 5, abs=1e-3)
     assert sample.run_share == pytest.approx(1 / 2, abs=1e-3)
-
-
-@given(st.integers(0, 200), st.integers(1, 20), st.integers(0, 5))
-def test_a_reservoir_keeps_some_of_a_stream_and_the_same_for_the_same_seed(
-    n: int, size: int, seed: int
-) -> None:
-    one, two = Reservoir(size, seed), Reservoir(size, seed)
-    for number in range(n):
-        one.offer(str(number))
-        two.offer(str(number))
-    assert one.kept == two.kept
-    assert len(set(one.kept)) == min(n, size)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +248,7 @@ def small_log(tmp_path: Path) -> str:
 def test_without_a_model_the_report_says_so_and_gives_all_else(
     no_model: None, small_log: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_admit("--log", small_log, "--json", "--fresh", "3", "--max-staleness", "1", "--exact") == 0
+    assert run_admit("--log", small_log, "--json", "--max-staleness", "1", "--exact") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["uses"] == {"policy gradient": 2, "preference": 1, "imitation": 0, "nothing": 0}
     assert (report["policy"], report["effective_sample_size"], report["token_checks"]) == (None, None, None)
@@ -300,7 +273,6 @@ def test_filters_choose_runs_and_an_empty_choice_is_said(
     [
         (["--since", "whenever"], "is no time; write a date"),
         (["--model", "no-such-model"], "no-such-model"),
-        (["--fresh", "0"], "--fresh"),
         (["--max-staleness", "-1"], "--max-staleness"),
     ],
 )
@@ -335,7 +307,7 @@ def test_under_the_policy_that_sampled_the_log_nothing_is_lost(
     assert run_admit(*arguments, "--model", str(model), "--exact") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["uses"]["policy gradient"] == 2
-    assert report["token_checks"] == {"runs": 2, "all": True, "damage": {}}
+    assert report["token_checks"] == {"runs": 2, "damage": {}}
     assert report["effective_sample_size"]["of_tokens"] == pytest.approx(1.0, abs=1e-4)
     assert report["effective_sample_size"]["sampled_tokens"] == report["tokens"]
 

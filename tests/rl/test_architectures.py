@@ -98,10 +98,10 @@ def prompts(count: int = 4) -> list[GenerationRequest]:
 
 def decoded(engine: Engine, early: list[GenerationRequest], late: list[GenerationRequest]) -> Any:
     """The rows of both; the late ones are asked for after three steps."""
-    rows = engine.admit(early)
+    rows = engine.add_requests(early)
     for _ in range(3):
         engine.step()
-    rows += engine.admit(late)
+    rows += engine.add_requests(late)
     while engine.busy:
         engine.step()
     return rows

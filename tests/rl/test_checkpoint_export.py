@@ -17,9 +17,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from integration.tiny_model import build_tiny
 from nano_coder.models.opening import open_weights
 from nano_rl.cli import cli
-from nano_rl.tiny_model import build_tiny
 from nano_shared.checkpoint import Manifest, read_checkpoint, write_manifest
 from nano_shared.command_line import run_command
 from nano_shared.files import content_hash

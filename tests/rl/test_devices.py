@@ -10,9 +10,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from integration.tiny_model import build_tiny
 from nano_coder.cli import cli
 from nano_coder.models.weights import place
-from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import UsageError
 
 

@@ -11,6 +11,7 @@ import torch
 from builders import verdict
 from domains import runtime
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.opening import open_weights
 from nano_coder.models.scripted import ScriptedPolicy
@@ -21,7 +22,6 @@ from nano_preferences.reward_model import row_scores
 from nano_preferences.rewards.preference import Preference
 from nano_rl.imitation import reader_of, run_messages
 from nano_rl.learn.critic import scalar_model
-from nano_rl.tiny_model import build_tiny
 from nano_shared import snapshot
 from nano_shared.errors import LogError
 from nano_shared.logged_run import Feedback, FeedbackKind

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "coder"))
 
 from executions import SUBMIT, a_runtime, act, prompt_proof
 
+from integration.tiny_model import build_tiny
 from nano_coder.environment import Environments, OpenSession, open_environment
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, resume_run
@@ -33,7 +34,6 @@ from nano_rl.gather.rollouts import collect
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.rows import form_groups
 from nano_rl.record import ROLLOUTS, read_record, read_rollouts
-from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import ConfigError, EnvironmentFailed, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Split, StopReason, Trajectory

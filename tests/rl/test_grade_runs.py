@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from nano_coder.grading.graders import GRADERS
+from nano_coder.grading.grade import GRADERS
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.backend import open_sandbox

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rewarded import ADD, SOLVE, new_runtime, opened, rolled
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights
 from nano_rl.config import RewardConfig, TrainConfig
@@ -21,7 +22,6 @@ from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.tasks.task_file import make_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.errors import UsageError
 from nano_shared.types import Sampling, Split, Tampering, Verdict

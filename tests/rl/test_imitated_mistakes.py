@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from domains import runtime
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
@@ -15,7 +16,6 @@ from nano_rl.gather.rollouts import execute
 from nano_rl.imitation import RunEncoder, reader_of, refused, succeeded
 from nano_rl.learn.rows import TrainSample
 from nano_rl.tasks.attempts import oracle_policy
-from nano_rl.tiny_model import build_tiny
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.types import Sampling, Split, Task, ToolCall, Trajectory
 from nano_suites.functions.views import SUITE, VIEWS

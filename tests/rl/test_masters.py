@@ -15,6 +15,7 @@ from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.learner import Learner, MasterWeights
 from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.loss import sft_loss
+from nano_rl.resume import load_tree, save_tree
 
 BATCH = one_batch([sample([1, 2, 3, 4], [0, 1, 1, 1], 0), sample([1, 2, 5], [0, 0, 1], 1)], torch.float32)
 
@@ -77,9 +78,9 @@ def test_a_resumed_run_continues_from_the_masters_not_from_the_rounded_weights(t
     through = learner(tiny_llama(torch.bfloat16))
     for _ in range(3):
         through.update([BATCH], objective, lambda metrics: None)
-    through.save(tmp_path / "state.pt", {})
+    save_tree(tmp_path, "state", through.state())
     again = learner(tiny_llama(torch.bfloat16))
-    again.load(tmp_path / "state.pt")
+    again.restore(load_tree(tmp_path, "state"))
     for one in (through, again):
         one.update([BATCH], objective, lambda metrics: None)
     for name, master in through._trained.items():

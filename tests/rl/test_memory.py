@@ -11,10 +11,10 @@ import torch
 from architectures import build
 from test_architectures import fixed_batch, likelihood, step
 
+from integration.tiny_model import build_tiny
 from nano_rl.learn.critic import scalar_model
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.logprob import plain_rows, token_logprobs
-from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:tree_fallback")

@@ -12,7 +12,7 @@ from bohrin.api import Task as Audited
 from falsepass import runner as falsepass
 from gradecheck.runner import run
 
-from nano_coder.grading.submission import grade_folder
+from nano_coder.grading.grade import grade_folder
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.tasks.task_file import make_tasks
 from nano_shared.hidden_checks import Case, CaseChecks

@@ -14,6 +14,7 @@ from architectures import FAMILIES, build
 from test_architectures import fixed_batch
 from test_memory import gradients
 
+from integration.tiny_model import build_tiny
 from nano_rl.commands import plan as command
 from nano_rl.config import TrainConfig
 from nano_rl.learn.config import ObjectiveConfig, UpdateConfig
@@ -26,7 +27,6 @@ from nano_rl.learn.plan import (
     settings_that_fit,
     wider_micro_batch,
 )
-from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:tree_fallback")

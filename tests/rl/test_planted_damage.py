@@ -19,7 +19,7 @@ from nano_coder.verify.trainable import RefusalCode
 from nano_rl.config import TrainConfig
 from nano_rl.gather.impossible_rollouts import impossible
 from nano_rl.imitation import logged_successes, reader_of
-from nano_rl.logs.admission import LogAdmission, RunVerifier, TargetPolicy, Use
+from nano_rl.logs.admission import RunVerifier, TargetPolicy, Use, survey
 from nano_rl.logs.reader import lineage, read_logs
 from nano_shared.errors import LogError
 from nano_shared.run_facts import RunFilter
@@ -230,9 +230,7 @@ def bench_of(log: Recorded, look: RunVerifier) -> TargetPolicy:
 def found(store: LogStore, log: Recorded, *, model: bool = True) -> dict[str, int]:
     look = RunVerifier(log.opened, store)
     bench = bench_of(log, look) if model else TargetPolicy()
-    report = LogAdmission(
-        store=store, chosen=RunFilter(), target=bench, verifier=look if model else None, exact=True
-    ).report()
+    report = survey(store, RunFilter(), bench, look if model else None, exact=True)
     return dict(report.refusals)
 
 
@@ -339,10 +337,7 @@ def test_a_damaged_run_teaches_nothing_and_a_text_only_success_imitates(
     bad = ids_swapped(log).model_copy(update={"id": BAD})
     with relogged([log.passed, log.failed, bare, bad], log.folder, tmp_path) as store:
         look = RunVerifier(log.opened, store)
-        admission = LogAdmission(
-            store=store, chosen=RunFilter(), target=bench_of(log, look), verifier=look, exact=True
-        )
-        uses = admission.report().uses
+        uses = survey(store, RunFilter(), bench_of(log, look), look, exact=True).uses
     assert uses == {Use.POLICY_GRADIENT.value: 2, Use.IMITATION.value: 1, Use.NOTHING.value: 1}
 
 

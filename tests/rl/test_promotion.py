@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.checkpoints.evaluate import (
     Conditions,
@@ -26,7 +27,6 @@ from nano_rl.checkpoints.evaluate import (
 from nano_rl.checkpoints.promotion import difference, promote, read_history, roll_back
 from nano_rl.cli import cli
 from nano_rl.tasks.task_file import make_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_shared.checkpoint import (
     Manifest,
     TrainedOn,

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.chat_template import CHATML, ChatTemplate
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.imitation import RunEncoder, succeeded
-from nano_rl.tiny_model import build_tiny
 from nano_shared.policy import Conversation
 from nano_shared.redact.redactor import MARKER
-from nano_shared.redact.trajectory import scrub_trajectory
+from nano_shared.redact.runs import scrub_trajectory
 from nano_shared.types import (
     REDACTED_ID,
     Completion,

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import grade_run, reflect_run, run_task
 from nano_rl.cli import cli
 from nano_rl.commands.session import oracle_runtime, training_runtime
+from nano_rl.config import TrainConfig
 from nano_rl.logs.admission import TargetPolicy, check_runs
+from nano_rl.record import TrainArguments
 from nano_rl.tasks.task_file import write_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_shared.command_line import run_command
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.redact.store import RedactingStore
+from nano_shared.redact.runs import RedactingStore
 from nano_shared.store import LogStore
 from nano_shared.types import Task, ToolCall
 
@@ -91,7 +93,8 @@ def test_trainings_and_oracles_write_through_the_same_guard(
     assert not isinstance(oracle_runtime(log).store, RedactingStore)
     monkeypatch.setenv("NANO_REDACT", "write")
     assert isinstance(oracle_runtime(log).store, RedactingStore)
-    opened, _, runtime = training_runtime(str(tiny), log, dtype="float32", temperature=1.0)
+    arguments = TrainArguments(name="one", model=str(tiny), logs=(log,))
+    opened, runtime = training_runtime(arguments, TrainConfig())
     assert isinstance(runtime.store, RedactingStore)
     ids = opened.loaded.tokenizer.encode("Deploy", add_special_tokens=False)
     assert runtime.store._decode is not None

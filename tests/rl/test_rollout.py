@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 import torch
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
@@ -15,7 +16,6 @@ from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.task_file import make_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Provenance, Sampling, Split, StopReason, ToolCall, TurnTokens

@@ -18,7 +18,6 @@ from nano_coder.run.execution import RunSettings, Runtime, is_reflection
 from nano_coder.run.foreign_agent import ForeignAgent
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.cli import cli
-from nano_rl.commands.rollout import split_attempts, worth_of
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import collect
 from nano_rl.learn.rows import form_groups, to_samples
@@ -55,7 +54,7 @@ def test_a_failed_run_is_followed_by_second_attempts_that_form_a_group(tmp_path:
     runtime = a_runtime(tmp_path, WRONG, SUBMIT, RIGHT, SUBMIT, WRONG, SUBMIT)
     runs = collect([a_task()], runtime, reflect=2, seed=3)
     assert [run.reward for run in runs] == [0.0, 1.0, 0.0]
-    first, second = split_attempts(runs)
+    first, second = runs[:1], runs[1:]
     assert [run.parent for run in second] == [first[0].id] * 2
     assert len({run.seed for run in runs}) == 3
     groups = form_groups(runs)
@@ -80,16 +79,6 @@ def test_the_log_trains_reflection(tmp_path: Path) -> None:
 def test_what_passes_at_first_needs_no_second_attempt(tmp_path: Path) -> None:
     runs = collect([a_task()], a_runtime(tmp_path, RIGHT, SUBMIT), reflect=3)
     assert [run.reward for run in runs] == [1.0]
-
-
-def test_the_worth_counts_a_failure_as_the_mean_of_its_second_attempts(tmp_path: Path) -> None:
-    script = (WRONG, SUBMIT, RIGHT, SUBMIT, WRONG, SUBMIT)
-    runs = collect([a_task("a")], a_runtime(tmp_path / "a", *script), reflect=2)
-    runs += collect([a_task("b")], a_runtime(tmp_path / "b", RIGHT, SUBMIT), reflect=2)
-    worth = worth_of(runs)
-    assert (worth.graded, worth.first, worth.reflected) == (2, 0.5, 0.75)
-    alone = worth_of(split_attempts(runs)[0])
-    assert (alone.first, alone.reflected) == (0.5, 0.5)
 
 
 def test_an_agent_of_others_makes_no_second_attempts(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from looping import scored
 from test_tree_forward import assert_close, gradients
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import find_profile, first_messages
 from nano_coder.models.opening import local_policy
 from nano_coder.models.weights import load_policy
@@ -23,7 +24,6 @@ from nano_rl.learn.advantage import group_samples
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.logprob import score_tokens
 from nano_rl.learn.rows import form_groups
-from nano_rl.tiny_model import build_tiny
 from nano_shared.extensions import _registered
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Sampling, StopReason, Task, Trajectory, Turn

@@ -18,10 +18,9 @@ from nano_rl.tasks.check import (
     admitted_tasks,
     check_task,
     scratch_runtime,
-    unproven,
     without_repeats,
 )
-from nano_rl.tasks.task_file import draw_tasks, read_tasks, write_tasks
+from nano_rl.tasks.task_file import draw_tasks, read_tasks, unproven, write_tasks
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, HiddenChecks, Suite, SuiteChecks

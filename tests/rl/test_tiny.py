@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from integration.tiny_model import SPECIAL_TOKENS, build_tiny
 from nano_coder.models.weights import load_policy
-from nano_rl.tiny_model import SPECIAL_TOKENS, build_tiny
 
 TEXTS = ["def add(a, b):\n    return a + b\n", "print(add(12, 345))\n", "naïve 日本\n"] * 5
 
@@ -23,7 +23,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_the_same_seed_writes_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     here = build_tiny(tmp_path / "here", TEXTS, seed=3, hidden=64, layers=1)
     code = (
-        "import sys; from nano_rl.tiny_model import build_tiny;"
+        "import sys; from integration.tiny_model import build_tiny;"
         f"build_tiny(sys.argv[1], {TEXTS!r}, seed=3, hidden=64, layers=1)"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,4 +1,4 @@
-"""`nano-rl export`: rows whose advantages are those of the trainer, and pairs as TRL takes them."""
+"""`nano-rl export`: rows whose advantages are those of the trainer."""
 
 from __future__ import annotations
 
@@ -130,36 +130,12 @@ def test_what_was_left_out_is_counted_by_its_reason(log: Path, tmp_path: Path) -
     assert "5 rows in" in done.stdout
 
 
-def test_pairs_have_the_three_columns_that_trl_takes_and_nothing_else(log: Path) -> None:
-    rows = export("--format", "preferences", "--task", "b", "--log", log)
-    assert [set(row) for row in rows] == [{"prompt", "chosen", "rejected"}]
-    (row,) = rows
-    assert [m["role"] for m in row["prompt"]] == ["system", "user"]  # type: ignore[attr-defined]
-    assert row["chosen"][0] == {"role": "assistant", "content": '@submit answer="b2 0"'}  # type: ignore[index]
-    assert row["rejected"][-1]["content"] == '@submit answer="b1 1"'  # type: ignore[index]
-
-
-def test_parquet_holds_the_same_rows(log: Path, tmp_path: Path) -> None:
-    out = tmp_path / "rows.parquet"
-    try:
-        import pyarrow.parquet as pq
-    except ImportError:
-        with pytest.raises(UsageError, match="needs pyarrow"):
-            export("--format", "tokens", "--log", log, "-o", out)
-        assert not out.exists()
-        return
-    export("--format", "tokens", "--log", log, "-o", out)
-    assert pq.read_table(out).to_pylist() == export("--format", "tokens", "--log", log)
-
-
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--format", "excel"], "there is no format 'excel'"),
+        (["--format", "excel"], "'excel' is not"),
         (["--format", "tokens", "--task", "none*"], "it takes two that are graded"),
         (["--format", "tokens", "--successes"], "No such option"),
-        (["--format", "tokens", "--redact"], "cannot be redacted"),
-        (["--format", "preferences", "-o", "x.parquet"], "JSON lines"),
         (["--format", "tokens", "--since", "soon"], "'soon' is no time"),
     ],
 )

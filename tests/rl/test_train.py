@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
@@ -24,7 +25,6 @@ from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.reader import LogContents, lineage, read_logs
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.task_file import make_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.errors import CheckpointError
 from nano_shared.policy import Conversation

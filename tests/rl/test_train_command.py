@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.cli import cli
 from nano_rl.commands.session import training_folder
@@ -26,7 +27,6 @@ from nano_rl.record import (
     read_rollouts,
 )
 from nano_rl.tasks.task_file import make_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_shared.checkpoint import latest_checkpoint
 from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.store import LogStore

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights
 from nano_coder.models.scripted import ScriptedPolicy
@@ -19,7 +20,6 @@ from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.tasks.task_file import make_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split

@@ -13,8 +13,6 @@ from looping import CONFIG, TASKS, Loop, logged_groups, same, tiny_model
 from nano_coder.models.opening import open_weights
 from nano_rl.checkpoints.checkpoint import save_checkpoint
 from nano_rl.gather.sources import Sources
-from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.learner import Learner
 from nano_rl.resume import States
 from nano_shared.errors import CheckpointError
 
@@ -69,15 +67,3 @@ def test_a_checkpoint_that_does_not_fit_is_not_there(tiny: Path, tmp_path: Path)
             tasks=TASKS, metrics={},
         )  # fmt: skip
     assert [path.name for path in target.parent.iterdir()] == [".one.lock"]
-
-
-def test_a_single_file_state_that_does_not_fit_leaves_the_old_one(tiny: Path, tmp_path: Path) -> None:
-    learner = Learner(open_weights(str(tiny)).loaded.model, OptimizerConfig(), steps=1)
-    path = tmp_path / "state.pt"
-    learner.save(path, {"kept": 1})
-    with (
-        largest_file(50_000),
-        pytest.raises(CheckpointError, match=r"no space left while writing .*state\.pt"),
-    ):
-        learner.save(path, {"kept": 2})
-    assert learner.load(path) == {"kept": 1}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from builders import verdict
 
+from integration.tiny_model import build_tiny
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights
@@ -22,7 +23,6 @@ from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, Optim
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.rows import form_groups
-from nano_rl.tiny_model import build_tiny
 from nano_rl.train import train
 from nano_rl.watch import Watch
 from nano_shared.policy import Conversation

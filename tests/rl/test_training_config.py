@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from nano_rl.config import RewardConfig, SftConfig, TrainConfig, saved_settings
+from nano_rl.config import RewardConfig, SftConfig, TrainConfig
 from nano_rl.learn.config import Config, GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.critic import CriticTerms
 from nano_shared.errors import ConfigError
@@ -47,48 +47,6 @@ def test_rollouts_are_one_update_ahead_here_and_four_on_servers() -> None:
     assert TrainConfig(asynchronous=True, engine=("http://a/v1",)).off_policy_bound == 4
 
 
-OLD = {
-    "keep_states": 5, "heartbeat_seconds": 9.0, "shuffle_rewards": False, "steps": 7,
-    "objective": {
-        "objective": "grpo", "baseline": "mean", "std": "sample", "std_eps": 1e-4, "clip_low": 0.2,
-        "clip_high": 0.3, "kl": "k3", "tis_cap": 2.0, "overlong_limit": None, "max_staleness": 2,
-    },
-    "optimizer": {"learning_rate": 1e-3, "grad_clip": 1.0, "weight_decay": 0.0},
-    "guards": {"mismatch_max": 1e-4, "patience": 5, "shift_max": 5.0},
-    "critic": {"gae_lambda": 1.0, "optimizer": {"learning_rate": 1e-4}},
-    "logs": {"uses": None, "mix": 0.5, "min_ess": 0.5},
-}  # fmt: skip
-
-
-def test_saved_settings_that_are_constants_by_now_are_left_out() -> None:
-    config = parse_config(TrainConfig, saved_settings(OLD))
-    assert (config.steps, config.guards.patience, config.logs.uses) == (7, 5, None)
-    assert (config.objective.clip_high, config.objective.max_staleness) == (0.3, 2)
-    assert config.optimizer.learning_rate == 1e-3
-    assert parse_config(TrainConfig, saved_settings(config.model_dump(mode="json"))) == config
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"shuffle_rewards": True}, "it was saved with shuffle_rewards = True, which is no setting any more"),
-        (
-            {"objective": {"std": "sample"}},
-            "objective.std = 'sample', which is no setting any more and always",
-        ),
-        ({"objective": {"baseline": "task"}}, "objective.baseline = 'task', which is no setting any more"),
-        (
-            {"critic": {"whiten": False}},
-            "critic.whiten = False, which is no setting any more",
-        ),
-        ({"lambda_preference": 1.0}, "lambda_preference = 1.0, which is no setting any more; start anew"),
-    ],
-)
-def test_other_saved_settings_are_refused_in_a_sentence(changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        saved_settings(changed)
-
-
 def test_a_training_has_few_settings() -> None:
     names = [name for name, field in setting_fields(TrainConfig) if not section_of(field)]
     assert len(names) <= 42, names  # 40, and those of `reward`
@@ -124,7 +82,10 @@ def test_nested_plain_values_are_read() -> None:
         ({"reward": {"parts": {}}}, "name at least one part, for instance tests = 1"),
         ({"reward": {"tie_break": 1.0}}, "reward.tie_break = 1.0: Input should be less than 1"),
         ({"controls": 0.6}, "controls = 0.6: Input should be less than or equal to 0.5"),
-        ({"refill": 2, "group_size": 0}, "`refill` rolls out more tasks, and group_size = 0 rolls out none"),
+        (
+            {"refill": 2, "group_size": 0},
+            "`refill` is about fresh rollouts, and group_size = 0",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_a_sentence(values: dict[str, Any], sentence: str) -> None:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "coder"))
 
 from executions import a_runtime
 
+from integration.tiny_model import build_tiny
 from nano_coder.environment import Environments, open_environment
 from nano_rl.cli import cli
 from nano_rl.gather.rollouts import collect
@@ -27,7 +28,6 @@ from nano_rl.learn.rows import form_groups, group_metrics
 from nano_rl.rewards import open_reward, parse_reward
 from nano_rl.rewards.registry import data_columns
 from nano_rl.tasks.task_file import read_tasks, write_tasks
-from nano_rl.tiny_model import build_tiny
 from nano_shared import extensions
 from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.files import content_hash

@@ -5,15 +5,19 @@ A call that a server left in the text, for want of a tool parser, is read as the
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from nano_coder.agent.dialects.dialect import Parsed, settled
-from nano_coder.agent.dialects.hermes import HERMES
-from nano_coder.agent.dialects.native import DEEPSEEK, KIMI, MISTRAL_ARGS, QWEN_CODER
-from nano_coder.agent.dialects.untagged import fenced, missed_call, settled_before_call
+from nano_coder.agent.dialects.native import DEEPSEEK, HERMES, KIMI, MISTRAL_ARGS, QWEN_CODER
+from nano_coder.agent.dialects.untagged import (
+    arguments_of,
+    fenced,
+    missed_call,
+    read_json,
+    settled_before_call,
+)
 from nano_shared.types import ApiAnswer, ToolCall, ToolSpec
 
 NO_CALL = "no tool was called; go on with a tool, or call submit if the task is done"
@@ -73,31 +77,12 @@ class Api:
 
 def _arguments(text: str, repairs: list[str]) -> dict[str, Any]:
     """The arguments of a call. Notes repairs; raises ValueError for what is no JSON object."""
-    value = _json(text, repairs) if text.strip() else {}
-    if isinstance(value, str):
-        repairs.append("arguments_in_string")
-        value = _json(value, repairs)
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-        repairs.append("arguments_in_list")
-        value = value[0]
-    if value is None:
-        repairs.append("no_arguments")
-        value = {}
-    if not isinstance(value, dict):
-        raise ValueError("its arguments must be a JSON object")
-    return value
-
-
-def _json(text: str, repairs: list[str]) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as problem:
-        try:
-            value = json.loads(text, strict=False)
-        except json.JSONDecodeError:
-            raise ValueError(f"its arguments are not JSON ({problem})") from None
-        repairs.append("raw_newlines")
-        return value
+    if not text.strip():
+        return {}
+    value, end = read_json(text, 0, repairs)
+    if text[end:].strip():
+        raise ValueError("text follows its arguments")
+    return arguments_of(value, repairs)
 
 
 API = Api()

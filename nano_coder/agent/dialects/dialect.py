@@ -23,8 +23,6 @@ from nano_shared.types import ToolCall, ToolSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """A parsed completion: its calls, or what was wrong with it."""
-
     thought: str = ""
     """text besides the calls and the reasoning"""
     reasoning: str = ""
@@ -59,6 +57,13 @@ def function_schema(tool: ToolSpec) -> dict[str, Any]:
 
 def find_tool(name: str, tools: Sequence[ToolSpec]) -> ToolSpec | None:
     return next((tool for tool in tools if tool.name == name), None)
+
+
+def types_of(key: str, spec: ToolSpec | None) -> set[str]:
+    """JSON types that a parameter accepts; none where its schema does not say."""
+    schema = (spec.parameters.get("properties", {}) if spec else {}).get(key, {})
+    kinds = [option.get("type") for option in schema.get("anyOf", [schema])]
+    return {kind for one in kinds for kind in (one if isinstance(one, list) else [one]) if kind}
 
 
 def no_dialect(value: object) -> str | None:
@@ -157,7 +162,7 @@ class Compact:
             if key == body_key and isinstance(value, str):
                 body = value
             else:
-                parts.append(f"{key}={_write_value(value, _type_of(key, spec))}")
+                parts.append(f"{key}={_write_value(value, _is_text(key, spec))}")
         text = " ".join(parts) if body is None else " ".join(parts) + "\n" + body
         return f"{thought}\n{text}" if thought else text
 
@@ -171,15 +176,14 @@ def _describe(tool: ToolSpec) -> str:
     return f"{line} then {tool.body} below" if tool.body else line
 
 
-def _type_of(key: str, spec: ToolSpec | None) -> set[str]:
-    """JSON types that the parameter accepts; string for an unknown parameter."""
-    schema = (spec.parameters.get("properties", {}) if spec else {}).get(key, {"type": "string"})
-    options = schema.get("anyOf", [schema])
-    return {str(option.get("type", "any")) for option in options}
+def _is_text(key: str, spec: ToolSpec | None) -> bool:
+    """Whether the parameter takes text, as an unknown one does."""
+    known = spec.parameters.get("properties", {}) if spec else {}
+    return key not in known or "string" in types_of(key, spec)
 
 
-def _write_value(value: Any, types: set[str]) -> str:
-    if isinstance(value, str) and "string" in types and _BARE.fullmatch(value):
+def _write_value(value: Any, as_text: bool) -> str:
+    if isinstance(value, str) and as_text and _BARE.fullmatch(value):
         return value
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
@@ -194,13 +198,13 @@ def _read_arguments(text: str, spec: ToolSpec | None) -> dict[str, Any]:
         key = match.group(1)
         if key in arguments:
             raise ValueError(f"{key} is given twice")
-        arguments[key], position = _read_value(text, match.end(), _type_of(key, spec))
+        arguments[key], position = _read_value(text, match.end(), _is_text(key, spec))
     return arguments
 
 
-def _read_value(text: str, start: int, types: set[str]) -> tuple[Any, int]:
+def _read_value(text: str, start: int, as_text: bool) -> tuple[Any, int]:
     bare = _BARE.match(text, start)
-    if bare and "string" in types and (bare.end() == len(text) or text[bare.end()].isspace()):
+    if bare and as_text and (bare.end() == len(text) or text[bare.end()].isspace()):
         return bare.group(), bare.end()
     try:
         return json.JSONDecoder().raw_decode(text, start)

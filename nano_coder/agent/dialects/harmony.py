@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from nano_coder.agent.dialects.dialect import Parsed
-from nano_coder.agent.dialects.hermes import HERMES
+from nano_coder.agent.dialects.native import HERMES
 from nano_coder.agent.dialects.untagged import arguments_of, read_json
 from nano_shared.types import ToolCall, ToolSpec
 
@@ -74,9 +74,6 @@ class Harmony:
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
         return HERMES.describe(tools)
-
-    def call_id(self, name: str, number: int) -> str:
-        return f"call{number:05d}"
 
 
 HARMONY = Harmony()

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from nano_coder.agent.dialects.dialect import Parsed, find_tool, settled
-from nano_coder.agent.dialects.hermes import HERMES
+from nano_coder.agent.dialects.dialect import Parsed, find_tool, function_schema, settled
 from nano_coder.agent.dialects.untagged import (
     ARGUMENTS,
     arguments_of,
@@ -45,9 +44,8 @@ class Native:
     name: str
     howto: str
     """how a call is written, for templates that do not say it"""
-    open: str
-    """written before each frame; without tags, empty"""
-    close: str
+    tags: tuple[str, str] = ("", "")
+    """written around each frame"""
     starts: re.Pattern[str]
     """matches what comes before the body of a frame"""
     inline: re.Pattern[str] | None = None
@@ -58,23 +56,17 @@ class Native:
     """writes the bodies of the frames of several calls"""
     section: tuple[str, str] = ("", "")
     """tags around all frames"""
-    lead: str = "\n"
-    """written between thought and first call"""
-    between: str = "\n"
-    """written between frames"""
+    gaps: tuple[str, str] = ("\n", "\n")
+    """written between thought and first call, and between frames"""
     markers: tuple[str, ...] = ()
     """texts with which a call may begin; empty if only a pattern recognises calls"""
-    shows_examples: bool = False
-    """whether the description of the tools ends with calls of some, as examples"""
-    prompt_reasons: bool = True
-    """whether a prompt may end inside reasoning, so that a completion can close what it did not open"""
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
         reasoning, rest = self.reasoning(text, tools)
         first = self._next(rest, tools)
         if first is None or self._quoted(rest, first):
             return self._untagged(reasoning, rest, tools)
-        thought = rest[: first.start()].removesuffix(self.lead)
+        thought = rest[: first.start()].removesuffix(self.gaps[0])
         repairs: list[str] = []
         calls: list[ToolCall] = []
         frame: re.Match[str] | None = first
@@ -101,17 +93,12 @@ class Native:
             raise ValueError("a thought cannot hold what looks like a call or a reasoning tag")
         if not calls:
             return thought
-        frames = (f"{self.open}{body}{self.close}" for body in self.write(calls, tools))
-        text = self.section[0] + self.between.join(frames) + self.section[1]
-        return f"{thought}{self.lead}{text}" if thought else text
+        frames = (body.join(self.tags) for body in self.write(calls, tools))
+        text = self.gaps[1].join(frames).join(self.section)
+        return f"{thought}{self.gaps[0]}{text}" if thought else text
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
-        described = HERMES.describe(tools)
-        if not (self.shows_examples and tools):
-            return described
-        names = dict.fromkeys((example_call(tools).name, tools[0].name, tools[-1].name))
-        shown = (self.render("", [example_call(tools, name)], tools) for name in names)
-        return "\n".join([described, "", "Examples of calls:", *shown])
+        return "\n".join(json.dumps(function_schema(tool), ensure_ascii=False) for tool in tools)
 
     def call_id(self, name: str, number: int) -> str:
         """The id of the `number`-th call of a conversation, in a form that the family's template takes."""
@@ -124,27 +111,24 @@ class Native:
             at = text.find(closed)
             if at < 0 and begins:
                 return text.lstrip()[len(opened) :].strip("\n"), ""
-            if at >= 0 and (begins or (self.prompt_reasons and not self._inside_call(text, at, tools))):
-                return text[:at].lstrip().removeprefix(opened).strip("\n"), text[at + len(closed) :].lstrip(
-                    "\n"
-                )
+            if at >= 0 and (begins or not self._inside_call(text, at, tools)):
+                reasoning = text[:at].lstrip().removeprefix(opened).strip("\n")
+                return reasoning, text[at + len(closed) :].lstrip("\n")
         return "", text
 
     def visible(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
-        """The reasoning and thought of an unfinished text, up to where a continuation could change them."""
+        """The reasoning and thought of an unfinished text, up to where a continuation could change them:
+        nothing of one that opens no reasoning, which the prompt may have opened."""
         start = text.lstrip()
         opened = next((pair for pair in _THINK if start.startswith(pair[0])), None)
-        if opened is not None and opened[1] not in start:
-            body = settled(start.removeprefix(opened[0]), [opened[1]])
-            return Parsed(reasoning=body.strip("\n"))
-        reasoning, rest = self.reasoning(text, tools) if opened else ("", text)
-        unsure = self.prompt_reasons and not opened
-        if unsure or not self.markers or any(pair[0].startswith(start) for pair in _THINK):
+        if opened is None:
+            return Parsed()
+        if opened[1] not in start:
+            return Parsed(reasoning=settled(start.removeprefix(opened[0]), [opened[1]]).strip("\n"))
+        reasoning, rest = self.reasoning(text, tools)
+        if not self.markers or rest.lstrip()[:1] in ("", "{", "["):  # perhaps a call without its tags
             return Parsed(reasoning=reasoning)
-        if rest.lstrip()[:1] in ("", "{", "["):  # perhaps a call without its tags
-            return Parsed(reasoning=reasoning)
-        marks = [before + mark for before in ("", self.lead) for mark in self.markers]
-        shown = settled(rest, marks)
+        shown = settled(rest, [before + mark for before in ("", self.gaps[0]) for mark in self.markers])
         return Parsed(reasoning=reasoning, thought=shown[: settled_before_call(shown)])
 
     def _next(
@@ -175,7 +159,7 @@ class Native:
 
     def _closed(self, text: str, end: int, repairs: list[str], *, tagged: bool) -> int:
         """The index after the closing tag. A missing one is noted where the frame was opened."""
-        tag = self.close.strip()
+        tag = self.tags[1].strip()
         after = end + len(text[end:]) - len(text[end:].lstrip())
         if tag and text.startswith(tag, after):
             return after + len(tag)
@@ -185,7 +169,7 @@ class Native:
 
     def _quoted(self, text: str, frame: re.Match[str]) -> bool:
         """Whether what begins like a call of a dialect without tags is an example, or JSON of the task."""
-        if self.open or "<|" in frame[0]:
+        if self.tags[0] or "<|" in frame[0]:
             return False
         if is_example(text[: frame.start()]):
             return True
@@ -415,7 +399,6 @@ def _further(spec: ToolSpec | None, given: set[str]) -> Callable[[str], bool]:
 def _xml_value(
     text: str, start: int, pair: _Pair, repairs: list[str], further: Callable[[str], bool]
 ) -> tuple[str, int]:
-    """A value, and where it and its tag end."""
     end, behind = pair.end(text, start, further)
     value = text[start:end]
     unclosed = None if pair is _GLM_PAIR or pair.close in value else _XML_NEXT.search(value)
@@ -462,22 +445,36 @@ _NAME = r"(?P<name>[^\s<\[{(]+)"
 _read_named = _named_frame(_NAME, r"\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?=\{)")
 _DEEPSEEK_BEGIN, _DEEPSEEK_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 
+
+class _WithExamples(Native):
+    """Ends the description of the tools with calls of some."""
+
+    def describe(self, tools: Sequence[ToolSpec]) -> str:
+        described = super().describe(tools)
+        if not tools:
+            return described
+        names = dict.fromkeys((example_call(tools).name, tools[0].name, tools[-1].name))
+        shown = (self.render("", [example_call(tools, name)], tools) for name in names)
+        return "\n".join([described, "", "Examples of calls:", *shown])
+
+
 HERMES_JSON = Native(
     name="hermes-json",
     howto='<tool_call>{"name": "...", "arguments": {...}}</tool_call>',
-    open="<tool_call>\n", close="\n</tool_call>", starts=_tag("<tool_call>"), markers=("<tool_call>",),
+    tags=("<tool_call>\n", "\n</tool_call>"), starts=_tag("<tool_call>"), markers=("<tool_call>",),
     read=_json_frame("arguments"),
     write=_one_each(_object("arguments")),
 )  # fmt: skip
+HERMES = replace(HERMES_JSON, name="hermes")
+"""of the profile hermes-1"""
 KEEPS_TOOLS_JSON = re.compile(r"qwen[-_]?2\.5[-_]?coder", re.IGNORECASE)
 """names of the family that writes `<tools>` whatever its chat template asks for, and keeps to it where the
 prompt shows examples"""
-TOOLS_JSON = replace(
-    HERMES_JSON,
+TOOLS_JSON = _WithExamples(
     name="tools-json",
-    howto='<tools>{"name": "...", "arguments": {...}}</tools>', shows_examples=True,
-    open="<tools>\n", close="\n</tools>", markers=("<tools>",),
-    starts=re.compile(r'<tools>(?=\s*\{\s*"name")'),
+    howto='<tools>{"name": "...", "arguments": {...}}</tools>',
+    tags=("<tools>\n", "\n</tools>"), markers=("<tools>",),
+    starts=re.compile(r'<tools>(?=\s*\{\s*"name")'), read=HERMES_JSON.read, write=HERMES_JSON.write,
 )  # fmt: skip
 """the form that Qwen2.5-Coder keeps, whose own template asks for another (vllm-project/vllm#32926)"""
 QWEN_CODER = replace(
@@ -493,22 +490,21 @@ GLM = replace(
     HERMES_JSON,
     name="glm",
     howto="<tool_call>NAME <arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>",
-    open="<tool_call>",
-    close="</tool_call>",
+    tags=("<tool_call>", "</tool_call>"),
     read=_xml_frame(_GLM_NAME, _GLM_PAIR, ""),
     write=_one_each(_glm_call),
 )
 GLM_4 = Native(
     name="glm-4",
     howto="the function's name on a line, then its arguments as a JSON object",
-    open="", close="", starts=re.compile(r"(?m)^(?=[A-Za-z_][\w.-]*\n\s*\{)"),
+    starts=re.compile(r"(?m)^(?=[A-Za-z_][\w.-]*\n\s*\{)"),
     read=_named_frame(_NAME, r"\n\s*(?=\{)"),
     write=_one_each(lambda _, call: f"{call.name}\n{_dumps(call.arguments)}"),
 )  # fmt: skip
 LLAMA_3 = Native(
     name="llama-3",
     howto='{"name": "...", "parameters": {...}}',
-    open="", close="", between="; ",
+    gaps=("\n", "; "),
     starts=re.compile(
         r"(?:(?m:^)|(?<=;))[ \t]*(?:<\|python_tag\|>\s*)?"
         r'(?=\{\s*"(?:name|type|function|parameters)"\s*:)'
@@ -520,7 +516,6 @@ LLAMA_3 = Native(
 PYTHONIC = Native(
     name="pythonic",
     howto='[NAME(KEY="value")]',
-    open="", close="",
     starts=re.compile(r"(?m)^(?:<\|python_start\|>|<\|tool_call_start\|>)?(?=\[\s*[A-Za-z_][\w.]*\()"),
     inline=re.compile(
         r"<\|(?:python|tool_call)_start\|>(?=\[\s*(?P<tagged>[A-Za-z_][\w.]*)\()"
@@ -533,7 +528,7 @@ PYTHONIC = Native(
 GEMMA = Native(
     name="gemma",
     howto='```tool_code\nNAME(KEY="value")\n```',
-    open="```tool_code\n", close="\n```", starts=_tag("```tool_code\n"),
+    tags=("```tool_code\n", "\n```"), starts=_tag("```tool_code\n"),
     inline=re.compile(r"```(?:python|py)?[ \t]*\n(?=(?P<name>[A-Za-z_]\w*)\()"),
     read=_python_lines,
     write=_one_each(lambda _, call: python_call(call)),
@@ -542,7 +537,7 @@ GEMMA = Native(
 MISTRAL = Native(
     name="mistral",
     howto='[TOOL_CALLS] [{"name": "...", "arguments": {...}}]',
-    open="[TOOL_CALLS]", close="", starts=_tag("[TOOL_CALLS]"), lead="", markers=("[TOOL_CALLS]",),
+    tags=("[TOOL_CALLS]", ""), starts=_tag("[TOOL_CALLS]"), gaps=("", "\n"), markers=("[TOOL_CALLS]",),
     read=_mistral_frame,
     write=_all_in_one(lambda calls: " " + _list(calls)),
 )  # fmt: skip
@@ -550,14 +545,14 @@ MISTRAL_ARGS = replace(
     MISTRAL,
     name="mistral-args",
     howto="[TOOL_CALLS]NAME[ARGS]{...}",
-    between="",
+    gaps=("", ""),
     write=_one_each(lambda _, call: f"{call.name}[ARGS]{_dumps(call.arguments)}"),
 )
 PHI = replace(
     MISTRAL,
     name="phi",
     howto='<|tool_call|>[{"name": "...", "arguments": {...}}]<|/tool_call|>',
-    open="<|tool_call|>", close="<|/tool_call|>", markers=("<|tool_call|>", "functools"), read=_read_objects,
+    tags=("<|tool_call|>", "<|/tool_call|>"), markers=("<|tool_call|>", "functools"), read=_read_objects,
     starts=re.compile(r"<\|tool_call\|>|functools(?=\s*\[)"),
     write=_all_in_one(_list),
 )  # fmt: skip
@@ -565,7 +560,7 @@ DEEPSEEK = Native(
     name="deepseek",
     howto=f"{_DEEPSEEK_BEGIN}NAME{_DEEPSEEK_SEP}{{...}}<｜tool▁call▁end｜>",
     section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-    open=_DEEPSEEK_BEGIN, close="<｜tool▁call▁end｜>", lead="", between="",
+    tags=(_DEEPSEEK_BEGIN, "<｜tool▁call▁end｜>"), gaps=("", ""),
     starts=re.compile(
         f"(?:<｜tool▁calls▁begin｜>\\s*)?{_DEEPSEEK_BEGIN}|<｜tool▁calls▁begin｜>(?=\\w+{_DEEPSEEK_SEP})"
     ),
@@ -579,7 +574,7 @@ DEEPSEEK_3 = replace(
     DEEPSEEK,
     name="deepseek-3",
     howto=f"{_DEEPSEEK_BEGIN}function{_DEEPSEEK_SEP}NAME and the arguments in a ```json block",
-    between="\n",
+    gaps=("", "\n"),
     write=_one_each(
         lambda _, call: f"function{_DEEPSEEK_SEP}{call.name}\n```json\n{_dumps(call.arguments)}\n```"
     ),
@@ -588,7 +583,7 @@ KIMI = Native(
     name="kimi",
     howto="<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>",
     section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    open="<|tool_call_begin|>", close="<|tool_call_end|>", lead="", between="",
+    tags=("<|tool_call_begin|>", "<|tool_call_end|>"), gaps=("", ""),
     starts=re.compile(r"(?:<\|tool_calls?_section_begin\|>\s*)?<\|tool_call_begin\|>"),
     markers=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>"),
     read=_named_frame(r"(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?", r"\s*<\|tool_call_argument_begin\|>"),

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nano_coder.agent.dialects.dialect import find_tool
+from nano_coder.agent.dialects.dialect import find_tool, types_of
 from nano_shared.process import parse_expression
 from nano_shared.types import ToolCall, ToolSpec
 
@@ -90,9 +90,7 @@ def arguments_of(value: Any, repairs: list[str]) -> dict[str, Any]:
 
 def typed(text: str, name: str, spec: ToolSpec | None) -> Any:
     """The value of an unquoted argument: a string if the schema allows one."""
-    schema = (spec.parameters.get("properties", {}) if spec else {}).get(name, {})
-    kinds = [option.get("type") for option in schema.get("anyOf", [schema])]
-    types = {str(kind) for one in kinds for kind in (one if isinstance(one, list) else [one])}
+    types = types_of(name, spec)
     if "string" in types and not (types & {"null"} and text.strip() == "null"):
         return text
     try:
@@ -271,8 +269,6 @@ class Untagged:
 
 @dataclass(slots=True)
 class _BlockReader:
-    """Reads the values of one block."""
-
     text: str
     form: str
     values: list[Any] = field(default_factory=list)
@@ -431,7 +427,7 @@ def _fitted(arguments: dict[str, Any], spec: ToolSpec, repairs: list[str]) -> di
         raise ValueError(f"{spec.name} has no argument {next(iter(arguments))}")
     fitted = {}
     for name, value in arguments.items():
-        types = _types(known.get(name, {}))
+        types = _types(name, spec)
         absent = value is None and name not in required
         if types and not absent and not isinstance(value, tuple(_flat(types))):
             raise ValueError(f"{spec.name}: {name} must be a {' or '.join(sorted(types))}")
@@ -441,10 +437,9 @@ def _fitted(arguments: dict[str, Any], spec: ToolSpec, repairs: list[str]) -> di
     return fitted
 
 
-def _types(schema: dict[str, Any]) -> set[str]:
-    """JSON types that a schema allows; none where it does not say."""
-    kinds = [option.get("type") for option in schema.get("anyOf", [schema])]
-    named = {kind for one in kinds for kind in (one if isinstance(one, list) else [one])}
+def _types(name: str, spec: ToolSpec) -> set[str]:
+    """JSON types that a parameter accepts; none where its schema says none, or others."""
+    named = types_of(name, spec)
     return named if named <= set(_JSON_TYPES) else set()
 
 
@@ -512,7 +507,7 @@ def example_call(tools: Sequence[ToolSpec], name: str | None = None) -> ToolCall
         return ToolCall(name=spec.name, arguments={"command": "ls"})
     required = spec.parameters.get("required") or list(_properties(spec))[:1]
     values = {"integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
-    kinds = {key: next(iter(_types(_properties(spec).get(key, {})) & set(values)), "") for key in required}
+    kinds = {key: next(iter(_types(key, spec) & set(values)), "") for key in required}
     texts = {key: "main.py" if key == "path" else key.upper() for key in kinds}
     return ToolCall(name=spec.name, arguments={k: values.get(kind, texts[k]) for k, kind in kinds.items()})
 

@@ -4,8 +4,7 @@ This process never imports the artifact. A fork gives up the channel to the grad
 artifact, and answers through a pipe, so an exit, a hang or a changed global affects one fork only. No
 expected value is in this jail: there is nothing to steal, and a forged answer has to be right.
 
-`fork`: "case" runs each case in its own fork; "run" runs consecutive cases in one, as a test script does, and
-continues in a new fork after a case that ends it. With bounds on the source, an audit hook refuses code that
+With bounds on the source, an audit hook refuses code that
 was not measured; only imports, and the library modules that generate functions (dataclasses, named tuples),
 may create code.
 """
@@ -24,13 +23,12 @@ import sys
 import time
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 from . import plain_values
+from .plain_values import NotPlain
 from .report import LONGEST, LONGEST_NAME, ROOT, Malformed, load, name_of, read, write_files
-from .value_codec import Crossing, NotPlain
 
 _RUNNING = """
 os.system os.exec os.posix_spawn pty.spawn subprocess.Popen sqlite3.connect ctypes.dlsym ctypes.dlsym/handle
@@ -159,102 +157,58 @@ class JsonPacker:
         raise NotPlain(kind.__name__)
 
 
-def answer(function: Callable[[], Any], case: Any, *, typed: bool) -> str:
-    """The entry point's result for one case, as JSON: a value, or the name of what went wrong.
-
-    `typed`: arguments and result keep their Python types; otherwise they are JSON values.
-    """
-    crossing = Crossing(carry=True) if typed else JsonPacker()
+def answer(target: str, entry: str, case: Any) -> str:
+    """The entry point's result for one case, as JSON: a value, or the name of what went wrong."""
+    packer = JsonPacker()
     try:
-        args, kwargs = case["args"], case["kwargs"]
-        if typed:
-            args, kwargs = Crossing().unpack([args, kwargs])
-        value = function()(*args, **kwargs)
-        outcome = {"value": crossing.pack(value)}
+        value = getattr(load(ROOT, target), entry)(*case["args"], **case["kwargs"])
+        outcome = {"value": packer.pack(value)}
     except NotPlain as error:
         outcome = {"not_plain": str(error)}
     except BaseException as error:  # SystemExit and skips included: each is an answer to report
         outcome = {"raise": name_of(type(error))}
-    return json.dumps(outcome if crossing.deceit is None else {"deceit": crossing.deceit[:LONGEST_NAME]})
+    return json.dumps(outcome if packer.deceit is None else {"deceit": packer.deceit[:LONGEST_NAME]})
 
 
-class EntryPoint:
-    """The entry point, imported on first use; a failure to import is raised each time."""
-
-    def __init__(self, target: str, name: str) -> None:
-        self._target, self._name = target, name
-        self._function: Any = None
-        self._error: BaseException | None = None
-
-    def __call__(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        if self._function is None:
-            try:
-                self._function = getattr(load(ROOT, self._target), self._name)
-            except BaseException as error:
-                self._error = error
-                raise
-        return self._function
-
-
-def in_fork(job: Any, cases: list[Any], seconds: int, channel: int, pipe: int) -> None:
+def in_fork(job: Any, case: Any, channel: int, pipe: int) -> None:
     """Body of a fork; never returns."""
     status = 1
     try:
         os.setsid()
         os.close(channel)
         os.dup2(1, 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        entry = EntryPoint(job["target"], job["entry"])
+        resource.setrlimit(resource.RLIMIT_CPU, (job["cpu_seconds"], job["cpu_seconds"] + 1))
         forbidden = job.get("forbidden")
         refused = watch(ROOT, job["files"], forbidden) if forbidden is not None else []
-        for case in cases:
-            outcome = answer(entry, case, typed=job["typed"])
-            if refused:
-                outcome = json.dumps({"hidden_code": refused[0]})
-            message = (job["token"] + outcome + "\n").encode()
-            while message:
-                message = message[os.write(pipe, message) :]
+        outcome = answer(job["target"], job["entry"], case)
+        if refused:
+            outcome = json.dumps({"hidden_code": refused[0]})
+        message = (job["token"] + outcome + "\n").encode()
+        while message:
+            message = message[os.write(pipe, message) :]
         status = 0
     finally:
         os._exit(status)
 
 
-class LineReader:
-    """Reads lines from a fork."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe = pipe
-        self._rest = b""
-
-    def line(self, deadline: float) -> bytes | None:
-        """Bytes up to the end of a line, the pipe's closing, or too much; None at the deadline."""
-        data = self._rest
-        while b"\n" not in data and len(data) <= LONGEST:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._pipe], [], [], left)[0]:
-                self._rest = data
-                return None
-            piece = os.read(self._pipe, 65536)
-            if not piece:
-                break
-            data += piece
-        line, end, self._rest = data.partition(b"\n")
-        return line + end
-
-
-def next_line(reader: LineReader, pid: int, seconds: float) -> bytes | None:
-    """`Ear.line`, or None after `seconds` in which the fork computed or slept.
+def read_line(pipe: int, pid: int, seconds: float) -> bytes | None:
+    """Bytes up to the end of a line, the pipe's closing, or too much; None after `seconds` in which the fork
+    computed or slept.
 
     Time in which it waited for a processor does not count: results must not depend on the machine's load.
     """
-    began, before = time.monotonic(), seconds_runnable(pid)
-    while (deadline := began + seconds + seconds_runnable(pid) - before) > time.monotonic():
-        data = reader.line(deadline)
-        if data is not None:
-            return data
-    return None
+    data, began, before = b"", time.monotonic(), seconds_runnable(pid)
+    while b"\n" not in data and len(data) <= LONGEST:
+        left = began + seconds + seconds_runnable(pid) - before - time.monotonic()
+        if left <= 0:
+            return None
+        if not select.select([pipe], [], [], left)[0]:
+            continue
+        piece = os.read(pipe, 65536)
+        if not piece:
+            break
+        data += piece
+    return data[: data.index(b"\n") + 1] if b"\n" in data else data
 
 
 def seconds_runnable(pid: int) -> float:
@@ -303,50 +257,22 @@ def ended(status: int, used: float, seconds: int) -> dict[str, Any]:
     return {"exit": os.WEXITSTATUS(status)}
 
 
-def run_fork(
-    job: Any, cases: list[Any], seconds: int, channel: int
-) -> Iterator[tuple[dict[str, Any], float]]:
-    """Reports for these cases, up to the one that ends the fork, each with the CPU seconds so far."""
+def report_on(job: Any, case: Any, channel: int) -> dict[str, Any]:
+    """The report of one case, which runs in a fork of its own."""
     near, far = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(near)
-        in_fork(job, cases, seconds, channel, far)
+        in_fork(job, case, channel, far)
     os.close(far)
-    reader = LineReader(near)
-    reports: list[dict[str, Any]] = []
-    for _ in cases:
-        data = next_line(reader, pid, job["wall_seconds"])
-        if data == b"":
-            await_death(pid)
-        if not data:
-            break
-        reports.append(parse_report(job, data))
-        if reports[-1].keys() & {"forged", "too_long"}:
-            break  # anything after it is no report
+    data = read_line(near, pid, job["wall_seconds"])
+    if data == b"":
+        await_death(pid)
     os.close(near)
     status, used = end(pid)
-    if len(reports) < len(cases) and not (reports and reports[-1].keys() & {"forged", "too_long"}):
-        reports.append({"timeout": "wall"} if data is None else ended(status, used, seconds))
-    for report in reports:
-        yield report, used / len(reports)
-
-
-def reports_of(job: Any, channel: int) -> Iterator[dict[str, Any]]:
-    """One report for each case, in order. `cpu_seconds` limits each fork, and all cases that share one."""
-    shared = job["fork"] == "run"
-    cases, at, late, left = job["cases"], 0, 0, float(job["cpu_seconds"])
-    while at < len(cases):
-        if late >= job["patience"] or left <= 0:
-            yield {"timeout": "skipped"}
-            at += 1
-            continue
-        group = cases[at:] if shared else cases[at : at + 1]
-        for report, used in run_fork(job, group, max(1, round(left)), channel):
-            late += "timeout" in report
-            left -= used if shared else 0
-            at += 1
-            yield report
+    if data:
+        return parse_report(job, data)
+    return {"timeout": "wall"} if data is None else ended(status, used, job["cpu_seconds"])
 
 
 def hide() -> None:
@@ -368,6 +294,9 @@ def main() -> None:
 
     write_files(ROOT, job["files"])
     say({"ready": True})
-    for report in reports_of(job, channel):
+    late = 0
+    for case in job["cases"]:
+        report = {"timeout": "skipped"} if late >= job["patience"] else report_on(job, case, channel)
+        late += "timeout" in report
         say(report)
     say({"done": True})

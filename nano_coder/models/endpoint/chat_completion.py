@@ -110,12 +110,10 @@ class Accepted:
 
 @cache
 def accepted_by(url: str, model: str) -> Accepted:
-    """The parameters known in this process to be accepted for a server's model."""
     return Accepted()
 
 
 def _mentioned(said: str, body: dict[str, Any]) -> Iterator[str]:
-    """Parameters of the request that a sentence names."""
     for name in (*_LENGTHS, *_OPTIONAL):
         if name in body and re.search(rf"(?<![A-Za-z_]){name}(?![A-Za-z_])", said):
             yield name
@@ -240,7 +238,6 @@ class _CallParts:
 
     @property
     def whole(self) -> bool:
-        """Whether the arguments are complete JSON."""
         text = self.arguments.strip()
         if not text.endswith(("}", "null", '""')):
             return False
@@ -274,8 +271,6 @@ class _CallParts:
 
 @dataclass(slots=True)
 class AnswerParts:
-    """The parts of an answer received so far."""
-
     text: str = ""
     reasoning: str = ""
     finish: str | None = None

@@ -73,7 +73,6 @@ class RefusedRequest(Exception):
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object of the answer; empty if there is none."""
         try:
             answer = json.loads(self.body)
         except (ValueError, RecursionError):
@@ -258,9 +257,7 @@ def _whole(data: bytes, url: str) -> Iterator[dict[str, Any]]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError:
-        if (
-            '"choices"' in text
-        ):  # a connection that is closed at the end of an answer says nothing of its size
+        if '"choices"' in text:  # a connection that is closed at the end says nothing of the answer's size
             raise PassingFailure("the answer was cut off before its end", "garbled") from None
     except (ValueError, RecursionError):
         pass

@@ -9,6 +9,7 @@ import tomllib
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -55,7 +56,8 @@ _MOST_CHARS_PER_TOKEN = 100
 """an answer with more characters for each requested token is cut"""
 _CHARS_PER_TOKEN = 4
 """typical for English and code; only the server has the tokenizer"""
-_LONGEST_ANSWER_S = 3600.0
+_CONTEXT = 131_072
+"""tokens, where the server's card does not say"""
 _LONGEST_WAIT_S = 60.0
 _SMALL = re.compile(r"(?<![\d.])(0\.5|1\.5|3|7)b(?![a-z])", re.IGNORECASE)
 """sizes that copy the list of tools where a server shows it to them"""
@@ -81,12 +83,22 @@ def open_endpoint(name: str, options: ModelOptions) -> EndpointPolicy:
         name,
         config.base_url or OPENAI,
         config.api_key,
-        stall_seconds=config.stall_seconds,
-        retry_seconds=config.retry_seconds,
+        patience=Patience(stall=config.stall_seconds, retry=config.retry_seconds),
         price=find_price(name, config.prices),
         own_temperature=options.own_temperature,
         card=card_of(name, read_cards(config.base_url, config.api_key)) if config.base_url else None,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Seconds: of silence before a call is repeated, of one answer, over which a failing call is repeated,
+    and before the first repetition, doubled each time."""
+
+    stall: float = 300.0
+    answer: float = 3600.0
+    retry: float = 600.0
+    first_wait: float = 1.0
 
 
 class EndpointPolicy:
@@ -102,19 +114,13 @@ class EndpointPolicy:
         base_url: str,
         api_key: str | None = None,
         *,
-        context_limit: int = 131_072,
-        stall_seconds: float = 300.0,
-        answer_seconds: float = _LONGEST_ANSWER_S,
-        retry_seconds: float = 600.0,
-        first_wait: float = 1.0,
+        patience: Patience = Patience(),  # frozen
         price: Price | None = None,
         own_temperature: bool = False,
         card: ModelCard | None = None,
     ) -> None:
-        """`stall_seconds`: silence before a call is repeated; `answer_seconds`: longest time of one answer;
-        `retry_seconds`: over which a failing call is repeated; `first_wait`: seconds, doubled each time;
-        `own_temperature`: the server's own, instead of the sampling's; `card`: what the server says of the
-        model."""
+        """`own_temperature`: the server's own, instead of the sampling's; `card`: what the server says of
+        the model."""
         self.card = card or ModelCard()
         self.id = f"openai:{model}"
         self.version = self.card.version
@@ -122,18 +128,20 @@ class EndpointPolicy:
         self.profile = self.card.profile or (f"prompted-1-{TOOLS_JSON.name}" if small else API_1.name)
         """profile of runs that name none"""
         self.model = model
-        self._context_limit = self.card.context_limit or context_limit
+        self._context_limit = self.card.context_limit or _CONTEXT
         self.template_hash = self.card.template_hash or content_hash(f"endpoint: {model}")
         self._sessions: WeakKeyDictionary[Conversation, str] = WeakKeyDictionary()
         self.price = price
         self.url = f"{base_url.rstrip('/')}/chat/completions"
         self._exchange = Exchange(
-            self.url, api_key, stall_seconds=stall_seconds, answer_seconds=answer_seconds
+            self.url, api_key, stall_seconds=patience.stall, answer_seconds=patience.answer
         )
         self._accepted = accepted_by(self.url, model)
-        self._retry_seconds = retry_seconds
+        self._retry_seconds = patience.retry
         self._own_temperature = own_temperature
-        self._usual_wait = tenacity.wait_random_exponential(multiplier=first_wait, max=_LONGEST_WAIT_S)
+        self._usual_wait = tenacity.wait_random_exponential(
+            multiplier=patience.first_wait, max=_LONGEST_WAIT_S
+        )
 
     @property
     def context_limit(self) -> int:
@@ -315,7 +323,6 @@ class EndpointPolicy:
 
 
 def _watched(tell: Callable[[str], None], repetition: Repetition, text: str) -> None:
-    """Hand on a text. Raises Cancelled where it repeats itself."""
     tell(text)
     if repetition.take_text(text):
         raise Cancelled

@@ -44,8 +44,6 @@ class InvalidAnswer(PolicyError):
 
 @dataclass(frozen=True, slots=True)
 class ServedTokens:
-    """One answer, checked against its request."""
-
     ids: tuple[int, ...]
     """[M] sampled tokens, the end-of-turn token included"""
     logprobs: tuple[float, ...]
@@ -87,7 +85,6 @@ class TokenServer:
         return True
 
     def cards(self) -> dict[str, ModelCard]:
-        """Its models by name."""
         cards = {card.id: card for card in read_cards(self.url, self._key)}
         if not cards:
             raise ServerUnavailable(f"{self.url} lists no models: is it up, and is the key right?")

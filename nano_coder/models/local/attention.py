@@ -46,11 +46,8 @@ class KVShape:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def lazy_zeros(self, *sizes: int) -> Tensor:
-        """As `zeros`; on a CPU the operating system allocates and clears a page only when it is first
-        written.
-
-        For large blocks of which little may be used.
-        """
+        """As `zeros`, for large blocks of which little may be used: on a CPU the operating system clears a
+        page when it is first written."""
         shape = (self.layers, 2, *sizes, self.dim)
         size = math.prod(shape) * self.dtype.itemsize
         if self.device.type != "cpu" or not size:
@@ -109,17 +106,7 @@ class Arena:
         self.kv[:, :, :used, :, :have] = old
 
     def slot(self, index: int) -> Tensor:
-        """[L, 2, K, capacity, D] of one slot, as a view."""
         return self.kv[:, :, index]
-
-    def load(self, index: int, kv: Tensor) -> None:
-        self.kv[:, :, index, :, : kv.shape[3]] = kv
-
-    def copy(self, index: int, length: int) -> Tensor:
-        return self.kv[:, :, index, :, :length].clone()
-
-    def move(self, source: int, target: int, length: int) -> None:
-        self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
 
     def places(self, slots_N: Sequence[int], positions_N: Sequence[int]) -> Tensor:
         """[N * K] indices of each position and head into a layer viewed as [slots * K * capacity, D]."""
@@ -152,11 +139,9 @@ class PrefixCache:
         self.evictions = 0
 
     def get(self, ids: tuple[int, ...]) -> Prefix | None:
-        """The prefix of exactly these tokens."""
         return self._prefixes.get(ids)
 
     def longest_prefix(self, ids: tuple[int, ...], more: Sequence[Prefix] = ()) -> Prefix | None:
-        """The longest prefix of these tokens that is cached, or among `more`."""
         fitting = [t for t in (*self._prefixes.values(), *more) if t.ids == ids[: len(t.ids)]]
         return max(fitting, key=lambda t: len(t.ids), default=None)
 
@@ -180,13 +165,11 @@ class PrefixCache:
         row.prefix.users += 1
 
     def retained(self, owner: int | None, ids: tuple[int, ...]) -> RetainedRow | None:
-        """The row retained for this owner, if `ids` extends it."""
         row = self._retained.get(owner) if owner is not None else None
         extends = row is not None and len(row.ids) < len(ids) and ids[: len(row.ids)] == row.ids
         return row if extends else None
 
     def release(self, owner: int) -> None:
-        """Forget the row retained for this owner."""
         row = self._retained.pop(owner, None)
         if row is not None:
             row.prefix.users -= 1
@@ -231,7 +214,6 @@ class PrefixCache:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of leading tokens that both sequences share."""
     low, high = 0, min(len(a), len(b))
     while low < high:  # bisection: comparing slices is far quicker than a loop over tokens
         middle = (low + high + 1) // 2
@@ -344,7 +326,6 @@ class GroupedQueries:
         self._gather, self._scatter = gather_TKGR.flatten().to(device), scatter_NH.flatten().to(device)
 
     def copy_(self, other: GroupedQueries) -> None:
-        """Take the groups of another of the same sizes, in the same memory."""
         self._gather.copy_(other._gather)
         self._scatter.copy_(other._scatter)
 
@@ -374,23 +355,19 @@ class SharedPrefixes:
     ) -> None:
         """`prefixes_N`: the prefix of each query. `before`: those of the last step; its block of KV is used
         again if it contains these prefixes and is less than twice as large."""
-        self._distinct: list[Prefix] = list(dict.fromkeys(prefixes_N))
-        self._kv: Tensor
+        self.distinct: list[Prefix] = list(dict.fromkeys(prefixes_N))
+        self.kv: Tensor
+        """[L, 2, T, K, longest, D] of T prefixes"""
         self._mask: Tensor | None
-        if before is not None and before.covers(self._distinct):
-            self._distinct, self._kv, self._mask = before._distinct, before._kv, before._mask
+        if before is not None and before.covers(self.distinct):
+            self.distinct, self.kv, self._mask = before.distinct, before.kv, before._mask
         else:
             self._gather_kv(keys)
         self._members = [
-            [at for at, prefix in enumerate(prefixes_N) if prefix is one] for one in self._distinct
+            [at for at, prefix in enumerate(prefixes_N) if prefix is one] for one in self.distinct
         ]
         self._heads = heads, keys
         self._grouped = GroupedQueries(self._members, heads, keys, prefixes_N[0].kv.device)
-
-    @property
-    def kv(self) -> Tensor:
-        """[L, 2, T, K, longest, D] of T prefixes."""
-        return self._kv
 
     @property
     def widest(self) -> int:
@@ -400,44 +377,39 @@ class SharedPrefixes:
     def padded(self, size: int, widest: int) -> SharedPrefixes:
         """The same for `size` queries, at most `widest` of each prefix; the shapes depend on these alone."""
         other = copy(self)
-        device = self._kv.device
+        device = self.kv.device
         other._grouped = GroupedQueries(self._members, *self._heads, device, size=size, widest=widest)
         return other
 
     def regroup(self, other: SharedPrefixes) -> None:
-        """Take the groups of another of the same sizes, in the same memory."""
         self._grouped.copy_(other._grouped)
-
-    @property
-    def distinct(self) -> list[Prefix]:
-        return self._distinct
 
     @property
     def copied(self) -> int:
         """Bytes of the copies of its prefixes."""
-        return self._kv.nbytes if len(self._distinct) > 1 else 0
+        return self.kv.nbytes if len(self.distinct) > 1 else 0
 
     def covers(self, prefixes: Collection[Prefix]) -> bool:
         """Whether its block of KV serves these distinct prefixes."""
-        return set(prefixes) <= set(self._distinct) and len(self._distinct) < 2 * len(prefixes)
+        return set(prefixes) <= set(self.distinct) and len(self.distinct) < 2 * len(prefixes)
 
     def _gather_kv(self, keys: int) -> None:
         """Copy keys and values into one padded block; a single prefix is used in place."""
-        distinct = self._distinct
+        distinct = self.distinct
         lengths = [len(prefix.ids) for prefix in distinct]
         first = distinct[0].kv
         self._mask = _length_mask(lengths, first)
-        self._kv = first[:, :, None]
+        self.kv = first[:, :, None]
         if len(distinct) > 1:
             layers, two, _, _, dim = first.shape
-            self._kv = first.new_zeros((layers, two, len(distinct), keys, max(lengths), dim))
+            self.kv = first.new_zeros((layers, two, len(distinct), keys, max(lengths), dim))
             for one, prefix in enumerate(distinct):
-                self._kv[:, :, one, :, : lengths[one]] = prefix.kv
+                self.kv[:, :, one, :, : lengths[one]] = prefix.kv
 
     def window_mask(self, window: int, positions_N: Tensor) -> Tensor:
         """The mask of the prefix for queries at these positions that see `window` of them."""
         since = self._grouped.arranged(positions_N - window + 1)
-        return _hidden_before(since, self._kv.shape[-2], self._kv, self._mask)
+        return _hidden_before(since, self.kv.shape[-2], self.kv, self._mask)
 
     def attend(
         self, layer: int, q_NHD: Tensor, scores: Scoring, mask: Tensor | None = None
@@ -445,7 +417,7 @@ class SharedPrefixes:
         """Attention of each query over its prefix: [N, H, D], and [N, H] log-sum-exps. `mask`: in place of
         that of the lengths."""
         kept = self._mask if mask is None else mask
-        return self._grouped.attend(q_NHD, self._kv[layer, 0], self._kv[layer, 1], scores, kept)
+        return self._grouped.attend(q_NHD, self.kv[layer, 0], self.kv[layer, 1], scores, kept)
 
 
 class DecodeAttention:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from nano_coder.models.local.attention import (
     SharedPrefixes,
     common_prefix,
 )
-from nano_coder.models.local.decode_graph import DecodeGraph, can_record
+from nano_coder.models.local.decode_graph import DecodeGraph
 from nano_coder.models.local.llama import LlamaForward
 from nano_coder.models.local.sampler import DecodingRow, Likeliest, draw_rows
 
@@ -117,7 +118,6 @@ class _Joining:
 
     @property
     def added(self) -> list[Prefix]:
-        """Prefixes that are not yet in the cache."""
         return [*([self.common] if self.common else []), *(one.prefix for one in self.new.values())]
 
     @property
@@ -162,7 +162,6 @@ class ContinuousDecoder:
 
     @property
     def decoding(self) -> list[DecodingRow]:
-        """The rows in the batch, by slot."""
         return [slot.row for slot in self._slots]
 
     @property
@@ -184,7 +183,7 @@ class ContinuousDecoder:
     def busy(self) -> bool:
         return bool(self._slots or self._queue)
 
-    def admit(self, rows: Sequence[DecodingRow]) -> None:
+    def add_rows(self, rows: Sequence[DecodingRow]) -> None:
         self._queue.extend(rows)
 
     def step(self) -> list[DecodingRow]:
@@ -200,13 +199,11 @@ class ContinuousDecoder:
         return finished
 
     def drop(self, rows: Sequence[DecodingRow]) -> None:
-        """Stop decoding these rows."""
         self._queue = deque(row for row in self._queue if row not in rows)
         for slot in [slot for slot in self._slots if slot.row in rows]:
             self._leave(slot)
 
     def release(self, owner: int) -> None:
-        """Forget the row retained for this owner."""
         self.cache.release(owner)
 
     def logits_of(self, ids: tuple[int, ...], first: int) -> Tensor:
@@ -235,7 +232,7 @@ class ContinuousDecoder:
         rest = []
         for index, (slot, (_, kept)) in enumerate(zip(slots, rows, strict=True), start=first):
             if kept is not None:
-                self._arena.load(index, kept.kv)
+                self._arena.slot(index)[:, :, :, : kept.kv.shape[3]] = kept.kv
             ids = slot.row.request.ids[slot.num_cached :]
             if ids:
                 rest.append((slot, PrefillSegment(ids, self._arena.slot(index), slot.length, slot.prefix)))
@@ -279,15 +276,11 @@ class ContinuousDecoder:
 
     def _largest(self, rows: Sequence[tuple[DecodingRow, RetainedRow | None]]) -> _Joining | None:
         """As many of these rows, from the first, as there is room for."""
-        found, high, size = None, len(rows) + 1, len(rows)
-        while size:
-            joining = self._plan(rows[:size])
-            if self._has_room(joining):
-                found, low = joining, size
-            else:
-                high, low = size, len(found.rows) if found is not None else 0
-            size = (low + high) // 2 if high - low > 1 else 0
-        return found
+        if self._has_room(whole := self._plan(rows)):
+            return whole
+        sizes = range(1, len(rows))
+        size = bisect_left(sizes, True, key=lambda size: not self._has_room(self._plan(rows[:size])))
+        return self._plan(rows[:size]) if size else None
 
     def _has_room(self, joining: _Joining) -> bool:
         """Whether they may join. Several rows take half of the memory at most, so that what is retained is
@@ -392,7 +385,6 @@ class ContinuousDecoder:
             self._forget_graph()
 
     def _free_blocks(self) -> None:
-        """Free the memory of the rows that were decoded."""
         self._arena, self._prefixes = Arena(self._shape), None
 
     def _forget_graph(self) -> None:
@@ -531,12 +523,14 @@ class ContinuousDecoder:
             )
             if self.cache.evict(self._block_bytes + slot.length * self._shape.token_bytes, held):
                 ids = (*row.request.ids, *row.ids)[: slot.num_cached]
-                self.cache.retain(owner, RetainedRow(ids, slot.prefix, self._arena.copy(index, slot.length)))
+                kv = self._arena.slot(index)[:, :, :, : slot.length].clone()
+                self.cache.retain(owner, RetainedRow(ids, slot.prefix, kv))
         slot.prefix.users -= 1
         self._waits = None
         last = self._slots.pop()
         if last is not slot:
-            self._arena.move(len(self._slots), index, last.length)
+            moved = self._arena.slot(len(self._slots))[:, :, :, : last.length]
+            self._arena.slot(index)[:, :, :, : last.length] = moved
             self._slots[index] = last
         self._changed = True
         if not self._slots and self._graph is None:  # a graph is recorded with its blocks
@@ -544,6 +538,11 @@ class ContinuousDecoder:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, device=self._shape.device)
+
+
+def can_record(forward: LlamaForward) -> bool:
+    """Whether steps of this model are recorded: on CUDA, where all that is computed has fixed shapes."""
+    return forward.device.type == "cuda" and forward.fixed_shapes
 
 
 def _first_logits(slots: Sequence[BatchSlot]) -> Tensor:
@@ -585,7 +584,6 @@ class NGramSpeculator:
         self._steps = 0
 
     def observe(self, ids: Sequence[int]) -> None:
-        """Add the n-grams of these tokens to the table."""
         if len(self._next) > _MAX_NGRAMS:
             self._next.clear()
         for at in range(CONTEXT, len(ids)):
@@ -613,7 +611,6 @@ class NGramSpeculator:
         return draft
 
     def record(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Update the acceptance rate with the counts of one step."""
         fade = 0.5 ** (num_draft_tokens / _HALF_LIFE)
         self._num_draft_tokens = self._num_draft_tokens * fade + num_draft_tokens
         self._num_accepted_tokens = self._num_accepted_tokens * fade + num_accepted_tokens

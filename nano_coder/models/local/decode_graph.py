@@ -25,11 +25,6 @@ _WASTE = 4
 """a step that reads more than this many times the positions, or rows, is recorded anew"""
 
 
-def can_record(forward: LlamaForward) -> bool:
-    """Whether steps of this model are recorded: on CUDA, where all that is computed has fixed shapes."""
-    return forward.device.type == "cuda" and forward.fixed_shapes
-
-
 class DecodeGraph:
     """The recorded step of one decoder."""
 
@@ -115,7 +110,6 @@ class _Recorded:
         self._logits_BV, self._again = record(run)
 
     def reads(self, arena: Arena, prefixes: SharedPrefixes) -> bool:
-        """Whether these are the blocks of KV that it was recorded over."""
         return self._kv is arena.kv and self._prefixes.kv is prefixes.kv
 
     def fits(self, arena: Arena, step: _Step) -> bool:

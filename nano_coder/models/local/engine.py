@@ -115,9 +115,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 class Engine:
     """Samples from, and scores with, a live Hugging Face causal language model. Not thread-safe.
 
-    `admit` queues rows and `step` advances them; `generate` does both. The module may be in training: after
-    each call its modes are as before, and no autograd state or inference tensor remains. KV is kept for the
-    next turn of a row and for rows with the same prompt, and dropped when the weights have changed.
+    `add_requests` queues rows and `step` advances them; `generate` does both. The module may be in training:
+    after each call its modes are as before, and no autograd state or inference tensor remains. KV is kept for
+    the next turn of a row and for rows with the same prompt, and dropped when the weights have changed.
     """
 
     def __init__(
@@ -155,16 +155,16 @@ class Engine:
         Rows end with an end-of-turn token, with a stop string, at `sampling.max_tokens`, or where the
         context is full. Raises ContextFull if a row leaves no room for a token.
         """
-        rows = self.admit(requests)
+        rows = self.add_requests(requests)
         while any(row.finish is None for row in rows):
             self.step()
         return [row.sampled() for row in rows]
 
-    def admit(self, requests: Sequence[GenerationRequest]) -> list[DecodingRow]:
+    def add_requests(self, requests: Sequence[GenerationRequest]) -> list[DecodingRow]:
         """Queue requests, in this order. Raises ContextFull, and queues none, if one cannot be served."""
         rows = [DecodingRow(request, self._ends) for request in requests]
         if rows:
-            self._current().admit(rows)
+            self._current().add_rows(rows)
         return rows
 
     def step(self) -> list[DecodingRow]:
@@ -182,7 +182,6 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a row is queued or being decoded."""
         return self._decoder is not None and self._decoder.busy
 
     @property
@@ -191,12 +190,10 @@ class Engine:
         return self._decoder
 
     def drop(self, rows: Sequence[DecodingRow]) -> None:
-        """Stop decoding these rows."""
         if self._decoder is not None:
             self._decoder.drop(rows)
 
     def release(self, owner: int) -> None:
-        """Forget the row that is retained for this owner."""
         if self._decoder is not None:
             self._decoder.release(owner)
 
@@ -211,7 +208,6 @@ class Engine:
         return [[score.logprob for score in self.score_tokens(row, temperature, first=first)] for row in rows]
 
     def score_alone(self, ids: tuple[int, ...], temperature: float = 1.0, *, first: int = 1) -> list[float]:
-        """As `score` for one row."""
         return self.score([ids], temperature, first=first)[0]
 
     def score_decoding(
@@ -335,7 +331,7 @@ class ModuleDecoder:
     def decoding(self) -> list[DecodingRow]:
         return [slot.row for slot in self._slots]
 
-    def admit(self, rows: Sequence[DecodingRow]) -> None:
+    def add_rows(self, rows: Sequence[DecodingRow]) -> None:
         self._queue.extend(rows)
 
     def step(self) -> list[DecodingRow]:
@@ -351,12 +347,10 @@ class ModuleDecoder:
             return finished + self._draw(list(self._slots))
 
     def drop(self, rows: Sequence[DecodingRow]) -> None:
-        """Stop decoding these rows."""
         self._queue = deque(row for row in self._queue if row not in rows)
         self._slots = [slot for slot in self._slots if slot.row not in rows]
 
     def release(self, owner: int) -> None:
-        """Forget the row retained for this owner."""
         self._retained.pop(owner, None)
 
     def _make_room(self) -> bool:

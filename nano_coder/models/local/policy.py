@@ -66,7 +66,6 @@ class LocalPolicy:
 
     @property
     def rows_together(self) -> int:
-        """Rows that are decoded together at most."""
         return self.engine.max_batch
 
     @property
@@ -127,16 +126,14 @@ class LocalPolicy:
         sampled = self._generate(ids, sampling, None, on_token, top_logprobs)
         return self._completion(sampled, 0, ids, sampling)
 
-    def score(
-        self, ids: Sequence[int], top: int, *, first: int = 1, temperature: float = 1.0
-    ) -> list[TokenScore]:
-        """Log-probs of `ids[first:]`, with the `top` likeliest tokens of each place. Raises ContextFull."""
+    def score(self, ids: Sequence[int], top: int) -> list[TokenScore]:
+        """Log-probs of `ids[1:]`, with the `top` likeliest tokens of each place. Raises ContextFull."""
         if len(ids) > self.context_limit:
             raise ContextFull(
                 f"{len(ids)} tokens are more than the {self.context_limit} that {self.id} reads"
             )
         with self._scoring:  # one at a time: the logits of a chunk take hundreds of MB
-            return self.engine.score_tokens(ids, temperature, first=first, top=top)
+            return self.engine.score_tokens(ids, top=top)
 
     @cached_property
     def _grammars(self) -> Grammars:
@@ -171,22 +168,15 @@ class LocalPolicy:
     def _completion(
         self, sampled: Sampled, number: int, delta: tuple[int, ...], sampling: Sampling
     ) -> Completion:
+        ids = sampled.ids[:-1] if sampled.ids[-1] in self.engine.eos_ids else sampled.ids
+        tokens = TurnTokens(row=number, context_ids=delta, sampled_ids=sampled.ids, logprobs=sampled.logprobs)
         return Completion(
-            text=self._text(sampled),
-            finish=sampled.finish,
-            tokens=TurnTokens(
-                row=number,
-                context_ids=delta,
-                sampled_ids=sampled.ids,
-                logprobs=sampled.logprobs,
-            ),
-            sampling=sampling,
-            policy_id=self.id,
+            text=self.decode(ids), finish=sampled.finish, tokens=tokens, sampling=sampling, policy_id=self.id,
             policy_version=self.version,
-        )
+        )  # fmt: skip
 
     @contextmanager
-    def lent(self, slot: int | None) -> Iterator[None]:
+    def using_slot(self, slot: int | None) -> Iterator[None]:
         """The calling thread uses this slot, which another thread holds; None: no slot."""
         before = self._scheduler.bound
         self._scheduler.bind(slot)
@@ -197,15 +187,12 @@ class LocalPolicy:
 
     @property
     def slot(self) -> int | None:
-        """The slot that the calling thread holds."""
         return self._scheduler.bound
 
     def rest(self) -> None:
-        """Free the engine's memory if it is idle."""
         self._scheduler.rest()
 
     def release(self, owner: int) -> None:
-        """Release the KV that is retained for this conversation."""
         self._scheduler.release(owner)
 
     def check_grammar(self, grammar: str) -> None:
@@ -224,7 +211,6 @@ class LocalPolicy:
             )
 
     def count(self, text: str) -> int:
-        """Number of tokens in a plain text."""
         return self.template.count(text)
 
     def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
@@ -232,11 +218,6 @@ class LocalPolicy:
         return self.template.next_row(conversation)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, control tokens included."""
-        return self.template.encoder.decode(ids)
-
-    def _text(self, sampled: Sampled) -> str:
-        ids = sampled.ids[:-1] if sampled.ids[-1] in self.engine.eos_ids else sampled.ids
         return self.template.encoder.decode(ids)
 
 
@@ -310,7 +291,6 @@ class Scheduler:
         self._thread = threading.local()
 
     def slot(self, index: int) -> AgentSlot:
-        """Take the slot of this agent. Raises UsageError if it is taken."""
         with self._lock:
             if index in self._slots:
                 raise UsageError(f"agent {index} has a slot already; taken: {sorted(self._slots)}")
@@ -330,7 +310,6 @@ class Scheduler:
 
     @property
     def bound(self) -> int | None:
-        """The slot of the current thread."""
         index: int | None = getattr(self._thread, "index", None)
         return index
 
@@ -350,12 +329,10 @@ class Scheduler:
                 self._engine.free()
 
     def release(self, owner: int) -> None:
-        """Let the KV go that is retained for this owner."""
         with self._lock:
             self._departed.append(owner)
 
     def rest(self) -> None:
-        """Free the engine's memory if no call waits or is answered."""
         with self._lock:
             if not (self._leader or self._live or self._waiting):
                 self._engine.free()
@@ -458,7 +435,7 @@ class Scheduler:
             self._engine.drop(abandoned)
             for owner in departed:
                 self._engine.release(owner)
-            rows = self._engine.admit([call.request for call in joining])
+            rows = self._engine.add_requests([call.request for call in joining])
             with self._lock:
                 self._live.update(zip(rows, joining, strict=True))
             began = time.monotonic()
@@ -495,7 +472,6 @@ class Scheduler:
         self._engine.free()
 
     def _abandon(self, call: ScheduledCall) -> None:
-        """Drop a call whose thread no longer waits for it."""
         with self._lock:
             self._waiting = [other for other in self._waiting if other is not call]
             for row in [row for row, other in self._live.items() if other is call]:
@@ -535,7 +511,6 @@ def slots_for(policy: Policy, count: int, at_once: int) -> list[AbstractContextM
 
 
 def cancel_pending(futures: Sequence[Future[Any]], slots: Sequence[AbstractContextManager[object]]) -> None:
-    """Cancel agents that have not started, and free their slots."""
     for future, slot in zip(futures, slots, strict=True):
         if future.cancel():
             with slot:

@@ -125,7 +125,6 @@ def _invert(weights_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
 
 
 def _below(values: Tensor, ends: Tensor) -> Tensor:
-    """Values moved, if need be, to the largest float below the ends."""
     return torch.minimum(values, torch.nextafter(ends, torch.zeros_like(ends)))
 
 
@@ -238,7 +237,6 @@ class DecodingRow:
         return [*self.request.ids[-count:], *self.ids[-count:]][-count:]
 
     def take(self, token: int, logprob: float, likeliest: Likeliest = ()) -> None:
-        """Append a sampled token, and set `finish` if it ends the row."""
         self.ids.append(token)
         self.logprobs.append(logprob)
         if self.request.constraint is not None:
@@ -361,8 +359,6 @@ class Grammars:
 
 
 class Constraint:
-    """The grammar's state after the tokens sampled so far, for one row."""
-
     def __init__(self, matcher: Any, eos_ids: Sequence[int], vocab_size: int) -> None:
         from llguidance.numpy import allocate_token_bitmask
 
@@ -385,7 +381,6 @@ class Constraint:
         return torch.from_numpy(allowed)
 
     def take(self, token: int) -> None:
-        """Advance by a sampled token."""
         if token not in self._eos_ids:
             self._matcher.consume_token(token)
 

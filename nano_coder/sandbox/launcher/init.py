@@ -22,7 +22,6 @@ from . import (
     exec_program,
     files,
     kernel,
-    landlock,
     memory,
     message,
     root,
@@ -153,9 +152,6 @@ def _isolate(plan: dict[str, Any], programs: cgroup.JailCgroup) -> None:
         # an instance of its own, whose number of terminals the kernel bounds
         terminals = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}"
         kernel.mount("devpts", root.TERMINALS, "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, terminals)
-    if plan["base"]:
-        with kernel.layer("overlay"):
-            root.lay(plan["base"])
     with kernel.layer("proc"):
         kernel.mount("proc", "/proc", "proc", _QUIET | kernel.MS_NOEXEC)
         for name, most in _OWN_LIMITS.items():
@@ -178,9 +174,9 @@ def _isolate(plan: dict[str, Any], programs: cgroup.JailCgroup) -> None:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     memory.open_counters(programs)
-    if landlock.version():
+    if kernel.landlock_version():
         with kernel.layer("landlock"):
-            landlock.confine(writable=WRITABLE)
+            kernel.confine(writable=WRITABLE)
     program = seccomp.program(kernel.MACHINE)
     if program is not None:
         with kernel.layer("seccomp"):

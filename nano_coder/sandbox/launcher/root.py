@@ -1,4 +1,4 @@
-"""A jail's root file system: a small tmpfs with read-only binds of the host; overlays over /work."""
+"""A jail's root file system: a small tmpfs with read-only binds of the host."""
 
 from __future__ import annotations
 
@@ -100,29 +100,11 @@ def _enter() -> None:
     kernel.mount(None, "/", None, kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _QUIET)
 
 
-BASES = "/opt/nano/bases"
-"""mount point of the overlay bases in a launcher's root; every jail hides it"""
-_TEST = "user.nano"
-
-
 def share_workspace() -> None:
     """Divide the file system at /work, whose size bounds both, into the workspace and our state."""
     for name, place in (("state", files.STATE), ("tree", "/work")):
         os.mkdir(f"/work/{name}", 0o755)
         kernel.mount(f"/work/{name}", place, None, kernel.MS_BIND)
-
-
-def lay(base: str) -> None:
-    """Mount a base as an overlay over /work; changes go to the tmpfs of /work. Raises OSError."""
-    for name in ("/work/upper", "/work/work"):
-        os.mkdir(name, 0o755)
-    # without user xattrs the mount succeeds, but directories cannot be replaced
-    os.setxattr("/work/upper", _TEST, b"1")
-    os.removexattr("/work/upper", _TEST)
-    parts = f"lowerdir={BASES}/{base}/tree,upperdir=/work/upper,workdir=/work/work,userxattr"
-    kernel.mount("overlay", "/work", "overlay", _QUIET, parts)
-    # hide the bases of other jails
-    kernel.mount("tmpfs", BASES, "tmpfs", _QUIET | kernel.MS_RDONLY, "size=4k,mode=555")
 
 
 STAGE = "/tmp"

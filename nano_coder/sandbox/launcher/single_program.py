@@ -12,7 +12,7 @@ import os
 import select
 from typing import Any, NoReturn
 
-from . import cgroup, exec_program, files, kernel, landlock, memory, seccomp
+from . import cgroup, exec_program, files, kernel, memory, seccomp
 from .exec_program import end_everything, kill_all, outcome
 
 WRITABLE = ("/work", files.STATE, "/tmp", "/dev/shm")
@@ -70,8 +70,8 @@ def _exec_program(request: dict[str, Any]) -> NoReturn:
     # a session of its own: a program that signals its process group must not reach us
     os.setsid()
     os.closerange(3, 1 << 20)
-    if landlock.version():
-        landlock.confine(writable=WRITABLE)
+    if kernel.landlock_version():
+        kernel.confine(writable=WRITABLE)
     program = seccomp.program(kernel.MACHINE)
     if program is not None:
         kernel.install_filter(program)

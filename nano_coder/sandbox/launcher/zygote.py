@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from . import exec_program, init, kernel, landlock, message, root, runner, seccomp, warm_python
+from . import exec_program, init, kernel, message, root, runner, seccomp, warm_python
 from .cgroup import ControlGroup, JailCgroup
 
 _INSIDE = "import sys; sys.path.insert(0, {path!r}); from launcher.zygote import resume; resume{call}"
@@ -252,7 +252,7 @@ def _serve(control: socket.socket, agent: int, jails: _Jails) -> None:
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: _reap(jails))
     # computed once, for every jail
-    landlock.version()
+    kernel.landlock_version()
     seccomp.program(kernel.MACHINE)
     kernel.last_capability()
     # freeze: objects that exist now are shared by all jails and never collected there

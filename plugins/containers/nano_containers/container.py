@@ -6,6 +6,7 @@ image's files, so that images without Python, or with another C library, run too
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import fcntl
 import functools
@@ -22,11 +23,59 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nano_coder.sandbox.folder_jail import HeldProgram, ProgramSpec
+from nano_coder.sandbox.folder_jail import ProgramResult, ProgramSpec
 from nano_coder.sandbox.launcher import root
-from nano_coder.sandbox.request import python_program, seal
+from nano_coder.sandbox.request import FLOOD_BYTES, Drain, python_program, seal
 from nano_shared.errors import SandboxError
 from nano_shared.process import own_python
+
+
+class HeldProgram(abc.ABC):
+    """A program in namespaces of its own, whose pid 1 is ours and held by a pidfd."""
+
+    _program: ProgramSpec
+    _out: int
+    _err: int
+    _init: int
+
+    @abc.abstractmethod
+    def _failed(self) -> SandboxError:
+        """The error for a program that was not started."""
+
+    @abc.abstractmethod
+    def _ask_to_stop(self) -> None:
+        """Ask pid 1 to end the program."""
+
+    @abc.abstractmethod
+    def _report(self) -> Iterable[bytes]:
+        """The records, JSON each, of the pid 1, once it is dead."""
+
+    def collect(self) -> ProgramResult:
+        """Collect output until every process is dead, at the latest some seconds after the time limit."""
+        drain = Drain({self._out: self._program.out, self._err: self._program.err}, self._init, FLOOD_BYTES)
+        if not drain.run(self._program.timeout, self._ask_to_stop):
+            # works also where the program has stopped our process in the jail
+            self._end_and_wait()
+            drain.finish()
+        records = [json.loads(line) for line in self._report()]
+        if not records:
+            raise self._failed()
+        # no final record: our process in the jail was killed, by us, by the program or for memory
+        ending = {"exit_code": None, "signal": signal.SIGKILL.value, **records[-1]}
+        ending.pop("began", None)
+        return ProgramResult(**ending, timed_out=drain.timed_out and ending["exit_code"] is None)
+
+    def end(self) -> None:
+        """Kill pid 1 and with it everything in the jail. Callable from any thread while it is held."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._init, signal.SIGKILL)
+
+    def _end_and_wait(self) -> None:
+        self.end()
+        poll = select.poll()
+        poll.register(self._init, select.POLLIN)
+        poll.poll(Drain.PATIENCE_S * 1000)
+
 
 PATIENCE_S = 60.0
 """for podman to answer, to start a container, and to remove it"""

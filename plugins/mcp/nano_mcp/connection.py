@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from nano_coder import __version__
-from nano_coder.sandbox.protocol import Jail, Sandbox, connected, place_in_jail, showing
-from nano_coder.sandbox.proxy import allowed_hosts
+from nano_coder.sandbox.protocol import Jail, Sandbox, allowed_hosts, connected, place_in_jail, showing
 from nano_mcp.resident_program import ResidentProgram
 from nano_mcp.settings import McpServer
 from nano_shared.errors import ConfigError, SandboxError

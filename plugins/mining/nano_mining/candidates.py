@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from nano_coder.grading.submission import Delivery, grade_delivery
+from nano_coder.grading.grade import Delivery, grade_delivery
 from nano_coder.sandbox.protocol import Sandbox
 from nano_mining.packages import MinedPackage
 from nano_mining.targets import (

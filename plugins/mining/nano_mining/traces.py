@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.grading.command_run import workspace_jail
+from nano_coder.grading.command_check import workspace_jail
 from nano_coder.sandbox.protocol import Sandbox
 from nano_mining.packages import MinedPackage
 from nano_shared.types import Limits

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nano_coder.grading.submission import grade_trajectory
+from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.text_files import _replace_line

@@ -32,8 +32,8 @@ from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.critic import by_budget
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.logprob import token_logprobs
-from nano_rl.learn.offline import OnStep, step_indices, train_rows, usual_guards
 from nano_rl.learn.rows import Group, TrainSample
+from nano_rl.offline import OnStep, step_indices, train_rows, usual_guards
 from nano_shared.errors import UsageError
 
 CHOSEN, REJECTED = "+", "-"

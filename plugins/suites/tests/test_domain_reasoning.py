@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nano_coder.grading.answers import ask_scorer
 from nano_coder.grading.grade import grade
-from nano_coder.grading.reasoning_gym_scorer import ask_scorer
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.task_file import make_tasks

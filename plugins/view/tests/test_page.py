@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from integration.tiny_model import build_tiny
 from nano_rl.cli import cli
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import HELD_OUT_FILE, success_metrics
@@ -23,7 +24,6 @@ from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows import Group, form_groups
 from nano_rl.record import TOKENIZER, Rollout, TrainingRecord
-from nano_rl.tiny_model import build_tiny
 from nano_rl.watch import TrainingView, Watcher
 from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.printable import printable

@@ -1,66 +1,43 @@
-"""What a text or a file holds in another form, where secrets are looked for too; and patterns that are tried
-only in texts in which RE2 finds them without their assertions."""
+"""What a text or a file holds in another form, where secrets are looked for too."""
 
 from __future__ import annotations
 
 import binascii
 import bz2
 import gzip
+import io
 import lzma
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 import re2
-
-_ASSERTION = re.compile(r"\(\?<?[!=](?:[^()\[\]\\]|\\.|\[(?:[^\]\\]|\\.)*\])*\)|\\b")
-_BOUND = re.compile(r"\{(\d+),\d+\}")
-_REFERENCE = re.compile(r"\(\?P=\w+\)")
-
-
-def loose(source: str) -> str:
-    """A pattern for RE2 that matches somewhere in each text in which `source` does, and in others.
-
-    `source` may hold no `\\s` outside of a negated set: spaces of Unicode are none to RE2.
-    """
-    return _BOUND.sub(r"{\1,}", _ASSERTION.sub("", _REFERENCE.sub(".", source)))
-
-
-class Gated:
-    """A compiled pattern, with the finds of `re` and most of RE2's speed; texts hold no lone surrogates."""
-
-    def __init__(self, source: str, flags: int = 0, gate: str | None = None) -> None:
-        self.pattern = re.compile(source, flags)
-        multiline = "(?m)" if flags & re.MULTILINE else ""
-        self._gate: Any = re2.compile(multiline + (loose(source) if gate is None else gate))
-
-    def finditer(self, text: str) -> Iterator[re.Match[str]]:
-        return self.pattern.finditer(text) if self._gate.search(text) else iter(())
-
 
 DEEPEST = 3
 """encodings inside each other"""
 _LARGEST = 256 << 20
 """bytes of a compressed file's content"""
-_BASE64 = Gated(
-    r"(?<![A-Za-z0-9+/_\-])[A-Za-z0-9+/_\-]{16,}(?:(?:\\[nr]|\s){1,3}[A-Za-z0-9+/_\-]{16,})*={0,2}",
-    gate=r"[A-Za-z0-9+/_\-]{16}",
+_ENCODED = re2.compile(
+    r"(?P<base64>[A-Za-z0-9+/_\-]{16,}(?:(?:\\[nr]|\s){1,3}[A-Za-z0-9+/_\-]{16,})*={0,2})"
+    r"|(?P<hex>(?:\\x[0-9A-Fa-f]{2}){8,})|(?P<percent>[A-Za-z0-9+/_.~&=\-]*(?:%[0-9A-Fa-f]{2}[A-Za-z0-9+/_.~&=\-]*)+)"
 )
-_HEX = Gated(r"(?<![A-Za-z0-9])(?:0x)?((?:[0-9A-Fa-f]{2}){12,})(?![A-Za-z0-9])")
-_ESCAPED = Gated(r"(?:\\x[0-9A-Fa-f]{2}){8,}")
-_PERCENT = Gated(r"(?<![A-Za-z0-9+/_.~&=\-])[A-Za-z0-9+/_.~&=\-]*(?:%[0-9A-Fa-f]{2}[A-Za-z0-9+/_.~&=\-]*)+")
+_HEX = re.compile(r"(?:0x)?((?:[0-9A-Fa-f]{2}){12,})")
 _DROPPED = re.compile(r"\\[nr]|\s")
 
 
 def encoded_parts(text: str) -> Iterator[tuple[tuple[int, int], str]]:
     """Spans that are text in base 64, hexadecimal, or escapes of URLs and strings, and what they say."""
-    for pattern, decode in _DECODERS:
-        for match in pattern.finditer(text):
-            decoded = decode(match[0])
-            if decoded is not None and len(decoded) >= 8:
-                yield match.span(), decoded
+    for match in _ENCODED.finditer(text):
+        if match["percent"] is not None:
+            decoded: str | None = unquote(match[0], errors="replace")
+        elif match["hex"] is not None or _HEX.fullmatch(match[0]):
+            decoded = _text(bytes.fromhex(match[0].removeprefix("0x").replace("\\x", "")))
+        else:
+            decoded = from_base64(match[0])
+        if decoded is not None and len(decoded) >= 8:
+            yield match.span(), decoded
 
 
 def from_base64(text: str) -> str | None:
@@ -71,17 +48,7 @@ def from_base64(text: str) -> str | None:
     return _text(binascii.a2b_base64(digits + "=" * (-len(digits) % 4)))
 
 
-def _from_hex(text: str) -> str | None:
-    return _text(bytes.fromhex(text.removeprefix("0x").replace("\\x", "")))
-
-
-def _from_url(text: str) -> str | None:
-    return unquote(text, errors="replace")
-
-
-_DECODERS: tuple[tuple[Gated, Callable[[str], str | None]], ...] = (
-    (_BASE64, from_base64), (_HEX, _from_hex), (_ESCAPED, _from_hex), (_PERCENT, _from_url),
-)  # fmt: skip
+_SPACES = dict.fromkeys(map(ord, "\n\r\t\x00\ufeff"))
 
 
 def _text(data: bytes) -> str | None:
@@ -98,31 +65,39 @@ def _text(data: bytes) -> str | None:
     return text if text.translate(_SPACES).isprintable() else None
 
 
-_SPACES = dict.fromkeys(map(ord, "\n\r\t\x00\ufeff"))
+_COMPRESSED: tuple[tuple[bytes, Any, Callable[[bytes], bytes]], ...] = (
+    (b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file), lambda data: gzip.compress(data, mtime=0)),
+    (b"BZh", bz2.BZ2File, bz2.compress),
+    (b"\xfd7zXZ\0", lzma.LZMAFile, lzma.compress),
+)
+Encode = Callable[[str], bytes]
 
 
-class FileForm(NamedTuple):
-    """How a file's bytes are read as text, and written again."""
-
-    text: str
-    encode: Callable[[str], bytes]
-
-
-def file_form(data: bytes) -> FileForm:
-    """The text of a file: compressed, UTF-8, UTF-16, or else each byte as a character."""
-    for magic, decompress, compress in _COMPRESSED:
-        if data.startswith(magic) and (content := _decompressed(data, decompress)) is not None:
-            return _inside(file_form(content), compress)
+def file_form(data: bytes) -> tuple[str, Encode]:
+    """The text of a file (compressed, UTF-8, UTF-16, or else each byte as a character), and how such a text
+    is written again."""
+    for magic, opened, compress in _COMPRESSED:
+        if data.startswith(magic) and (content := _decompressed(data, opened)) is not None:
+            return _inside(*file_form(content), compress)
     for codec in filter(None, (_utf_16(data), "utf-8")):
         try:
-            return FileForm(data.decode(codec), lambda text, codec=codec: text.encode(codec))  # type: ignore[misc]
+            return data.decode(codec), lambda text, codec=codec: text.encode(codec)
         except UnicodeDecodeError:
             continue
-    return FileForm(data.decode("latin-1"), lambda text: text.encode("latin-1"))
+    return data.decode("latin-1"), lambda text: text.encode("latin-1")
 
 
-def _inside(form: FileForm, compress: Callable[[bytes], bytes]) -> FileForm:
-    return FileForm(form.text, lambda text: compress(form.encode(text)))
+def _inside(text: str, encode: Encode, compress: Callable[[bytes], bytes]) -> tuple[str, Encode]:
+    return text, lambda changed: compress(encode(changed))
+
+
+def _decompressed(data: bytes, opened: Any) -> bytes | None:
+    """The content of a file; None where it is none, or larger than is looked at."""
+    try:
+        content: bytes = opened(io.BytesIO(data)).read(_LARGEST + 1)
+    except (zlib.error, OSError, lzma.LZMAError, EOFError):
+        return None
+    return content if len(content) <= _LARGEST else None
 
 
 def _utf_16(data: bytes) -> str | None:
@@ -135,25 +110,3 @@ def _utf_16(data: bytes) -> str | None:
         if zeros.count(0) > share * len(zeros):
             return codec
     return None
-
-
-def _decompressed(data: bytes, decompressor: Callable[[], object]) -> bytes | None:
-    """The content of a file; None where it is none, or larger than is looked at."""
-    out, left = b"", data
-    try:
-        while left:
-            one: object = decompressor()
-            out += one.decompress(left, _LARGEST - len(out) + 1)  # type: ignore[attr-defined]
-            if len(out) > _LARGEST or not one.eof:  # type: ignore[attr-defined]
-                return None
-            left = one.unused_data.lstrip(b"\0")  # type: ignore[attr-defined]
-    except (zlib.error, OSError, lzma.LZMAError, EOFError):
-        return None
-    return out
-
-
-_COMPRESSED: tuple[tuple[bytes, Callable[[], object], Callable[[bytes], bytes]], ...] = (
-    (b"\x1f\x8b", lambda: zlib.decompressobj(31), lambda data: gzip.compress(data, mtime=0)),
-    (b"BZh", bz2.BZ2Decompressor, bz2.compress),
-    (b"\xfd7zXZ\0", lzma.LZMADecompressor, lzma.compress),
-)

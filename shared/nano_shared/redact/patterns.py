@@ -1,8 +1,6 @@
-"""Patterns of common secrets: one for each kind; the group `secret`, if any, is what is hidden.
+"""What a secret looks like: known beginnings, places where secrets stand, key-like names, and randomness.
 
-Patterns start at word boundaries, so that a long line costs one attempt for each word and not for each
-character. `Known` finds secrets again that were recognised elsewhere.
-
+All patterns are RE2's, whose time grows with the text alone; the last group that matched is the secret.
 `gitleaks.toml` beside this file is that of gitleaks (https://github.com/gitleaks/gitleaks, MIT, revision
 b58d3f1) unchanged; a newer one may take its place. Rules that name a file's path alone, and
 `generic-api-key`, whose finds `assignments` weighs better, are left out.
@@ -14,15 +12,16 @@ import math
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import re2
 
-from nano_shared.redact.encodings import Gated, from_base64
+from nano_shared.redact.encodings import from_base64
+
+# ---------------------------------------------------------------------------- random strings
 
 _CANDIDATE = re.compile(r"(?<![A-Za-z0-9/_=.])[A-Za-z0-9][A-Za-z0-9+/_\-]{23,199}={0,2}(?![A-Za-z0-9+/_=\-])")
 _HASH_BEFORE = re.compile(
@@ -55,12 +54,12 @@ def random_looking(text: str) -> list[tuple[int, int]]:
         for match in _CANDIDATE.finditer(text)
         if _mixed(match[0])
         and entropy(match[0]) >= BITS
-        and not _named(match[0])
+        and not is_named(match[0])
         and not _HASH_BEFORE.search(text[max(0, match.start() - 12) : match.start()])
     ]
 
 
-def _named(text: str) -> bool:
+def is_named(text: str) -> bool:
     """Whether it is a name made of words, an object's id, or base 64 of a text with spaces."""
     words = sum(len(word[0]) for word in _WORDS.finditer(text))
     decoded = from_base64(text[: len(text) // 4 * 4]) or ""
@@ -83,160 +82,154 @@ def _mixed(text: str) -> bool:
     return min(classes) >= _AT_LEAST_EACH and separators * 6 <= len(text) and _LOWER_RUN.search(text) is None
 
 
-_WORD = r"(?<![A-Za-z0-9_])"  # a dash may be the first character of a diff line
+# ------------------------------------------------------------------- known beginnings and places
 
-_FIXED = {
-    "aws-key-id": r"(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Z0-9])",
-    "github-token": r"gh[pousr]_[A-Za-z0-9]{20,255}|github_pat_[A-Za-z0-9_]{20,255}",
-    "gitlab-token": r"gl(?:pat|dt|ptt|rt|cbt|oas|soat)-[A-Za-z0-9_\-]{20,}",
-    "slack-token": r"xox[abeoprs]-[A-Za-z0-9\-]{10,}|xapp-[A-Za-z0-9\-]{10,}",
-    "google-key": r"AIza[A-Za-z0-9_\-]{35}|ya29\.[A-Za-z0-9_\-]{20,}|GOCSPX-[A-Za-z0-9_\-]{20,}",
-    "model-api-key": r"sk-(?:[A-Za-z0-9]{2,12}-){0,3}[A-Za-z0-9_\-]{20,}|(?:hf|r8)_[A-Za-z0-9]{30,}",
-    "stripe-key": r"(?:[sr]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,}",
-    "package-token": r"npm_[A-Za-z0-9]{30,}|pypi-[A-Za-z0-9_\-]{40,}|dckr_pat_[A-Za-z0-9_\-]{20,}",
-    "cloud-token": r"do[opr]_v1_[a-f0-9]{64}|dapi[a-f0-9]{32}|hvs\.[A-Za-z0-9_\-]{20,}",
-    "mail-key": r"SG\.[A-Za-z0-9_\-]{16,}\.[A-Za-z0-9_\-]{16,}|(?:SK|key-)[0-9a-f]{32}(?![0-9a-f])",
-    "bot-token": r"(?:bot)?[0-9]{8,10}:AA[A-Za-z0-9_\-]{33}(?![A-Za-z0-9_\-])"
-    r"|[MNO][A-Za-z0-9_\-]{23,27}\.[A-Za-z0-9_\-]{6}\.[A-Za-z0-9_\-]{27,45}(?![A-Za-z0-9_\-])",
-    # distinctive beginnings, whatever follows
-    "vendor-token": r"(?:gsk_|pplx-|xai-|tvly-|nvapi-|rpa_|rubygems_|pul-|shp(?:at|ca|pa|ss)_|EAA[AMC]"
-    r"|sq0[a-z]{3}-|NRAK-|sntry[su]_|gls?[ac]_|PMAK-|AGE-SECRET-KEY-1|ops_eyJ|dt0c01\.|pscale_[a-z]{2,5}_"
-    r"|lin_(?:api|oauth)_|sb_secret_|AT[ACB]TT3|ATBB|BBDC-|CFPAT-|HRKU-|LTAI|nfp_|pnu_|rdme_|sgp_"
-    r"|sbp_|bku[ai]_|CCIPAT_|tskey-[a-z]+-|lsv2_[a-z]+_|pcsk_|sq[uap]_|dckr_oat_|glft-|figo?[dr]_"
-    r"|xkeysib-|xsmtpsib-|AQVN|AKCp|GR1348941|hv[br]\.|ABSK|vcp_|[A-Za-z0-9]{14}\.atlasv1\."
-    r"|pat[A-Za-z0-9]{14}\.)(?=[A-Za-z0-9_\-.]*[0-9])[A-Za-z0-9_\-.=+/]{18,}",
-    # beginnings that names have too: what follows has both cases and digits
-    "short-prefix-token": r"(?:ntn_|secret_|re_(?:[A-Za-z0-9]{8}_)?|ph[cx]_|fm[12]_|tfp_|sl\.|s\."
-    r"|dp\.[a-z]{2,5}\.)"
-    r"(?=[A-Za-z0-9\-]*[0-9])(?=[A-Za-z0-9\-]*[A-Z])(?=[A-Za-z0-9\-]*[a-z])[A-Za-z0-9][A-Za-z0-9\-]{19,}",
-    "jwt": r"eyJ[A-Za-z0-9_\-]{8,1024}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}",
-}
 _QUOTE = r"""\\?["'`]"""
+_STRING = r"""[rbf]?["'][^"'\n]*["']"""
 _NAME = (
-    r"[A-Za-z0-9_.\-]{0,64}?(?:api[_\-]?key|secret(?:[_\-]?(?:access[_\-]?)?key|[_\-]?token)?"
+    r"(?:[A-Za-z0-9_.\-]{0,64}?(?:api[_\-]?key|secret(?:[_\-]?(?:access[_\-]?)?key|[_\-]?token)?"
     r"|(?:access|private|encryption|signing|auth|account|master|service|logged_in|nonce)[_\-]?(?:key|salt)"
     r"|token|passwords?|passwd|passphrase|pwd|[_.\-]pass|credentials?|(?:session|phpsess|jsession)[_\-]?id"
-    r"|(?<![A-Za-z0-9])pass|[a-z]\.sid|[_\-]key(?:[_\-]data)?)(?:_base|[_\-]?\d{1,2})?"
+    r"|[a-z]\.sid|[_\-]key(?:[_\-]data)?)|pass)(?:_base|[_\-]?\d{1,2})?"
 )
-PATTERNS: dict[str, Gated] = {
-    **{kind: Gated(f"{_WORD}(?:{pattern})") for kind, pattern in _FIXED.items()},
-    # a truncated block ends with the text
-    "private-key": Gated(
-        r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
-        # each character can match in one way only: otherwise untrusted text could cause exponential
-        # backtracking
-        r"(?P<secret>(?>[A-Za-z\-]+: (?:(?![A-Za-z0-9+/=]{16})[^\n\\])*+|[A-Za-z0-9+/=\s]|\\[nr])*?"
-        r"[A-Za-z0-9+/=]{16}(?:[A-Za-z0-9+/=\s]|\\[nr])*+)",
-        gate="-----BEGIN ",
-    ),
-    "webhook": Gated(
-        r"(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks"
-        r"|\.webhook\.office\.com/webhookb2)/(?P<secret>[A-Za-z0-9_/@\-]{20,})"
-    ),
-    # curl -u NAME:..., mysql -p..., sshpass -p ..., docker login -p ...
-    "login": Gated(
-        r"(?<![\w/.])(?:(?:curl|wget|xh|https?)[ \t][^\n|;]{0,300}?(?<=[ \t])"
-        r"(?:-u|-U|--user|--proxy-user|-a|--auth)[ \t=]?[\"']?[^\s:\"'$]+:"
-        r"|(?:mysql\w*|mariadb\w*)[ \t][^\n|;]{0,300}?(?<=[ \t])-p"
-        r"|sqlplus[ \t]+(?:-\S+[ \t]+)*[^\s/@\"']+/"
+"""a key-like name"""
+_ARGUMENTS = r"[ \t](?:[^\n|;]{0,300}?[ \t])??"
+"""of a command, before the one that is looked for"""
+PATTERNS: dict[str, Any] = {
+    kind: re2.compile(source)
+    for kind, source in {
+        # distinctive beginnings, whatever follows
+        "token": r"\b((?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b|(?:gh[pousr]_|github_pat_|gl(?:pat|dt|ptt|rt|cbt"
+        r"|oas|soat)-|sk-|ya29\.|GOCSPX-|AIza|hvs\.|dckr_pat_)[A-Za-z0-9_\-]{20,}"
+        r"|(?:xox[abeoprs]-|xapp-)[A-Za-z0-9\-]{10,}|(?:[sr]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,}"
+        r"|(?:do[opr]_v1_|dapi|SK|key-)[0-9a-f]{32,64}\b|SG\.[A-Za-z0-9_\-]{16,}\.[A-Za-z0-9_\-]{16,}"
+        r"|(?:bot)?[0-9]{8,10}:AA[A-Za-z0-9_\-]{33}\b|pypi-[A-Za-z0-9_\-]{40,}"
+        r"|[MNO][A-Za-z0-9_\-]{23,27}\.[A-Za-z0-9_\-]{6}\.[A-Za-z0-9_\-]{27,45}"
+        r"|eyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,})",
+        # beginnings that few names have
+        "vendor-token": r"\b(?:gsk_|pplx-|xai-|tvly-|nvapi-|rpa_|rubygems_|pul-|shp(?:at|ca|pa|ss)_|EAA[AMC]"
+        r"|sq0[a-z]{3}-|NRAK-|sntry[su]_|gls?[ac]_|PMAK-|AGE-SECRET-KEY-1|ops_eyJ|dt0c01\.|pscale_[a-z]{2,5}_"
+        r"|lin_(?:api|oauth)_|sb_secret_|AT[ACB]TT3|ATBB|BBDC-|CFPAT-|HRKU-|LTAI|nfp_|pnu_|rdme_|sgp_|npm_"
+        r"|sbp_|bku[ai]_|CCIPAT_|tskey-[a-z]+-|lsv2_[a-z]+_|pcsk_|sq[uap]_|dckr_oat_|glft-|figo?[dr]_|hf_|r8_"
+        r"|xkeysib-|xsmtpsib-|AQVN|AKCp|GR1348941|hv[br]\.|ABSK|vcp_|[A-Za-z0-9]{14}\.atlasv1\.|cio"
+        r"|pat[A-Za-z0-9]{14}\.)([A-Za-z0-9_\-.=+/]{18,})",
+        # beginnings that many names have
+        "short-prefix-token": r"\b(?:ntn_|secret_|re_(?:[A-Za-z0-9]{8}_)?|ph[cx]_|fm[12]_|tfp_|sl\.|s\."
+        r"|dp\.[a-z]{2,5}\.)([A-Za-z0-9][A-Za-z0-9\-]{19,})",
+        # a truncated block ends with the text
+        "private-key": r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+        r"([\w\s:,.\-+/=\\]{0,200}?[A-Za-z0-9+/=]{16}(?:[A-Za-z0-9+/=\s]|\\[nr])*)",
+        "webhook": r"(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks"
+        r"|\.webhook\.office\.com/webhookb2)/([A-Za-z0-9_/@\-]{20,})",
+        # curl -u NAME:..., lftp -u NAME,..., mysql -p..., sshpass -p ..., docker login -p ...
+        "login": rf"(?:^|[^\w/.])(?:(?:curl|wget|xhs?|https?|lftp){_ARGUMENTS}"
+        r"(?:-u|-U|--user|--proxy-user|-a|--auth)[ \t=]?[\"']?[^\s:,\"'$]+[:,]"
+        rf"|(?:mysql\w*|mariadb\w*){_ARGUMENTS}-p|sqlplus[ \t]+(?:-\S+[ \t]+)*[^\s/@\"']+/"
         r"|(?:wandb|huggingface-cli|hf auth|vault|railway|infisical)[ \t]login[ \t]+(?:--token[= ])?"
-        r"|(?:sshpass|(?:docker|podman|helm registry|az) login|redis-cli|ldap\w+|smbclient|mongo\w*|7z)[ \t]"
-        r"[^\n|;]{0,300}?(?<=[ \t])-[paw][ \t=]?[\"']?)(?P<secret>[^\s\"'$<{-][^\s\"'$<{]{3,})"
-    ),
-    # auth=("me", "..."), HTTPBasicAuth("me", "...")
-    "auth-pair": Gated(
-        r"(?:auth[\"']?[ \t]*[=:][ \t]*|(?i:basic_?auth)[ \t]*=?[ \t]*)[(\[][ \t]*"
-        r"[rbf]?[\"'][^\"'\n]*[\"'][ \t]*,[ \t]*[rbf]?[\"'](?P<secret>[^\"'\n]{4,})[\"']"
-    ),
-    # host=... user=... password=...
-    "connection-string": Gated(
-        r"(?i:host|hostaddr|user|user id|uid|dbname|database|server|data source)=[^\s\"'=,;&]*"
-        r"(?:[ ;&][A-Za-z_ ]{1,30}=[^\s\"'=,;&]*){0,20}[ ;&](?i:password|pwd)=(?P<secret>[^\s\"'`;&,()]{4,})"
-    ),
-    "secure-string": Gated(
-        r"(?i:ConvertTo-SecureString)[ \t]+(?:-(?i:string)[ \t]+)?[\"'](?P<secret>[^\"'\n$]{4,})[\"']"
-    ),
-    # a variable of Terraform, an entry of an environment in YAML or JSON
-    "named-value": Gated(
-        rf"variable[ \t]+\"(?i:{_NAME})\"[ \t]*\{{[^}}]{{0,300}}?default[ \t]*=[ \t]*"
-        r"\"(?P<secret>[^\"\s${<]{4,})\""
+        r"|(?:sshpass|(?:docker|podman|helm registry|az) login|redis-cli|ldap\w+|smbclient|mongo\w*|7z)"
+        rf"{_ARGUMENTS}-[paw][ \t=]?[\"']?)([^\s\"'$<\[{{-][^\s\"'$<{{]{{3,}})",
+        # a header of httpie; all fields of a secret of Vault
+        "argument": rf"(?:^|[^\w/.])(?:xhs?|https?){_ARGUMENTS}[\"']?(?i:{_NAME}):=?([^\s\"'$<\[{{]{{6,}})"
+        r"|\bvault[ \t]+(?:kv[ \t]+(?:put|patch)|write)[ \t]+(?:-\S+[ \t]+)*[^\s=]+[ \t]+"
+        r"([^\s=$]+=[^\s$@<\[][^\n|;]*)",
+        # auth=("me", "..."), HTTPBasicAuth("me", "..."), getConnection("jdbc:...", "me", "...")
+        "call": rf"(?:auth[\"']?[ \t]*[=:][ \t]*[(\[]|(?i:basic_?auth)[ \t]*=?[ \t]*[(\[]"
+        rf"|(?i:getConnection)\([ \t]*{_STRING}[ \t]*,)[ \t]*{_STRING}[ \t]*,[ \t]*"
+        r"[rbf]?[\"']([^\"'\n]{4,})[\"']"
+        r"|(?i:ConvertTo-SecureString)[ \t]+(?:-(?i:string)[ \t]+)?[\"']([^\"'\n$]{4,})[\"']",
+        # host=... user=... password=...
+        "connection-string": r"(?i:host|hostaddr|user|user id|uid|dbname|database|server|data source)="
+        r"[^\s\"'=,;&]*(?:[ ;&][A-Za-z_ ]{1,30}=[^\s\"'=,;&]*){0,20}[ ;&](?i:password|pwd)="
+        r"([^\s\"'`;&,()]{4,})|(?:AccountKey|SharedAccessKey|sig)=([A-Za-z0-9+/%]{30,}={0,2})",
+        # a variable of Terraform, an entry of an environment in YAML or JSON
+        "named-value": rf"variable[ \t]+\"(?i:{_NAME})\"[ \t]*\{{[^}}]{{0,300}}?default[ \t]*=[ \t]*"
+        r"\"([^\"\s${<]{4,})\""
         rf"|[\"']?(?i:name|key)[\"']?[ \t]*:[ \t]*[\"']?(?i:{_NAME})[\"']?[ \t]*,?[ \t\r\n]{{1,60}}"
-        r"[\"']?(?i:value)[\"']?[ \t]*:[ \t]*[\"']?(?P<value>[^\s\"'`,{}\[\]$<][^\s\"'`,]{3,})"
-    ),
-    "netrc": Gated(
-        r"\b(?:machine|login|account)[ \t]+[^\s\"']+"
+        r"[\"']?(?i:value)[\"']?[ \t]*:[ \t]*[\"']?([^\s\"'`,{}\[\]$<][^\s\"'`,]{3,})",
+        # .netrc, .pgpass
+        "netrc": r"\b(?:machine|login|account)[ \t]+[^\s\"']+"
         r"(?:[ \t\r\n]{1,40}(?:login|account|user)[ \t\r\n]{1,40}[^\s\"']+)?"
-        r"[ \t\r\n]{1,40}password[ \t\r\n]{1,40}(?P<secret>[^\s\"']{4,})"
-    ),
-    "pgpass": Gated(
-        r"^[+\- ]?[A-Za-z0-9_.*\-]+:(?:[0-9]{2,5}|\*):[^:\s]+:[^:\s]+:(?P<secret>[^:\s]{4,})$", re.MULTILINE
-    ),
-    "cookie": Gated(
-        r"(?i:cookie)[\"']?[ \t]*[:=][ \t]*[\"']?(?P<secret>[A-Za-z0-9_.\-]+=[^\r\n\"']{8,})"
-        r"|(?<![\w/])curl\b[^\n|;]{0,300}?[ \t](?:-b|--cookie)[ =]?[\"']?"
-        r"(?P<jar>[A-Za-z0-9_.\-]+=[^\s\"']{8,})"
-    ),
-    "cookie-jar": Gated(
-        r"^\S+\t(?:TRUE|FALSE)\t\S+\t(?:TRUE|FALSE)\t[0-9]+\t\S+\t(?P<secret>\S{8,})$", re.MULTILINE
-    ),
-    "registry-auth": Gated(
-        r"\"(?:auth|identitytoken|registrytoken)\"[ \t]*:[ \t]*\"(?P<secret>[A-Za-z0-9+/_\-.]{8,}={0,2})\""
-        r"|(?i:npmAuthIdent)[\"']?[ \t]*:[ \t]*[\"']?[^\s:\"']+:(?P<ident>[^\s\"']{4,})"
-        r"|:_(?:authToken|auth|password)[ \t]*=[ \t]*[\"']?(?P<npm>[^\s\"'$]{8,})"
-    ),
-    "url-password": Gated(
-        r"(?<![A-Za-z0-9])[A-Za-z][A-Za-z0-9+.\-]{1,20}://[^\s:/@\"'`<>]*:(?P<secret>[^\s@/\"'`<>]{3,})@"
-    ),
-    "authorization": Gated(
-        r"(?i:authorization)" + f"(?:{_QUOTE})?" + r"[ \t]*[:=][ \t]*" + f"(?:{_QUOTE})?"
-        r"(?i:bearer|basic|token|apikey)[ \t]+(?P<secret>[A-Za-z0-9_\-.~+/=]{8,})"
-    ),
-    "connection-key": Gated(r"(?:AccountKey|SharedAccessKey|sig)=(?P<secret>[A-Za-z0-9+/%]{30,}={0,2})"),
+        r"[ \t\r\n]{1,40}password[ \t\r\n]{1,40}([^\s\"']{4,})"
+        r"|(?m:^[+\- ]?[A-Za-z0-9_.*\-]+:(?:[0-9]{2,5}|\*):[^:\s]+:[^:\s]+:([^:\s]{4,})$)",
+        "cookie": r"(?i:cookie)[\"']?[ \t]*[:=][ \t]*[\"']?([A-Za-z0-9_.\-]+=[^\r\n\"']{8,})"
+        rf"|\bcurl{_ARGUMENTS}(?:-b|--cookie)[ =]?[\"']?([A-Za-z0-9_.\-]+=[^\s\"']{{8,}})"
+        r"|(?m:^\S+\t(?:TRUE|FALSE)\t\S+\t(?:TRUE|FALSE)\t[0-9]+\t(\S+\t\S{8,})$)",
+        "registry-auth": r"\"(?:auth|(?:identity|registry)token)\"[ \t]*:[ \t]*"
+        r"\"([A-Za-z0-9+/_\-.]{8,}={0,2})\""
+        r"|(?i:npmAuthIdent)[\"']?[ \t]*:[ \t]*[\"']?[^\s:\"']+:([^\s\"']{4,})"
+        r"|:_(?:authToken|auth|password)[ \t]*=[ \t]*[\"']?([^\s\"'$]{8,})",
+        "url-password": r"\b[A-Za-z][A-Za-z0-9+.\-]{1,20}://[^\s:/@\"'`<>]*:([^\s@/\"'`<>]{3,})@",
+        "authorization": rf"(?i:authorization)(?:{_QUOTE})?[ \t]*[:=][ \t]*(?:{_QUOTE})?"
+        r"(?i:bearer|basic|token|apikey)[ \t]+([A-Za-z0-9_\-.~+/=]{8,})",
+    }.items()
 }
-_ASSIGNED = rf"(?<![A-Za-z0-9_.])(?P<name>(?i:{_NAME}))(?:{_QUOTE})?[ \t]*(?:=>|:=|[:=])[ \t]*"
-_QUOTED = Gated(
-    _ASSIGNED + r"""(?:[rbf]?)(?:(?P<quote>["'`])(?P<secret>(?:(?!(?P=quote))[^\s\\]|\\\S){6,})(?P=quote)"""
-    r"""|\\(?P<escaped>["'`])(?P<value>[^\s"'`\\]{6,})\\(?P=escaped))"""
-)
-"""a quoted text assigned to a key-like name: JSON, YAML, code"""
-_PHRASE = Gated(
-    r"(?<![A-Za-z0-9_.])(?P<name>(?i:[A-Za-z0-9_.\-]{0,64}?(?:passwords?|passwd|passphrase|pwd)))"
-    rf"(?:{_QUOTE})?[ \t]*(?:=>|:=|[:=])[ \t]*"
-    r"""(?P<quote>["'])(?P<secret>(?=[^"'\n]*[0-9])(?=[^"'\n]*[!@#$%^&*+~])[^"'\n\\]{8,80})(?P=quote)"""
-)
-"""a password of several words"""
-_BARE = Gated(
-    r"(?:^[+\- ]?|\\n|[\"'`;&|] ?|\?|,(?! )|--(?:from-literal|set|set-string)[ =])[ \t]*"
-    r"(?:(?:export|set|ENV|ARG|-|-e)[ \t]+)?"
-    rf"(?P<name>(?i:{_NAME}))(?P<sign>[ \t]*[:=][ \t]*)(?P<secret>[^\s\"'`#;,\\]{{6,}})(?=[\s\"'`#;,\\]|$)",
-    re.MULTILINE,
-)
-"""the same without quotes, at the start of a line: .env files, INI, YAML"""
-_SET = Gated(
-    rf"(?<![A-Za-z0-9_])(?:setx|ENV|set[ \t]+-[a-zA-Z]+)[ \t]+(?P<name>(?i:{_NAME}))[ \t]+[\"']?"
-    r"(?P<secret>[^\s\"'`=]{6,})"
-)
-"""the same without a sign: Dockerfiles, setx, fish"""
-_TAGGED = Gated(
-    rf"<(?:[a-z]+:)?(?P<name>(?i:{_NAME}))(?:[ \t][^<>\n]{{0,200}})?>[ \t]*(?P<secret>[^<>\s]{{6,}})[ \t]*</"
-    rf"|[\"'](?P<key>(?i:{_NAME}))[\"'][ \t\r]{{0,40}}(?:,|value[ \t]*=)[ \t\r]{{0,40}}"
-    rf"[rbf]?[\"'](?P<value>[^\"'\n]{{6,}})[\"']"
-)
-"""an element of XML, and a second argument or attribute: define('DB_PASSWORD', '...')"""
-_PROSE = Gated(
-    r"(?i)(?<![A-Za-z0-9_])(?:(?P<name>password|passphrase|passcode|api[ \-]key|secret|token)"
-    r"[ \t]+(?:is|was|to|:)|(?P<key>password|passphrase|passcode|api[ \-]key):)[ \t]+"
-    r"[\"'`]?(?P<secret>[^\s\"'`,;]{6,})"
-)
-"""the password is ..."""
-_FLAG = Gated(
-    r"(?<![A-Za-z0-9_\-])--?(?P<name>(?:[a-z]+-)?(?:password|passwd|token|api-?key|secret))[= ]"
-    r"(?P<secret>[^\s\"'`$;|&\\]{6,})"
-)
-"""a value on a command line"""
+_EXAMPLE = re.compile(r"(?i)pass(?:word|wd)?|pwd|secret|token|user(?:name)?|none|null|x-oauth-basic")
+_COOKIE = re.compile(r"[=\t](?=[^;=]{0,40}?[0-9])(?=[^;=]{0,40}?[A-Za-z])[^\s;,=]{10,}|=[A-Za-z0-9]{20,}")
+_WORD_ALONE = re.compile(r"[A-Za-z_.\-]+")
 
-_GENERATED = 32
-"""characters of a value that may hold brackets, as generated keys do and code does not in so many"""
+
+def placed_secrets(text: str) -> Iterator[tuple[tuple[int, int], str]]:
+    """Spans of what `PATTERNS` find, each with its kind, without examples such as `user:password@`."""
+    for kind, pattern in PATTERNS.items():
+        for match in pattern.finditer(text):
+            group = _last_group(match)
+            if _telling(kind, match[group]):
+                yield match.span(0 if kind.endswith("-token") else group), kind
+
+
+def _last_group(match: Any) -> int:
+    return max((n for n, value in enumerate(match.groups(), 1) if value is not None), default=0)
+
+
+def _telling(kind: str, value: str) -> bool:
+    """Whether what a pattern found says anything: no names, no cookie of words, no variable."""
+    digit, cases = any(map(str.isdigit, value)), _has_both_cases(value)
+    match kind:
+        case "vendor-token":
+            return digit or (cases and not is_named(value))
+        case "short-prefix-token":
+            return digit and cases
+        case "cookie":
+            return _COOKIE.search(value) is not None
+        case "connection-string" | "named-value":
+            return _WORD_ALONE.fullmatch(value) is None
+        case "argument":
+            return digit or not value.replace("-", "").replace("_", "").isalpha()
+    return _EXAMPLE.fullmatch(value) is None
+
+
+def _has_both_cases(value: str) -> bool:
+    return any(map(str.islower, value)) and any(map(str.isupper, value))
+
+
+# --------------------------------------------------------------- values of key-like names
+
+_ASSIGNED = rf"(?:^|[^A-Za-z0-9_.])(?P<name>(?i:{_NAME}))(?:{_QUOTE})?[ \t]*(?:=>|:=|[:=])[ \t]*"
+_ASSIGNMENTS = {
+    name: re2.compile(source)
+    for name, source in {
+        # JSON, YAML, code
+        "quoted": _ASSIGNED + r"""[rbf]?(?:"((?:[^"\\\n]|\\.){6,200})"|'((?:[^'\\\n]|\\.){6,200})'"""
+        r"""|`((?:[^`\\\n]|\\.){6,200})`|\\["'`]([^\s"'`\\]{6,})\\["'`])""",
+        # .env files, INI, YAML, a query, a form
+        "bare": r"(?:^[+\- ]?|\\n|[\"'`;&|] ?|\?|,|--(?:from-literal|set|set-string)[ =])[ \t]*"
+        rf"(?:(?:export|set|ENV|ARG|-|-e)[ \t]+)?(?P<name>(?i:{_NAME}))[ \t]*(?P<sign>[:=])[ \t]*"
+        r"([^\s\"'`#;,\\&]{6,})",
+        # Dockerfiles, setx, fish; a value on a command line
+        "spaced": rf"\b(?:setx|ENV|set[ \t]+-[a-zA-Z]+)[ \t]+(?P<name>(?i:{_NAME}))[ \t]+[\"']?"
+        r"([^\s\"'`=]{6,})"
+        r"|(?:^|[^A-Za-z0-9_\-])--?(?:[a-z]+-)?(?P<flag>password|passwd|token|api-?key|secret)[= ]"
+        r"([^\s\"'`$;|&\\]{6,})",
+        # XML, define('DB_PASSWORD', '...')
+        "tagged": rf"<(?:[a-z]+:)?(?P<name>(?i:{_NAME}))(?:[ \t][^<>\n]{{0,200}})?>[ \t]*"
+        r"([^<>\s]{6,})[ \t]*</"
+        rf"|[\"'](?P<key>(?i:{_NAME}))[\"'][ \t\r]{{0,40}}(?:,|value[ \t]*=)[ \t\r]{{0,40}}"
+        r"[rbf]?[\"']([^\"'\n]{6,})[\"']",
+        "prose": r"(?i)\b(?:(?P<name>password|passphrase|passcode|api[ \-]key|secret|token)"
+        r"[ \t]+(?:is|was|to|:)|(?P<key>password|passphrase|passcode|api[ \-]key):)[ \t]+"
+        r"[\"'`]?([^\s\"'`,;]{6,})",
+    }.items()
+}
 _PLACEHOLDER = re.compile(
     r"(?i)[<{$%(*]|\.\.\.|xxx|\[redacted:|(?:os|env|process|self|args|config)\."
     r"|(?:your|my|example|change|changeme|replace|insert|placeholder|dummy|fake|todo|none|null|true|false"
@@ -245,67 +238,83 @@ _PLACEHOLDER = re.compile(
 _STRONG = re.compile(
     r"(?i)(?:api|secret|access|private|encryption|signing|auth|account|master|service|logged_in|nonce)[_\-]?key$"
 )
-_KEY = 20
-"""fewest characters of a value of any other `..._key`"""
-_CALL = re.compile(r"[A-Za-z_][A-Za-z_.]*\(")
-_ADDRESS = re.compile(r"[a-z0-9.\-]*[a-z][a-z0-9.\-]*:[0-9]{2,5}")
+_CODE = re.compile(r"[A-Za-z_][A-Za-z_.]*\(|[a-z0-9.\-]*[a-z][a-z0-9.\-]*:[0-9]{2,5}$")
+"""a call, an address"""
+_GENERATED, _KEY = 32, 20
+"""characters of a value that may hold brackets; fewest of any other `..._key`"""
 _KEY_LINE = re2.compile(
     r"(?i)[^\n]*(?:key|token|secret|passw|passphrase|passcode|pass[\"'`]?[ \t]*[:=]|pwd|credential"
     r"|[_.\-]pass|sess(?:ion)?[_\-]?id|\.sid|_salt)[^\n]*"
 )
 
 
-_EXAMPLE = re.compile(r"(?i)pass(?:word|wd)?|pwd|secret|token|user(?:name)?|none|null|x-oauth-basic")
-_COOKIE = re.compile(r"=(?=[^;=]{0,40}?[0-9])(?=[^;=]{0,40}?[A-Za-z])[^\s;,=]{10,}|=[A-Za-z0-9]{20,}")
-_WORD_ALONE = re.compile(r"[A-Za-z_.\-]+")
-
-
-def telling(kind: str, value: str) -> bool:
-    """Whether what a pattern found says anything: not `user:password@`, a cookie of words, or a variable."""
-    if kind == "cookie":
-        return _COOKIE.search(value) is not None
-    return (_WORD_ALONE if kind in ("connection-string", "named-value") else _EXAMPLE).fullmatch(
-        value
-    ) is None
-
-
 def assignments(text: str) -> Iterator[tuple[int, int]]:
     """Spans of values that are assigned to key-like names and look like keys."""
     for line in _KEY_LINE.finditer(text):
-        for pattern in (_QUOTED, _PHRASE, _BARE, _SET, _TAGGED, _PROSE, _FLAG):
+        for kind, pattern in _ASSIGNMENTS.items():
             for match in pattern.finditer(line[0]):
-                group = match.lastgroup or "secret"
-                if _credible(match, match[group], match.groupdict().get("key") or match["name"]):
+                named = match.groupdict()
+                name = named["name"] or named.get("key") or named.get("flag")
+                group = _last_group(match)
+                if _credible(kind, str(name), match[group], named.get("sign") or "="):
                     yield line.start() + match.start(group), line.start() + match.end(group)
+    yield from _columns(text)
 
 
-def _credible(match: re.Match[str], value: str, name: str) -> bool:
-    """Whether a value assigned to a key-like name looks like a key, and not like code or an example."""
-    if _PLACEHOLDER.match(value):
+_SEPARATORS = r"[,;\t]"
+_HEADER = re2.compile(
+    rf"(?im)^[+\- ]?((?:\"?[\w.\-]+\"?{_SEPARATORS})*\"?(?:{_NAME})\"?(?:{_SEPARATORS}\"?[\w.\-]+\"?)*)\r?$"
+)
+_COLUMN = re.compile(f"(?i){_NAME}")
+
+
+def _columns(text: str) -> Iterator[tuple[int, int]]:
+    """Spans of the values below the key-like names of a table of comma-separated values."""
+    at = 0
+    for header in _HEADER.finditer(text):
+        found = re.search(_SEPARATORS, header[1])
+        if found is None or header.start() < at:  # a row of the table before
+            continue
+        separator, diff = found[0], header.start(1) - header.start()
+        names = [name.strip('"') for name in header[1].split(separator)]
+        cell = re.compile(rf'(?:"((?:[^"]|"")*)"|([^{separator}"]*)){separator}')
+        at = header.end() + 1
+        while at < len(text):
+            line = text[at : (text.find("\n", at) + 1 or len(text) + 1) - 1]
+            row = list(cell.finditer(line.rstrip("\r") + separator, diff))
+            if len(row) != len(names):
+                break
+            for name, match in zip(names, row, strict=True):
+                group = match.lastindex or 2
+                if _COLUMN.fullmatch(name) and _credible("quoted", name, match[group], "="):
+                    yield at + match.start(group), at + match.end(group)
+            at += len(line) + 1
+
+
+def _credible(kind: str, name: str, value: str, sign: str) -> bool:
+    """Whether a value of a key-like name looks like a key, and not like code or an example."""
+    if len(value) < SHORTEST or _PLACEHOLDER.match(value) or _CODE.match(value):
         return False
-    if _CALL.match(value) or _ADDRESS.fullmatch(value):
-        return False
+    is_password = any(word in name.lower() for word in ("pass", "pwd"))
+    digits = any(map(str.isdigit, value))
+    if any(map(str.isspace, value)):  # several words
+        return is_password and kind == "quoted" and digits and bool(re.search(r"[!@#$%^&*+~]", value))
     if any(c in value for c in "()[]{}<>"):
-        return len(value) >= _GENERATED and " " not in value and entropy(value) >= BITS
+        return len(value) >= _GENERATED and entropy(value) >= BITS
     if name.lower().endswith(("_key", "-key", "key_data", "key-data")) and not _STRONG.search(name):
-        return len(value) >= _KEY and not _plain_word(value)
-    if match.re is _PROSE.pattern and not any(map(str.isdigit, value)):
+        few = sum(map(str.isdigit, value)) < _AT_LEAST_EACH or any(c in value for c in ":,;\\")
+        return len(value) >= _KEY and not few and not is_named(value)
+    if value.replace(".", "").isdigit():
+        return is_password and kind != "prose"
+    if kind == "prose" and not digits:
         return False
-    if value.isdigit() or value.replace(".", "").isdigit():
-        return "pass" in name.lower() or "pwd" in name.lower()
-    if name.isupper() and match.groupdict().get("sign", "=") == "=":
+    if name.isupper() and sign == "=":
         return not value.startswith(("/", "./", "~"))  # NAME=value in an environment: any text but a path
-    letters, digits = any(c.isalpha() for c in value), any(c.isdigit() for c in value)
-    mixed = any(c.islower() for c in value) and any(c.isupper() for c in value)
     identifier = re.fullmatch(r"[A-Za-z_][A-Za-z_]*(?:[.\-][A-Za-z_]+)*", value) is not None
-    return (letters and digits) or (mixed and not identifier) or (not identifier and not value.isalpha())
+    return (digits and any(map(str.isalpha, value))) or not (identifier or value.isalpha())
 
 
-def _plain_word(value: str) -> bool:
-    """Whether it is a name, a path or words, and not a key with digits in it."""
-    digits = sum(map(str.isdigit, value))
-    return digits < _AT_LEAST_EACH or any(c in value for c in " :,;()[]{}<>\\") or _named(value)
-
+# ------------------------------------------------------------------------ secrets seen before
 
 SHORTEST = 6
 """shortest secret that is searched for elsewhere"""
@@ -329,12 +338,9 @@ class Known:
         self._pattern: re.Pattern[str] | None = None
         self.add(secrets)
 
-    def __bool__(self) -> bool:
-        return bool(self._whole)
-
     def add(self, secrets: Iterable[str]) -> None:
         for secret in secrets:
-            if secret in self._whole or not _telling(secret):
+            if secret in self._whole or not _searchable(secret):
                 continue
             self._whole.add(secret)
             self._pattern = None
@@ -351,65 +357,34 @@ class Known:
             self._pattern = re.compile("|".join(map(re.escape, longest_first)))
         found = [match.span() for match in self._pattern.finditer(text)]
         if self._fragments:
-            found += [
-                (i, i + FRAGMENT)
-                for i in range(len(text) - FRAGMENT + 1)
-                if text[i : i + FRAGMENT] in self._fragments
-            ]
+            starts = range(len(text) - FRAGMENT + 1)
+            found += [(i, i + FRAGMENT) for i in starts if text[i : i + FRAGMENT] in self._fragments]
         return found
 
 
-def _telling(secret: str) -> bool:
+def _searchable(secret: str) -> bool:
     if len(secret) < SHORTEST or "[redacted:" in secret:
         return False
     classes = (str.islower, str.isupper, str.isdigit, lambda c: not c.isalnum())
     return len(secret) >= _LONG or sum(any(map(of, secret)) for of in classes) >= 2
 
 
-# ---------------------------------------------------------------------------- rules of gitleaks
-
-_LEFT_OUT = frozenset({"generic-api-key"})
-
-
-@dataclass(frozen=True)
-class VendorRule:
-    id: str
-    source: str
-    """RE2"""
-    keywords: Sequence[str]
-    """the rule is tried in a text that holds one of them, in whatever case"""
-    group: int
-    """that is the secret; 0: the first that matched, else the whole match"""
-    entropy: float
-    """lowest of a secret, bits per character"""
-    allowed: Sequence[tuple[str, str]]
-    """what of a match (secret, match or line) and the pattern by which it is no secret"""
-
-    @cached_property
-    def pattern(self) -> Any:
-        return re2.compile(self.source)
-
-    @cached_property
-    def _allowed(self) -> list[tuple[str, Any]]:
-        return [(target, re2.compile(source)) for target, source in self.allowed]
-
-    def find(self, text: str) -> Iterator[tuple[int, int]]:
-        for match in self.pattern.finditer(text):
-            group = self.group or next((n for n, g in enumerate(match.groups(), 1) if g), 0)
-            secret, whole = match[group], match[0]
-            if entropy(secret) < self.entropy:
-                continue
-            targets = {"match": whole, "line": _line(text, match.start()), "secret": secret}
-            if not any(pattern.search(targets[target]) for target, pattern in self._allowed):
-                yield match.span(group)
+# ------------------------------------------------------------------------- rules of gitleaks
 
 
 def vendor_secrets(text: str) -> Iterator[tuple[tuple[int, int], str]]:
-    """Spans of the rules' secrets, each with its rule's id; the text holds no lone surrogates."""
-    rules, keywords = _rules()
-    for number in sorted({rule for hit in keywords.Match(text) or () for rule in rules[hit]}):
-        rule = _all()[number]
-        yield from ((span, rule.id) for span in rule.find(text))
+    """Spans of the rules' secrets, each with its rule's id. A rule is tried in a text that holds one of its
+    keywords; the text holds no lone surrogates."""
+    rules, by_keyword, keywords = _gitleaks()
+    for number in sorted({rule for hit in keywords.Match(text) or () for rule in by_keyword[hit]}):
+        rule = rules[number]
+        for match in _compiled(rule["regex"]).finditer(text):
+            group = rule.get("secretGroup") or next((n for n, g in enumerate(match.groups(), 1) if g), 0)
+            about = {"secret": match[group], "match": match[0], "line": _line(text, match.start())}
+            if entropy(match[group]) >= rule.get("entropy", 0.0) and not any(
+                _compiled(source).search(about[target]) for target, source in rule["allowed"]
+            ):
+                yield match.span(group), rule["id"]
 
 
 def _line(text: str, at: int) -> str:
@@ -418,33 +393,30 @@ def _line(text: str, at: int) -> str:
 
 
 @cache
-def _all() -> list[VendorRule]:
-    told = tomllib.loads(files("nano_shared.redact").joinpath("gitleaks.toml").read_text(encoding="utf-8"))
-    everywhere = [("secret", source) for source in told["allowlist"]["regexes"]]
-    return [
-        VendorRule(
-            id=rule["id"], source=rule["regex"], keywords=tuple(rule["keywords"]),
-            group=rule.get("secretGroup", 0), entropy=rule.get("entropy", 0.0),
-            allowed=[*everywhere, *(
-                (each.get("regexTarget", "secret"), source)
-                for each in rule.get("allowlists", ()) for source in each.get("regexes", ())
-            )],
-        )
-        for rule in told["rules"] if "regex" in rule and "keywords" in rule and rule["id"] not in _LEFT_OUT
-    ]  # fmt: skip
+def _compiled(source: str) -> Any:
+    return re2.compile(source)
 
 
 @cache
-def _rules() -> tuple[list[list[int]], Any]:
-    """Numbers of the rules by keyword, and the search for all keywords at once."""
+def _gitleaks() -> tuple[list[dict[str, Any]], list[list[int]], Any]:
+    """The rules, their numbers by keyword, and the search for all keywords at once."""
+    table = tomllib.loads(files("nano_shared.redact").joinpath("gitleaks.toml").read_text(encoding="utf-8"))
+    everywhere = [("secret", source) for source in table["allowlist"]["regexes"]]
+    rules = [rule for rule in table["rules"] if "regex" in rule and "keywords" in rule]
+    rules = [rule for rule in rules if rule["id"] != "generic-api-key"]
     options = re2.Options()
     options.case_sensitive = False
     by_keyword: dict[str, list[int]] = {}
     search = re2.Set.SearchSet(options)
-    for number, rule in enumerate(_all()):
-        for keyword in rule.keywords:
+    for number, rule in enumerate(rules):
+        rule["allowed"] = everywhere + [
+            (allowed.get("regexTarget", "secret"), source)
+            for allowed in rule.get("allowlists", ())
+            for source in allowed.get("regexes", ())
+        ]
+        for keyword in rule["keywords"]:
             by_keyword.setdefault(keyword.lower(), []).append(number)
     for keyword in by_keyword:
         search.Add(re2.escape(keyword))
     search.Compile()
-    return list(by_keyword.values()), search
+    return rules, list(by_keyword.values()), search

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from nano_shared.blobs import BlobStore
 from nano_shared.redact.encodings import DEEPEST, encoded_parts, file_form
-from nano_shared.redact.patterns import PATTERNS, Known, assignments, random_looking, telling, vendor_secrets
+from nano_shared.redact.patterns import Known, assignments, placed_secrets, random_looking, vendor_secrets
 from nano_shared.snapshot import EntryKind, load, make_snapshot, save
 
 MARKER = re.compile(r"\[redacted:[a-z0-9\-]+\]")
@@ -159,14 +159,8 @@ class Redactor:
 
     def _candidates(self, text: str) -> Iterator[tuple[tuple[int, int], str]]:
         yield from self._configured(text)
-        ours = (
-            (match.span(match.lastgroup or 0), kind)
-            for kind, pattern in PATTERNS.items()
-            for match in pattern.finditer(text)
-            if telling(kind, match[match.lastgroup or 0])
-        )
         for (start, end), kind in itertools.chain(
-            ours,
+            placed_secrets(text),
             vendor_secrets(text),
             ((span, "assignment") for span in assignments(text)),
             ((span, "high-entropy") for span in random_looking(text)),
@@ -250,10 +244,10 @@ def scrub_bytes(data: bytes, redactor: Redactor, known: Known | None = None) -> 
     Files that are no text are searched byte by byte, so that secrets in binary files are found too; such a
     file is then damaged, which is better than leaking a key.
     """
-    form = file_form(data)
+    text, encode = file_form(data)
     # a zero byte ends a text in a binary file
-    spans = redactor.scrub(form.text.replace("\0", "\n"), known)[1]
-    return form.encode(_render(form.text, list(spans))[0]) if spans else data
+    spans = redactor.scrub(text.replace("\0", "\n"), known)[1]
+    return encode(_render(text, list(spans))[0]) if spans else data
 
 
 def scrub_blob(blob: str, source: BlobStore, target: BlobStore, redactor: Redactor, known: Known) -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pydantic import Field, PrivateAttr
 
 from nano_coder.models.endpoint.exchange import EndpointError
-from nano_coder.models.endpoint.policy import EndpointPolicy
+from nano_coder.models.endpoint.policy import EndpointPolicy, Patience
 from nano_coder.models.opening import open_policy
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards.reward import SILENT, Part, Score
@@ -71,8 +71,8 @@ class JudgePart(Part):
             self._policy = open_policy(self.model).policy
             return
         self._policy = EndpointPolicy(
-            self.model or "default", self.url, os.environ.get(KEY), stall_seconds=self.deadline,
-            retry_seconds=self.deadline,
+            self.model or "default", self.url, os.environ.get(KEY),
+            patience=Patience(stall=self.deadline, retry=self.deadline),
         )  # fmt: skip
 
     def ask(self, system: str, question: str) -> str:

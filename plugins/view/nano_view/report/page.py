@@ -70,7 +70,7 @@ def training_cells(t: Training | None) -> dict[str, str]:
     if t is None:
         return dict.fromkeys(("model", "steps", "reward", "success", "held-out success"), "-")
     return {
-        "model": t.record.model if t.record else "-",
+        "model": (t.record and t.record.model) or "-",
         "steps": str(len(t.rows)),
         "reward": _ends(t.rows, "reward_mean"),
         "success": _ends(t.rows, "success/all"),
@@ -256,7 +256,7 @@ def _differing(trainings: Sequence[Training]) -> list[tuple[str, list[str]]]:
     """The settings that differ between the trainings, with the value of each."""
     settings: list[Mapping[str, str]] = [
         {f"{section}.{name}".lstrip("."): value for section, rows in t.settings for name, value, _ in rows}
-        | ({"model": t.record.model, "tasks": str(t.record.tasks)} if t.record else {})
+        | ({"model": t.record.model or "-", "tasks": str(t.record.tasks)} if t.record else {})
         for t in trainings
     ]
     names = sorted({name for values in settings for name in values})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,16 +16,14 @@ from nano_rl.learn.guards import check_step
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows import TrainSample
+from nano_rl.resume import STATES, States, changed_settings, flat_settings
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
 
 
 def step_indices(step: int, *, size: int, batch: int, seed: int) -> list[int]:
     """[batch] indices of the rows of one step: each epoch has each of `size` rows once, shuffled by its
-    number.
-
-    A pure function, so that a resumed training continues with the same rows.
-    """
+    number. A pure function, so that a resumed training continues with the same rows."""
     wanted = range(step * batch, (step + 1) * batch)
     orders: dict[int, list[int]] = {}
     for epoch in {position // size for position in wanted}:
@@ -38,26 +36,18 @@ OnStep = Callable[[int, int, dict[str, float]], None]
 """called after each step: steps done, total steps, metrics of the step"""
 DoStep = Callable[[Learner, list[int]], dict[str, float]]
 """updates for the rows of a step, by index; returns metrics, with the number of tokens read as `seen`"""
-STATE = "state.pt"
-FREE = ("save_every", "max_tokens", "stop_after", "gradient_checkpointing")
+FREE = {"save_every", "max_tokens", "stop_after", "gradient_checkpointing"}
 """settings that may differ when a training goes on"""
 
 
 def usual_guards(metrics: dict[str, float]) -> None:
-    """The guards with their defaults. Raises GuardTripped."""
     check_step(metrics, GuardConfig())
 
 
 def train_rows(
-    model: nn.Module,
-    rows: Sequence[Sequence[TrainSample]],
-    config: OfflineConfig,
-    folder: Path,
-    on_step: OnStep,
-    do_step: DoStep,
-    *,
-    stop_after: int | None = None,
-) -> int:
+    model: nn.Module, rows: Sequence[Sequence[TrainSample]], config: OfflineConfig, folder: Path,
+    on_step: OnStep, do_step: DoStep, *, stop_after: int | None = None,
+) -> int:  # fmt: skip
     """Train on rows, each of one sample or of a pair's, continuing from a state saved in `folder`.
 
     Returns the total of steps done. Adds `seconds` and `tokens_per_second` to the metrics of each step.
@@ -69,21 +59,23 @@ def train_rows(
     end = min(total, stop_after or total)
     identity = _identity(model, rows, config)
     learner = Learner(model, config.optimizer, steps=total)
-    state = folder / STATE
-    if state.exists():
-        _check_same(learner.load(state), identity, folder)
-    with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
-        while learner.step < end:
-            started = time.monotonic()
-            values = do_step(
-                learner, step_indices(learner.step, size=size, batch=config.batch, seed=config.seed)
-            )
-            seconds = time.monotonic() - started
-            values |= {"seconds": seconds, "tokens_per_second": values.pop("seen") / max(seconds, 1e-9)}
-            metrics.write(learner.step - 1, values)
-            on_step(learner.step, end, values)
-            if learner.step % config.save_every == 0 or learner.step == end:
-                learner.save(state, identity)
+    with States(folder / STATES, keep=1).claimed() as states:
+        if saved := states.steps():
+            manifest, state = states.read(saved[-1])
+            _refuse_other(manifest.identity, identity, folder)
+            learner.restore(state)
+        with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
+            while learner.step < end:
+                started, step = time.monotonic(), learner.step
+                states.join()
+                indices = step_indices(step, size=size, batch=config.batch, seed=config.seed)
+                values = do_step(learner, indices)
+                seconds = time.monotonic() - started
+                values |= {"seconds": seconds, "tokens_per_second": values.pop("seen") / max(seconds, 1e-9)}
+                metrics.write(step, values)
+                on_step(learner.step, end, values)
+                if learner.step % config.save_every == 0 or learner.step == end:
+                    states.save(learner.step, learner.state(), identity)
     return learner.step
 
 
@@ -97,30 +89,16 @@ def _identity(
     return {
         "rows": content_hash([[[row.ids, row.mask] for row in samples] for samples in rows]),
         "weights": content_hash(beginning),
-        "settings": flat_settings(config.model_dump(mode="json", exclude=set(FREE))),
+        "settings": config.model_dump(mode="json", exclude=FREE),
     }
 
 
-def _check_same(saved: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """Raises UsageError. A state of an older version, which does not say what it is of, is taken as it is."""
+def _refuse_other(saved: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
     anew = "give the same, or start anew under another --name"
-    if saved.get("weights", now["weights"]) != now["weights"]:
+    if saved["weights"] != now["weights"]:
         raise UsageError(f"the training in {folder} began from another model; {anew}")
-    if saved.get("rows", now["rows"]) != now["rows"]:
+    if saved["rows"] != now["rows"]:
         raise UsageError(f"the training in {folder} began with other rows, or in another order; {anew}")
-    old, new = saved.get("settings", now["settings"]), now["settings"]
-    changed = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
-    if changed:
-        listed = ", ".join(f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in changed)
+    if changed := changed_settings(flat_settings(saved["settings"]), flat_settings(now["settings"])):
+        listed = ", ".join(changed.values())
         raise UsageError(f"the training in {folder} was saved with other settings: {listed}; {anew}")
-
-
-def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flat_settings(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat

@@ -1,8 +1,8 @@
 """Mutation testing of hidden cases: the share of small mistakes in a solution that the cases detect.
 
 Each single-change mutant of the functions that the entry point calls runs on the hidden cases, and on further
-inputs similar to theirs. A mutant that survives the cases and differs on a further input is a gap in the
-checks; one that never differs counts as equivalent. Everything runs in one jail per task.
+inputs similar to theirs. One that survives the cases and differs on a further input is a gap in the checks;
+one that never differs counts as equivalent. Everything runs in one jail per task.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.sandbox.protocol import Sandbox
+from nano_rl.tasks.check import TestedCases
 from nano_rl.tasks.mutate import mutants
 from nano_shared.errors import SandboxError
 from nano_shared.files import canonical_json
@@ -105,13 +106,10 @@ class NoMutants(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class MutantReport:
-    """The results of the mutants of one solution."""
-
     killed: int
     survived: tuple[str, ...]
     """changed lines of mutants that pass the hidden cases and differ on a further input"""
     equal: int
-    """number of mutants that never differ"""
     hollow: tuple[str, ...] = ()
     """constant functions that pass every hidden case"""
     stable: bool = False
@@ -126,21 +124,30 @@ class MutantReport:
 
 @dataclass(frozen=True, slots=True)
 class SolutionVariant:
-    """A mutant or constant version of one file."""
-
     file: str
     source: str
     description: str
     hollow: bool = False
 
 
+def test_cases(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int) -> TestedCases:
+    """`nano_rl.tasks.check.TestCases`. Raises SandboxError where the jail fails."""
+    try:
+        found = run_mutants(task, solution, sandbox, times=times)
+    except NoMutants as problem:
+        return TestedCases(skip=str(problem))
+    weakness = None
+    if found.hollow:
+        weakness = f"a hollow solution passes: {found.hollow[0]}"
+    elif found.rate is not None and found.rate < KILLED:
+        weakness = f"{found.rate:.0%} of the mutants die, {KILLED:.0%} must; alive: {found.survived[0]}"
+    return TestedCases(weakness=weakness, rate=found.rate, stable=found.stable)
+
+
 def run_mutants(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int = 1) -> MutantReport:
-    """Run every mutant of the files of a solution (path -> text) on the hidden cases of the task.
-
-    The solution itself runs each hidden case `times` times.
-
-    Raises NoMutants where there is no function to mutate, SandboxError where the jail fails.
-    """
+    """Run every mutant of the files of a solution (path -> text) on the hidden cases of the task, and the
+    solution itself `times` times. Raises NoMutants where there is no function to mutate, SandboxError where
+    the jail fails."""
     hidden = task.hidden
     if not isinstance(hidden, CaseChecks) or not task.artifacts:
         raise NoMutants("there are no hidden cases")
@@ -230,7 +237,6 @@ def reached(solution: Mapping[str, str], entry: str, name: str) -> list[tuple[st
 
 
 def _hollow(source: str, entry: str, hidden: CaseChecks) -> list[SolutionVariant]:
-    """Versions of the entry point that return a constant."""
     function = _functions(source)[hidden.entry_point]
     if not function.args.args and not function.args.kwonlyargs:
         return []  # a function without arguments may be constant

@@ -32,8 +32,6 @@ class CallTimeout(BaseException):
 
 
 class MemoryImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports modules from texts in memory."""
-
     def __init__(self, files: dict[str, str]) -> None:
         self.modules = {
             name[:-3].removesuffix("/__init__").replace("/", "."): name
@@ -98,7 +96,6 @@ def load(job: Any, files: MemoryImporter) -> Any:
 
 
 def run_mutants(job: Any, first: int, pipe: int) -> None:
-    """Run the mutants from `first` on, in one worker."""
 
     def say(report: Any) -> None:
         os.write(pipe, (json.dumps(report) + "\n").encode())
