@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from nano_coder.agent.chat_template import CHATML
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import find_profile, offered_tools, serving_profile
-from nano_coder.run.execution import Runtime, grade_run, run_task
+from nano_coder.run.execution import RunHooks, Runtime, grade_run, run_task
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.files import content_hash
@@ -61,13 +61,13 @@ class Episode:
         self._outbox: queue.Queue[Turn | Trajectory | BaseException] = queue.Queue()
         policy = _Outside(self._inbox, self.tools, task.limits.max_seconds, actor)
         self._runtime = Runtime(
-            policy=policy, sandbox=sandbox, store=store, profile=profile, policy_name=actor
-        )
+            policy=policy, sandbox=sandbox, store=store, profile=profile, policy_name=actor,
+            hooks=RunHooks(turn=self._outbox.put),
+        )  # fmt: skip
         self._pool = ThreadPool(1)  # its thread is a daemon: an abandoned episode keeps no program alive
         self._pool.apply_async(
             run_task,
             (task, self._runtime),
-            {"on_turn": self._outbox.put},
             callback=self._outbox.put,
             error_callback=self._outbox.put,
         )
