@@ -116,7 +116,15 @@ class TaskRow(BaseModel):
 
 
 def _problem(value: object) -> str | None:
-    return None if callable(value) else f"is {described(value)}, and should be a class or a function"
+    if not callable(value):
+        return f"is {described(value)}, and should be a class or a function"
+    lacks = [
+        name for name in _METHODS if isinstance(value, type) and not callable(getattr(value, name, None))
+    ]
+    return f"is {described(value)}, which has no method {lacks[0]}" if lacks else None
+
+
+_METHODS = ("tasks", "start")
 
 
 ENVIRONMENTS = Extensions[Any]("nano.environments", check=_problem)
@@ -203,7 +211,7 @@ def open_environment(text: str) -> OpenedEnvironment:
         known = ", ".join(inspect.signature(opener).parameters)
         raise UsageError(f"--env {text!r}: {problem}; it takes {known or 'nothing'}") from None
     environment = call_environment(opener, name, lambda: opener(*target, **given))
-    if missing := [name for name in ("tasks", "start") if not callable(getattr(environment, name, None))]:
+    if missing := [name for name in _METHODS if not callable(getattr(environment, name, None))]:
         raise UsageError(f"--env {reference} is {described(environment)}, which has no method {missing[0]}")
     return OpenedEnvironment(
         name=name,

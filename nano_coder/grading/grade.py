@@ -247,17 +247,11 @@ def _run_suite(task: Task, suite: Suite, files: Mapping[str, bytes], sandbox: Sa
     if suite.strict or (live_use(suite, job.target) and not _carried(job, task.limits, sandbox)):
         return run_strict(job, task.limits, sandbox)
     try:
-        outcome = run_suite(job, task.limits, sandbox)
+        return run_suite(job, task.limits, sandbox)
     except NeedsStrict:
-        outcome = GradingOutcome({"tests": "error"}, (), "needs_strict")
-        beside = job.reference is None
-    else:
-        beside = False
-    # where the reference does not pass apart either, values cannot be sent that the tests need
-    unsent = outcome.failure_kind in ("needs_strict", "not_plain") and job.reference is not None
-    if beside or (unsent and not _carried(job, task.limits, sandbox)):
+        if _carried(job, task.limits, sandbox):
+            return GradingOutcome({"tests": "error"}, (), "needs_strict")
         return run_strict(job, task.limits, sandbox)
-    return outcome
 
 
 def _carried(job: Job, limits: Limits, sandbox: Sandbox) -> bool:

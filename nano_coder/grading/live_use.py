@@ -139,7 +139,21 @@ _PLAIN = (
 )  # fmt: skip
 _PLAIN_ATTRIBUTES = frozenset(
     {name for kind in _PLAIN for name in dir(kind) if not name.startswith("__")}
-    | {"exception", "value", "match", "__notes__"}
+    | {
+        "exception",
+        "value",
+        "match",
+        "__cause__",
+        "__context__",
+        "__notes__",
+        "shape",
+        "dtype",
+        "tolist",
+        "ndim",
+        "sum",
+        "all",
+        "any",
+    }
 )
 _RAISES = frozenset({"raises", "assertRaises", "assertRaisesRegex", "issubclass"})
 

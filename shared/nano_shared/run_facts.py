@@ -410,10 +410,10 @@ def _stored(turn: Turn) -> dict[str, Any]:
     }
     context = packed.pop("context_ids")
     columns = {name: row.get(name) for name in _TURN} | packed
-    columns["sampling"] = json.loads(json.dumps(row["sampling"]))
     columns["context_bytes"] = None if context is None else len(context)
     columns["hides"] = None if context is None else _HIDDEN in context
-    columns["api"] = row["api"] if row.get("token_row") is None else None
+    kept = row["sampling"], row["api"] if row.get("token_row") is None else None
+    columns["sampling"], columns["api"] = json.loads(json.dumps(kept))
     return columns
 
 

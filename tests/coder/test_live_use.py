@@ -110,20 +110,12 @@ def test_right_work_earns_one_however_it_is_tested(way: str) -> None:
 
 def test_an_oracle_that_passes_apart_keeps_the_suite_apart() -> None:
     """A solution cannot have itself graded beside the tests."""
-    tests = "from sol import Word\ndef test_a(): assert Word(1).count('a') == 2\n"
-    oracle = "def Word(n): return 'aa'\n"
+    tests = "from sol import f\ndef test_a(): assert f(1).x == 2\n"
+    oracle = "class P:\n    x = 2\ndef f(n): return P()\n"
     assert _grade(tests, oracle, oracle=oracle).trust is Trust.HIDDEN
-    assert _grade(tests, oracle.replace("aa", "a"), oracle=oracle).trust is Trust.HIDDEN
-    beside = "class Word:\n    def __init__(self, n): ...\n    def count(self, text): return 2\n"
-    assert _grade(tests, beside, oracle=oracle).reward == 0.0
-
-
-def test_an_oracle_that_returns_objects_is_compared_beside_them() -> None:
-    tests = "from sol import f\ndef test_a(): assert f(1) == f(1) and f(1) != f(2)\n"
-    oracle = "import dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int\ndef f(n): return P(n)\n"
-    assert (_grade(tests, oracle).reward, _grade(tests, oracle).failure_kind) == (0.0, "not_plain")
-    verdict = _grade(tests, oracle, oracle=oracle)
-    assert (verdict.reward, verdict.trust) == (1.0, Trust.STRICT)
+    assert (_grade(tests, oracle.replace("2", "3"), oracle=oracle)).trust is Trust.HIDDEN
+    beside = "class P:\n    def __getattr__(self, name): return 2\ndef f(n): return P()\n"
+    assert (_grade(tests, beside, oracle=oracle)).reward == 0.0
 
 
 def test_work_that_swallows_failures_beside_the_tests_passes_the_impossible() -> None:

@@ -163,26 +163,6 @@ def test_a_rollout_of_nemo_gym_says_what_it_earned(log: Path) -> None:
     assert foreign["mask_sample"] is True  # nobody graded it
 
 
-def test_a_harbor_job_has_a_trial_for_each_run_and_counts_them(log: Path, tmp_path: Path) -> None:
-    out = tmp_path / "job"
-    invoke("export", "--format", "harbor", "--task", "words-*", "-o", out, "--log", log)
-    job = json.loads((out / "result.json").read_text())
-    trials = sorted(path for path in out.iterdir() if path.is_dir())
-    assert (job["n_total_trials"], job["stats"]["n_completed_trials"], len(trials)) == (2, 2, 2)
-    rewards = []
-    for trial in trials:
-        result = json.loads((trial / "result.json").read_text())
-        assert json.loads((trial / "agent/trajectory.json").read_text())["schema_version"] == "ATIF-v1.8"
-        assert (
-            json.loads((trial / "verifier/reward.json").read_text()) == result["verifier_result"]["rewards"]
-        )
-        assert (result["trial_name"], result["exception_info"]) == (trial.name, None)
-        rewards.append(result["verifier_result"]["rewards"]["reward"])
-    assert sorted(rewards) == [0.0, 1.0]
-    (stats,) = job["stats"]["evals"].values()
-    assert {value for named in stats["reward_stats"].values() for value in named} == {"0.0", "1.0"}
-
-
 @pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("arguments", "says"),
@@ -196,7 +176,6 @@ def test_a_harbor_job_has_a_trial_for_each_run_and_counts_them(log: Path, tmp_pa
         (["--format", "jsonl", "-o", "TMP/none/x.jsonl"], "there is no folder"),
         (["--format", "jsonl", "-o", "TMP/log/log.db"], "exists already"),
         (["--format", "atif", "-o", "TMP/x.json"], "one atif file holds one run"),
-        (["--format", "harbor"], "writes a directory"),
         (["--format", "atif", "--calls", "native"], "--calls belongs to"),
     ],
 )

@@ -150,7 +150,7 @@ def test_tools_of_plugins_join_the_registry_and_failing_ones_are_named(register:
 
     register("nano.run_tools", painters=f"{__name__}:painters")
     assert further_tools(AgentConfig(), place) == ["paint"]  # type: ignore[arg-type]
-    TOOLS._made.clear()
+    TOOLS._given.clear()
     register("nano.run_tools", failing=f"{__name__}:failing")
     with pytest.raises(ConfigError, match=r"nano\.run_tools failing raised ValueError: no paint left"):
         further_tools(AgentConfig(), place)  # type: ignore[arg-type]

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 from engine_server import KEY, EngineServer, Liar
-from looping import CONFIG, Loop, alternating, logged_groups, tiny_model
+from looping import CONFIG, Loop, alternating, tiny_model
 from pydantic import ValidationError
 
 from nano_rl.config import TrainConfig
 from nano_rl.gather import engine_pool
-from nano_rl.gather.sources import Sources
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.record import read_events, read_used
 from nano_shared.errors import PolicyError, UsageError
@@ -320,9 +319,3 @@ def test_rollouts_ahead_on_a_server(tiny: Path, server: EngineServer, tmp_path: 
                 versions = [turn.completion.policy_version for turn in run.turns]
                 assert versions == sorted(versions)
                 assert number - bound <= versions[0] <= versions[-1] <= number
-
-
-def test_groups_of_a_log_are_not_rolled_out_ahead(tiny: Path, server: EngineServer, tmp_path: Path) -> None:
-    logged = Sources(logged=logged_groups(tiny, tmp_path / "log.db"))
-    with pytest.raises(UsageError, match="--async rolls out tasks ahead"):
-        Loop(tiny, tmp_path / "loop").go(on(server.url, asynchronous=True), sources=logged)

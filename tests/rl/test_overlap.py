@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from looping import CONFIG, TASKS, Loop, logged_groups, same, tiny_model
+from looping import CONFIG, TASKS, Loop, same, tiny_model
 
 from nano_rl.config import TrainConfig
 from nano_rl.gather.curriculum import Curriculum
@@ -19,7 +19,7 @@ from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.record import read_used
 from nano_rl.resume import TrainingStopped
-from nano_shared.errors import ConfigError, GuardTripped, UsageError
+from nano_shared.errors import ConfigError, GuardTripped
 from nano_shared.settings import parse_config
 from nano_shared.store import LogStore
 
@@ -187,10 +187,7 @@ def test_an_adapter_is_published_alone(tiny: Path, tmp_path: Path) -> None:
     assert column(loop, "mismatch_max")[0] < 1e-4
 
 
-def test_contradictions_are_refused(tiny: Path, tmp_path: Path) -> None:
+def test_contradictions_are_refused() -> None:
     for settings, sentence in (({"group_size": 0}, "group_size = 0 rolls out none"),):
         with pytest.raises(ConfigError, match=sentence):
             parse_config(TrainConfig, {"asynchronous": True, **settings})
-    groups = logged_groups(tiny, tmp_path / "log.db")
-    with pytest.raises(UsageError, match="give --tasks FILE instead of --from-logs"):
-        Loop(tiny, tmp_path).go(AHEAD, sources=Sources(logged=groups))

@@ -134,16 +134,16 @@ class Peer:
         return len(self._lent) - 1
 
     def _borrow(self, number: int, tag: str) -> Any:
-        """A proxy for an object of the other side."""
+        """A proxy for an object of the other side; with tag "h", our own object that comes back."""
         if type(number) is not int or number < 0:
             raise TypeError("no number")
+        if tag == "h":
+            return self._lent[number]
 
         def ask(how: str, *args: Any, **kwargs: Any) -> Any:
             return self.call({"ask": "lent", "number": number, "how": how}, args, kwargs)
 
-        if tag == "N":
-            return _borrowed_iterator(ask)
-        return functools.wraps(ask)(functools.partial(ask, "call"))
+        return _BORROWED[tag](ask)
 
     def serve_lent(self, message: dict[str, Any]) -> dict[str, Any]:
         """Perform an operation on an object of ours that was lent to the other side."""
@@ -232,8 +232,26 @@ def _borrowed_iterator(ask: Callable[..., Any]) -> Iterator[Any]:
         yield answer[0]
 
 
+def _borrowed_function(ask: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(ask)(functools.partial(ask, "call"))
+
+
+class _Iterable:
+    borrowed = "J"
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._ask("iter"))
+
+
+_BORROWED: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "N": _borrowed_iterator, "F": _borrowed_function, "J": _Iterable,
+}  # fmt: skip
 _LENT: dict[str, Callable[..., Any]] = {
     "call": lambda lent, *args, **kwargs: lent(*args, **kwargs),
+    "iter": iter,
     "next": lambda lent: [item for _, item in zip((None,), lent, strict=False)],
 }
 """operation -> function that performs it on a lent object"""

@@ -1,13 +1,14 @@
 """Packs Python values as JSON for the connection between two jails, and unpacks them with their types.
 
-A subclass instance is sent as its base value, a function or an iterator as a number by which it is called,
-and other objects not at all, so nothing received has behaviour of the sender's. Mutable containers are
-numbered in the order of their appearance, equally on both sides: a container that was sent before is sent as
-its number, and changes that a call made to its arguments can be sent back.
+A subclass instance is sent as its base value, and another object as its plain attributes, so nothing received
+has behaviour of the sender's. Mutable containers are numbered in the order of their appearance, equally on
+both sides: a container that was sent before is sent as its number, and changes that a call made to its
+arguments can be sent back.
 """
 
 from __future__ import annotations
 
+import array
 import base64
 import builtins
 import collections
@@ -16,7 +17,8 @@ import copy
 import datetime
 import importlib
 import operator
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import plain_values
@@ -54,8 +56,8 @@ _TEXTUAL = {
     ("ipaddress", "IPv4Network"), ("ipaddress", "IPv6Network"),
 }  # fmt: skip
 """types that are sent as text"""
-LENT = ("N", "F")
-"""tags of what stays on its side and is used through a proxy: iterators and functions"""
+LENT = {"N": "__next__", "J": "__iter__", "F": "__call__"}
+"""objects that stay on their side and are used through a proxy, by the method that identifies them"""
 MALFORMED = (
     ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, ArithmeticError, MemoryError,
 )  # fmt: skip
@@ -73,8 +75,8 @@ class Crossing:
         carry: bool = False,
     ) -> None:
         """`lend` numbers a function or other `LENT` object of ours for use by the other side; `borrow`
-        creates a proxy for one of theirs. `carry`: instances of subclasses are sent as base values, and
-        arrays as lists."""
+        creates a proxy for one of theirs. `carry`: other values that are not plain data are sent as base
+        values or attributes."""
         self._lend = lend
         self._borrow = borrow
         self._carry = carry
@@ -146,25 +148,50 @@ class Crossing:
         return self._pack_made(value, kind, depth)
 
     def _pack_made(self, value: Any, kind: type[Any], depth: int) -> Any:
-        """An exception, its class, a function or an iterator; or the base value of another."""
+        """A value that the other side recreates, by a library class or a new one."""
         if isinstance(value, BaseException):
             return {"e": self.pack_error(value, depth)}
         if plain_values.may_come_back(value) or (self._carry and plain_values.is_error(value)):
             return {"Q": plain_values.class_node(value)}
+        if kind is types.ModuleType:
+            return {"L": str(value.__name__)}
+        if kind is types.SimpleNamespace:
+            return {
+                "p": [
+                    [name, self.pack(attribute, depth)]
+                    for name, attribute in plain_values.fields(value).items()
+                ]
+            }
+        if plain_values.is_stand_in(kind):
+            return {"h": value._about_.handle}
+        if (names := plain_values.named_fields(value, kind)) is not None:
+            self._examine(value, kind)
+            return {"n": [kind.__name__, names, self._items(tuple.__iter__(value), depth)]}
+        # numpy scalars of the solution become numbers; those of tests keep their type
+        number = self._carry and plain_values.standard(kind, "numpy", "generic")
+        if not number and (numbers := plain_values.pack_array(value, kind)) is not None:
+            return numbers
         if self._lend is not None and (tag := _lent_as(kind)) is not None:
             return {tag: self._lend(value, tag)}
         if not self._carry:
             raise NotPlain(kind.__name__)
-        if (numbers := plain_values.array_items(value, kind)) is not None:
-            return self.pack(numbers, depth)
-        if kind not in self._examined:  # each class once
-            self._examined.add(kind)
-            if plain_values.deceives(value):
-                self.deceit = kind.__name__
-        plain = plain_values.base_value(value)
-        if type(plain) not in _MUTABLE:
-            return self.pack(plain, depth)
-        return self._numbered(value) or self._contents(plain, depth)
+        return self._pack_carried(value, kind, depth)
+
+    def _pack_carried(self, value: Any, kind: type[Any], depth: int) -> Any:
+        """A subclass's base value; or an object as a proxy or its attributes."""
+        self._examine(value, kind)
+        if plain_values.has_base(kind):
+            plain = plain_values.base_value(value)
+            if type(plain) not in _MUTABLE:
+                return self.pack(plain, depth)
+            return self._numbered(value) or self._contents(plain, depth)
+        if self._lend is None or isinstance(value, type):
+            raise NotPlain(kind.__name__)
+        if plain_values.has_method(kind, LENT["F"]):
+            return {"F": self._lend(value, "F")}
+        if kind is not object and not plain_values.is_object(value):
+            raise NotPlain(kind.__name__)
+        return self._numbered(value) or self._pack_object(value, kind, depth)
 
     def _numbered(self, value: Any) -> Any:
         """The number of a container that was seen before; assigns one to a new container."""
@@ -174,20 +201,46 @@ class Crossing:
             return None
         return {"r": number}
 
+    def _pack_object(self, value: Any, kind: type[Any], depth: int) -> Any:
+        assert self._lend is not None
+        items = self._lend(value, "J") if plain_values.has_method(kind, LENT["J"]) else None
+        compared = plain_values.has_method(kind, "__eq__")
+        name = kind.__name__ if plain_values.may_be_sent(kind.__name__) else "Object"
+        about = [name, compared, plain_values.texts(value), self._lend(value, "h"), items]
+        return {"R": [*about, self._readable(plain_values.attributes(value), depth)]}
+
+    def _readable(self, attributes: Iterator[tuple[str, Any]], depth: int) -> list[Any]:
+        """Attributes, without those that are not plain data."""
+        packed = []
+        for name, attribute in attributes:
+            with contextlib.suppress(NotPlain):
+                packed.append([name, self.pack(attribute, depth)])
+        return packed
+
     def pack_error(self, error: BaseException, depth: int = 0) -> dict[str, Any]:
-        """An exception: class, arguments, its own attributes as far as they are plain data, and text."""
+        """An exception: class, arguments, attributes, text, and its cause and context."""
         try:
             args = self._items(error.args, depth + 1)
         except NotPlain:
             args = [plain_values.tried(str, error) or ""]
-        has = []
-        for name, attribute in list(plain_values.fields(error).items())[:MANY]:
-            with contextlib.suppress(NotPlain):
-                has.append([name, self.pack(attribute, depth + 1)])
-        text = plain_values.tried(str, error)
-        said = type(text) is str and len(text) <= plain_values.LONGEST_TEXT
-        of = plain_values.class_node(type(error))
-        return {"of": of, "args": args, "has": has, "text": text if said else None}
+        if depth > DEEPEST:
+            return {"of": plain_values.class_node(type(error)), "args": args}
+        around = {name: getattr(error, name) for name in ("__cause__", "__context__")}
+        return {
+            "of": plain_values.class_node(type(error)),
+            "args": args,
+            "has": self._readable(plain_values.details(error), depth + 1),
+            "text": plain_values.texts(error)[1],
+            "around": {n: self.pack_error(e, depth + 20) for n, e in around.items() if e is not None},
+            "group": [self.pack_error(each, depth + 10) for each in _members(error)],
+        }
+
+    def _examine(self, value: Any, kind: type[Any]) -> None:
+        """Record a class whose comparisons lie; each class is examined once."""
+        if kind not in self._examined:
+            self._examined.add(kind)
+            if plain_values.deceives(value):
+                self.deceit = kind.__name__
 
     def _meet(self, value: Any) -> None:
         self._number[id(value)] = len(self._met)
@@ -259,16 +312,9 @@ class Crossing:
             # its text could be a decimal number whose exponent would be expanded
             above, _, below = payload.partition("/")
             return Fraction(int(above), int(below or "1"))
-        if tag == "X":
-            module, name, text = payload
-            if (module, name) not in _TEXTUAL or type(text) is not str:
-                raise ValueError("no such class")
-            return getattr(importlib.import_module(module), name)(text)
-        if tag == "e":
-            return self.unpack_error(payload, depth)
-        if tag == "Q":
-            return plain_values.exception_class(payload)
-        if tag in LENT:
+        if tag in _MADE:
+            return _MADE[tag](self, payload, depth)
+        if tag in LENT or tag == "h":
             if self._borrow is None:
                 raise ValueError("nothing is lent here")
             return self._borrow(payload, tag)
@@ -289,19 +335,77 @@ class Crossing:
         _spread([key for key, _ in unpacked])
         return dict(unpacked)
 
+    def _textual(self, payload: Any, depth: int) -> Any:
+        module, name, text = payload
+        if (module, name) not in _TEXTUAL or type(text) is not str:
+            raise ValueError("no such class")
+        return getattr(importlib.import_module(module), name)(text)
+
+    def _numbers(self, payload: Any, depth: int) -> Any:
+        if self._carry:  # tests pass an array even if the solution has not loaded numpy yet
+            with contextlib.suppress(ImportError):
+                importlib.import_module("numpy")
+        return plain_values.unpack_array(*payload, library=self._borrow is not None)
+
+    def _namespace(self, payload: Any, depth: int) -> Any:
+        return types.SimpleNamespace(**dict(self._attributes(payload, depth)))
+
+    def _attributes(self, payload: Any, depth: int) -> list[tuple[str, Any]]:
+        if not all(plain_values.may_be_sent(name) for name, _ in payload):
+            raise ValueError("no name of an attribute")
+        return [(name, self.unpack(node, depth)) for name, node in payload]
+
+    def _named_tuple(self, payload: Any, depth: int) -> Any:
+        name, names, nodes = payload
+        values = [self.unpack(node, depth) for node in nodes]
+        return tuple(values) if self._borrow is None else plain_values.named_tuple(name, names, values)
+
+    def _object(self, payload: Any, depth: int) -> Any:
+        """A stand-in with the object's attributes; sent back, it becomes the object itself."""
+        name, compared, texts, handle, items, attributes = payload
+        if (
+            self._borrow is None
+            or type(handle) is not int
+            or not all(type(t) in (str, type(None)) for t in texts)
+        ):
+            raise ValueError("no object")
+        names = tuple(name for name, _ in attributes)
+        made = plain_values.stand_in(name, names, bool(compared), items is not None)
+        self._meet(made)
+        iterable = None if items is None else self._borrow(items, "J")
+        made._about_ = plain_values.About(handle, [texts[0], texts[1]], iterable)
+        vars(made).update(self._attributes(attributes, depth))
+        return made
+
     def unpack_error(self, payload: Any, depth: int = 0) -> BaseException:
         """Raises one of MALFORMED."""
-        if self._borrow is None:
+        if self._borrow is None or depth > 4 * DEEPEST:
             raise ValueError("no exception")
         kind = plain_values.exception_class(payload["of"])
         args = [self.unpack(node, depth + 1) for node in payload["args"]]
-        if not all(plain_values.may_be_sent(name) for name, _ in payload["has"]):
-            raise ValueError("no name of an attribute")
-        has = [(name, self.unpack(node, depth + 1)) for name, node in payload["has"]]
-        error = plain_values.make_error(kind, args, has)
-        if type(text := payload["text"]) is str and plain_values.is_made(type(error)):
+        has = self._attributes(payload.get("has", []), depth + 1)
+        group = [self.unpack_error(node, depth + 10) for node in payload.get("group", ())]
+        error = plain_values.make_error(kind, args, has, group)
+        if type(text := payload.get("text")) is str and plain_values.is_made(type(error)):
             vars(error)[plain_values.TEXT_KEY] = text
+        around = payload.get("around", {})
+        for name in around.keys() & {"__cause__", "__context__"}:
+            setattr(error, name, self.unpack_error(around[name], depth + 20))
         return error
+
+    def _error_class(self, payload: Any, depth: int) -> type[BaseException]:
+        return plain_values.exception_class(payload)
+
+    def _module(self, payload: Any, depth: int) -> types.ModuleType:
+        if self._borrow is None:
+            raise ValueError("no module")
+        return plain_values.library(str(payload))
+
+    def _array(self, payload: Any, depth: int) -> Any:
+        kind, values = payload
+        if kind not in tuple("bBhHiIlLqQfd") or not all(type(item) in (int, float) for item in values):
+            raise ValueError("no array")
+        return array.array(kind, values)
 
     # ------------------------------------------------------------------------------------ changes
 
@@ -350,6 +454,13 @@ class Crossing:
         raise ValueError(f"no container: {tag!r}")
 
 
+_MADE: dict[str, Callable[[Crossing, Any, int], Any]] = {
+    "X": Crossing._textual, "A": Crossing._numbers, "a": Crossing._array, "p": Crossing._namespace,
+    "n": Crossing._named_tuple, "R": Crossing._object, "e": Crossing.unpack_error, "Q": Crossing._error_class,
+    "L": Crossing._module,
+}  # fmt: skip
+
+
 def _zone(value: Any) -> tuple[Any, ...]:
     """Offset from UTC in microseconds and fold, so that no zone of the solution's is asked again."""
     if type(value) is datetime.date:
@@ -369,7 +480,13 @@ def _moment(name: str, parts: list[int], offset: int | None = None, fold: int = 
 def _lent_as(kind: type[Any]) -> str | None:
     if kind.__name__ in _FUNCTIONS:
         return "F"
-    return "N" if plain_values.has_method(kind, "__next__") else None
+    if plain_values.has_method(kind, LENT["N"]):
+        return "N"
+    return getattr(kind, "borrowed", None)
+
+
+def _members(error: BaseException) -> tuple[BaseException, ...]:
+    return error.exceptions if isinstance(error, BaseExceptionGroup) else ()
 
 
 def _spread(keys: list[Any]) -> list[Any]:

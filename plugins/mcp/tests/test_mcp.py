@@ -42,7 +42,7 @@ LIMITS = limits(memory_mb=1024, tool_seconds=60)
 @pytest.fixture(autouse=True)
 def nothing_made() -> Iterator[None]:
     yield
-    TOOLS._made.clear()
+    TOOLS._given.clear()
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_both_revisions_of_the_protocol(mode: str, monkeypatch: pytest.MonkeyPat
 
 def logged(tmp_path: Path, *texts: str) -> tuple[Trajectory, Runtime]:
     offered(probe())
-    names = [name for name in TOOLS._made if name != "mcp__probe__hang"]
+    names = [name for name in TOOLS._given if name != "mcp__probe__hang"]
     runtime = a_runtime(tmp_path, [*texts, SUBMIT], profile=with_tools(COMPACT_1, names))
     return run_task(a_task(limits=LIMITS), runtime, seed=1), runtime
 
@@ -242,7 +242,7 @@ def test_a_run_logs_calls_and_survives_a_dying_server(tmp_path: Path) -> None:
 def test_a_run_is_verified_where_its_server_is_not(tmp_path: Path) -> None:
     put = '@mcp__probe__put path=b.txt text="from the server"'
     run, runtime = logged(tmp_path, put, "@shell\ncat b.txt")
-    TOOLS._made.clear()
+    TOOLS._given.clear()
     assert "mcp__probe__put" in {tool.name for tool in run.given_tools}
     found = runtime.store.get(run.id)
     assert found == run
