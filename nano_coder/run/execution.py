@@ -421,7 +421,7 @@ def _agent(
         actions=Actions(
             context=ToolContext(
                 jail=jail, limits=task.limits, sandbox=runtime.sandbox, network=task.network,
-                notes=runtime.project.notes, search=settings.search, run_id=run.id,
+                notes=runtime.project.notes, check=task.check, search=settings.search, run_id=run.id,
             ),
             workspace=workspace, profile=profile, count=policy.count, put_blob=runtime.store.put_blob,
             session=session, record=record,

@@ -12,12 +12,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
 from nano_coder.config import TABLES, AgentConfig
-from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, SupportsKeeping
+from nano_coder.sandbox.protocol import ExecResult, Jail, RunOptions, Sandbox, SupportsKeeping
 from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.extensions import (
     Extensions,
@@ -89,6 +89,8 @@ class ToolContext:
     """what the agent remembers of the project; None where it may not"""
     search: SearchSettings | None = None
     """where `web_search` looks; None is the workspace's own library"""
+    check: str | None = None
+    """shell line that grades the task, where the agent may know it"""
     run_id: str = ""
     turn: int = 0
     """index of the turn that calls"""
@@ -99,11 +101,11 @@ class ToolContext:
             return self.jail.run(argv)
 
     def run_python(
-        self, source: str, argv: Sequence[str] = (), *, isolated: bool = False, stdin: bytes = b""
+        self, source: str, argv: Sequence[str] = (), *, isolated: bool = False, **options: Unpack[RunOptions]
     ) -> ExecResult:
         """Run Python source in the jail. Raises ToolFailure as `run` does."""
         with _failing(), _at_once:
-            return self.jail.run_python(source, argv, isolated=isolated, stdin=stdin)
+            return self.jail.run_python(source, argv, isolated=isolated, **options)
 
     def keep(self) -> bool:
         """Keep processes and /tmp from now on; False where the sandbox does not."""

@@ -1,0 +1,202 @@
+"""Runs inside the jail: a check under `line_tracer`, and the ranking of the lines that failing tests run.
+
+Spectrum-based fault localisation: a line's suspicion is Ochiai's coefficient, failed / sqrt(all_failed *
+(failed + passed)) of the tests that run it (Abreu, Zoeteweij and van Gemund, 2007). Among equal lines those
+of the failures' tracebacks come first, the innermost before its callers, and those that compute more.
+
+Reads {"check", "seconds", "tracer", "most"} as JSON; writes {"exit", "failed", "passed", "output", "lines":
+[{"path", "line", "score", "function", "source"}], "functions": [{"path", "function", "first", "last"}]}.
+"""
+
+from __future__ import annotations
+
+import ast
+import glob
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from typing import Any
+
+_SITE = """
+import importlib.machinery, importlib.util, os, sys
+import nano_lines
+_folder = os.path.dirname(os.path.abspath(__file__))
+_spec = importlib.machinery.PathFinder.find_spec(
+    "sitecustomize", [path for path in sys.path if os.path.abspath(path) != _folder])
+if _spec is not None and _spec.loader is not None:
+    _spec.loader.exec_module(importlib.util.module_from_spec(_spec))
+"""
+_TESTS = ("tests", "test", "testing", "conftest.py")
+_COMPUTES = (ast.BinOp, ast.BoolOp, ast.Compare, ast.UnaryOp, ast.Subscript, ast.Call, ast.IfExp)
+_TAIL = 6000
+
+
+def run(check: str, seconds: float, tracer: str) -> tuple[int | None, bytes, list[Any]]:
+    """The exit code (None: it was stopped), the end of the output, and the reports of the processes."""
+    root = os.getcwd()
+    with tempfile.TemporaryDirectory(prefix="nano-lines-", ignore_cleanup_errors=True) as folder:
+        for name, text in (("nano_lines.py", tracer), ("sitecustomize.py", _SITE)):
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                file.write(text)
+        path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
+        options = f"-p nano_lines {os.environ.get('PYTEST_ADDOPTS', '')}"
+        environment = os.environ | {
+            "PYTHONPATH": path, "PYTEST_ADDOPTS": options, "PYTHONDONTWRITEBYTECODE": "1",
+            "NANO_LINES": folder, "NANO_LINES_ROOT": root,
+        }  # fmt: skip
+        line = re.sub(r"\bPYTHONPATH=", f"PYTHONPATH={folder}:", check)  # the check's own comes behind
+        with open(os.path.join(folder, "output"), "w+b") as output:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", line], env=environment, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            code = ended(process, seconds)
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
+            said = output.read()
+        reports = []
+        for name in sorted(glob.glob(os.path.join(folder, "*.json"))):
+            with open(name, encoding="utf-8") as report:
+                reports.append(json.load(report))
+    return code, said, reports
+
+
+def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The exit code; None if the time was up. An interrupted test run writes what it has seen."""
+    for number, patience in ((signal.SIGINT, seconds), (signal.SIGKILL, 5.0)):
+        try:
+            code = process.wait(patience)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, number)
+        else:
+            return code if number is signal.SIGINT else None
+    process.wait()
+    return None
+
+
+def merged(reports: list[Any], code: int | None) -> dict[str, dict[str, Any]]:
+    """Tests by id: the project's lines that they ran, whether they failed, and frames of the failures."""
+    tests: dict[str, dict[str, Any]] = {}
+    for report in reports:
+        files = report["files"]
+        for name, found in report["tests"].items():
+            test = tests.setdefault(name, {"lines": set(), "failed": False, "frames": []})
+            test["lines"] |= {(files[file], line) for file, line in found["lines"]}
+            test["failed"] |= found["failed"]
+            test["frames"] += [tuple(frame) for frame in found["frames"]]
+    if code != 0 and set(tests) == {""}:
+        tests[""]["failed"] = True
+    if not tests.get("", {"failed": True})["failed"]:
+        del tests[""]
+    return tests
+
+
+def is_test(path: str) -> bool:
+    *folders, name = path.split("/")
+    return (
+        any(part in _TESTS for part in (*folders, name))
+        or name.startswith("test_")
+        or name.removesuffix(".py").endswith(("_test", "_tests"))
+    )
+
+
+class Source:
+    """A file: its lines, and the function and the weight of each."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read()
+            tree = ast.parse(text)
+        except (OSError, ValueError, SyntaxError, RecursionError):
+            text, tree = "", ast.Module([], [])
+        self.lines = text.splitlines()
+        self.functions: list[tuple[int, int, str]] = []
+        self.weights: dict[int, int] = {}
+        self._walk(tree, "")
+
+    def _walk(self, node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            name = prefix
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{prefix}.{child.name}" if prefix else child.name
+                if not isinstance(child, ast.ClassDef):
+                    self.functions.append((child.lineno, child.end_lineno or child.lineno, name))
+                self.weights[child.lineno] = -1
+            elif isinstance(child, ast.stmt):
+                self._weigh(child)
+            self._walk(child, name)
+
+    def _weigh(self, statement: ast.stmt) -> None:
+        """Give the lines of a statement's own part the number of things that it computes."""
+        body = getattr(statement, "body", None)
+        last = body[0].lineno - 1 if isinstance(body, list) and body else statement.end_lineno
+        parts = [
+            n for n in ast.iter_child_nodes(statement) if not isinstance(n, ast.stmt | ast.excepthandler)
+        ]
+        computes = sum(isinstance(n, _COMPUTES) for part in parts for n in ast.walk(part))
+        if isinstance(statement, ast.Import | ast.ImportFrom | ast.Global | ast.Nonlocal | ast.Pass):
+            computes = -1
+        for line in range(statement.lineno, (last or statement.lineno) + 1):
+            self.weights[line] = max(self.weights.get(line, -1), computes)
+
+    def function(self, line: int) -> tuple[int, int, str] | None:
+        around = [f for f in self.functions if f[0] <= line <= f[1]]
+        return max(around) if around else None
+
+
+def ranked(tests: dict[str, dict[str, Any]], most: int) -> dict[str, Any]:
+    """The suspicious lines and functions, the likeliest first."""
+    failing = [test for test in tests.values() if test["failed"]]
+    near: dict[tuple[str, int], float] = defaultdict(float)
+    failed: dict[tuple[str, int], int] = defaultdict(int)
+    for test in failing:
+        frames = [frame for frame in test["frames"] if not is_test(frame[0])]
+        for depth, frame in enumerate(reversed(frames)):
+            near[frame] += 1 / (1 + depth) / len(failing)
+        for line in {*test["lines"], *frames}:
+            failed[line] += 1
+    passed = Counter(line for test in tests.values() if not test["failed"] for line in test["lines"])
+    rows, sources = (
+        [],
+        {path: Source(path) for path, _ in failed if path.endswith(".py") and not is_test(path)},
+    )
+    for (path, line), count in failed.items():
+        if path not in sources or (sources[path].weights.get(line, 0) < 0 and not near[path, line]):
+            continue
+        score = count / math.sqrt(len(failing) * (count + passed[path, line]))
+        weight = min(sources[path].weights.get(line, 0), 4)
+        rows.append((-(score + 0.1 * near[path, line]), -near[path, line], -weight, path, line, score))
+    lines, functions = [], dict[tuple[str, str], dict[str, Any]]()
+    for *_, path, line, score in sorted(rows):
+        first, last, name = sources[path].function(line) or (line, line, "")
+        text = "".join(sources[path].lines[line - 1 : line]).rstrip()[:200]
+        lines.append({"path": path, "line": line, "score": round(score, 3), "function": name, "source": text})
+        if name:
+            found = {"path": path, "function": name, "first": first, "last": last}
+            functions.setdefault((path, name), found)
+    return {"lines": lines[:most], "functions": list(functions.values())[:most]}
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    code, said, reports = run(order["check"], order["seconds"], order["tracer"])
+    tests = merged(reports, code)
+    json.dump(
+        {
+            "exit": code,
+            "failed": sorted(name for name, test in tests.items() if test["failed"]),
+            "passed": sum(not test["failed"] for test in tests.values()),
+            "output": said.decode("utf-8", "replace"),
+            **ranked(tests, order["most"]),
+        },
+        sys.stdout,
+    )
+
+
+main()
