@@ -13,7 +13,7 @@ from nano_rl.tasks.suite import find_suite
 from nano_shared.types import Split
 
 RECORDED = {
-    "functions": "b21b4189e95d746f",
+    "functions": "dc7a093965bab427",
     "shell": "51f11097eb6c7b14",
     "sql": "34a65e2f55a1058c",
     "data": "002b0b2dcc843da9",

@@ -67,6 +67,11 @@ def day(rng: random.Random) -> str:
     return f"{rng.randint(2027, 2035)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
 
 
+def hour(rng: random.Random) -> str:
+    """A time of the working day as HH:MM."""
+    return f"{rng.randint(8, 17):02d}:{rng.choice(('00', '15', '30', '45'))}"
+
+
 TEST_SHARE = 5
 """one in this many families of a view is in the test split, at least one"""
 LIMITS = Limits(max_turns=12, max_tokens=1536)

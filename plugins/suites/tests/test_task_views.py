@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.suite import program_hash, split_of
 from nano_shared.hidden_checks import CaseChecks
 from nano_shared.types import Split, Task
-from nano_suites.functions.admitted_program import belongs, numbered
+from nano_suites.functions.admitted_program import numbered
 from nano_suites.functions.program import compile_function, outcome
 from nano_suites.functions.views import SUITE, VIEWS, View
 
@@ -30,7 +29,8 @@ SIGNATURES = {
     "read_file": {"path"}, "edit_file": {"path", "new", "line", "old"}, "write_file": {"path", "content"},
     "shell": {"command"}, "calculate": {"expression"}, "submit": {"answer"},
 }  # fmt: skip
-each_view = pytest.mark.parametrize("view", VIEWS, ids=lambda v: f"{v.name}-{v.level}")
+FIRST = [view for view in VIEWS if view.level <= 3]
+each_view = pytest.mark.parametrize("view", FIRST, ids=lambda v: f"{v.name}-{v.level}")
 
 
 @cache
@@ -39,7 +39,7 @@ def sample(view: View) -> list[Task]:
 
 
 def every_task() -> Iterator[Task]:
-    return (task for view in VIEWS for task in sample(view))
+    return (task for view in FIRST for task in sample(view))
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_prompts_of_the_first_levels_are_short() -> None:
 
 
 def test_prompts_are_phrased_in_several_ways() -> None:
-    for view, tasks in ((view, sample(view)) for view in VIEWS):
+    for view, tasks in ((view, sample(view)) for view in FIRST):
         assert view.extra or len({task.prompt.split()[0] for task in tasks}) >= 2, view.name
 
 
@@ -154,7 +154,7 @@ def test_a_corrected_line_is_quoted_as_read_file_shows_it_before_it_is_replaced(
             assert edit.thought.split("\n")[1] in listing
 
 
-AGAIN = [view for view in VIEWS if view.name in ("fix_again", "repair_again")]
+AGAIN = [view for view in FIRST if view.name in ("fix_again", "repair_again")]
 
 
 @pytest.mark.parametrize("view", AGAIN, ids=lambda v: v.name)
@@ -200,7 +200,7 @@ def test_every_function_of_a_module_belongs_to_the_split() -> None:
 def _function_hashes(split: Split) -> set[str]:
     """Of every whole function in repaired modules, neighbours of the buggy one included."""
     found = set()
-    for view in (v for v in VIEWS if v.name == "repair"):
+    for view in (v for v in FIRST if v.name == "repair"):
         for seed in range(40):
             task = SUITE.make(view, split, seed)
             module = follow(task)[0][task.artifacts[0]]
@@ -210,12 +210,12 @@ def _function_hashes(split: Split) -> set[str]:
 
 def test_the_empty_text_is_never_asked_for() -> None:
     """Submitting nothing would be right."""
-    view = next(v for v in VIEWS if v.name == "predict")
+    view = next(v for v in FIRST if v.name == "predict")
     hidden = [SUITE.make(view, Split.TRAIN, seed).hidden for seed in range(64)]
     assert "''" not in [checks.answer for checks in hidden if checks is not None]
 
 
-BROKEN = [view for view in VIEWS if view.name in ("fix", "repair")]
+BROKEN = [view for view in FIRST if view.name in ("fix", "repair")]
 
 
 @pytest.mark.some(2)
@@ -227,39 +227,3 @@ def test_what_is_to_be_repaired_ends_on_every_hidden_case(view: View) -> None:
         function = compile_function(task.files[task.artifacts[0]], task.hidden.entry_point)
         found = [outcome(function, case.args) for case in task.hidden.cases]
         assert ("raise", "OutOfSteps") not in found, task.key
-
-
-def test_written_bodies_hold_a_loop_or_a_branch() -> None:
-    for task in sample(next(view for view in VIEWS if view.level == 4)):
-        body = next(a for a in task.oracle or () if a.name == "edit_file").arguments["new"]
-        lines = str(body).split("\n")
-        assert 2 <= len(lines) <= 6
-        assert any(line.lstrip().startswith(("for ", "while ", "if ")) for line in lines)
-
-
-def test_the_guard_asks_family_and_code() -> None:
-    source = "def f(a):\n    return a + 1\n"
-    home = next(split for split in Split if any(belongs(f"x{n}", source, split) for n in range(40)))
-    other = next(split for split in Split if split is not home)
-    assert not any(belongs(f"x{n}", source, other) for n in range(40))
-
-
-_MAKE = """
-import hashlib
-from nano_rl.tasks.make import make_tasks
-from nano_shared.types import Split
-tasks = make_tasks(levels=range(5), n=24, seed=7, split=Split.TEST)
-print(hashlib.sha256("".join(t.model_dump_json() for t in tasks).encode()).hexdigest())
-"""
-
-
-@pytest.mark.slow
-def test_the_same_tasks_are_made_whatever_the_hash_seed() -> None:
-    made = {
-        subprocess.run(
-            [sys.executable, "-c", _MAKE], env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
-            capture_output=True, text=True,
-        ).stdout
-        for seed in ("1", "2")
-    }  # fmt: skip
-    assert len(made) == 1

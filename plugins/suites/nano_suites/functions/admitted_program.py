@@ -144,10 +144,14 @@ def failing(admitted: AdmittedProgram, source: str, cases: Sequence[Case] | None
 
 
 BRIEF = Limits(max_turns=3, max_tokens=96)
+SHORT = Limits(max_turns=4, max_tokens=256)
 USUAL = Limits(max_turns=8, max_tokens=768)
+LONG = Limits(max_turns=16, max_tokens=2048)
 CHECK = "python -m pytest -q"
 FILE_TOOLS = ("read_file", "edit_file", "submit")
 REPAIR_TOOLS = ("read_file", "edit_file", "shell", "submit")
+WRITE_TOOLS = ("read_file", "edit_file", "write_file", "shell", "submit")
+SEARCH_TOOLS = ("search", "read_file", "edit_file", "shell", "submit")
 _MODULES = """
 stats tools numbers_lib lists shapes report ledger score parsing textkit sequence basics counts series names
 labels filters totals measure pipeline records metrics words digits math_ops catalog summary
@@ -179,6 +183,11 @@ def claim(name: str, case: Case) -> str:
 def numbered(text: str) -> str:
     """The text as read_file shows it."""
     return "\n".join(f"{n}|{line}" for n, line in enumerate(text.rstrip("\n").split("\n"), start=1))
+
+
+def check_of(module: str) -> str:
+    """The shell line that runs a module's plain assertions."""
+    return f"python test_{module}.py"
 
 
 class Hashed(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import random
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -146,6 +147,16 @@ def outcome(function: Callable[..., Any], args: list[Any]) -> tuple[str, Any]:
         return "value", function(*[list(a) if isinstance(a, list) else a for a in args])
     except FAILURES as err:
         return "raise", type(err).__name__
+
+
+def failing_line(function: Callable[..., Any], args: list[Any]) -> int | None:
+    """Line of the source at which a call raises, 1-based; None where it returns."""
+    try:
+        function(*[list(a) if isinstance(a, list) else a for a in args])
+    except FAILURES as err:
+        frames = traceback.extract_tb(err.__traceback__)
+        return next((f.lineno for f in reversed(frames) if f.filename == _FILE), None)
+    return None
 
 
 class _Blank(ast.NodeTransformer):

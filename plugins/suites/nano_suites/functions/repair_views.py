@@ -1,4 +1,4 @@
-"""Levels 2 to 4: a line to fix, a body to write, a module to repair."""
+"""Levels 2 and 3: a line to fix, a body to write, a module to repair."""
 
 from __future__ import annotations
 
@@ -19,16 +19,29 @@ from nano_suites.functions.admitted_program import (
     call,
     call_text,
     cases_of,
+    check_of,
     claim,
     correct,
     draw_admitted,
     failing,
     made_of,
 )
-from nano_suites.functions.program import Program, compile_function, outcome
-from nano_suites.functions.prompt_phrases import BODY, FIX, REPAIR, WRITE
+from nano_suites.functions.module import Module, assertions_of, draw_bug, ends, has_blocks
+from nano_suites.functions.program import Program
+from nano_suites.functions.prompt_phrases import BODY, FIX, OPERATOR, REPAIR, WRITE
 
 PLACEHOLDERS = ("pass", "...", "return None", "raise NotImplementedError")
+
+
+def make_fix_operator(rng: random.Random, split: Split, level: int) -> Made:
+    """One operator of a short function is wrong against the docstring."""
+    while True:
+        admitted = draw_admitted(rng, split, lambda p: len(p.body) <= 4 and max(map(len, p.body_lines)) < 90)
+        bug = draw_bug(admitted, rng, shown=len(admitted.examples), kinds=("operator", "comparison"))
+        if bug is not None:
+            break
+    path = f"{rng.choice(MODULES)}.py"
+    return _wrong_line(admitted, bug, path, next(failing(admitted, bug.source)), rng.choice(OPERATOR))
 
 
 def _wrong_line(admitted: AdmittedProgram, bug: Mutant, path: str, case: Case, wording: str) -> Made:
@@ -46,35 +59,28 @@ def _wrong_line(admitted: AdmittedProgram, bug: Mutant, path: str, case: Case, w
     )
 
 
-def _has_blocks(program: Program) -> bool:
-    """Two to six lines with a loop or a branch."""
-    blocks = any(line.lstrip().startswith(("for ", "while ", "if ")) for line in program.body)
-    return blocks and 1 < len(program.body) <= 6 and max(map(len, program.body_lines)) < 90
-
-
 def make_write_body(rng: random.Random, split: Split, level: int) -> Made:
     """A body of two to six lines with a loop or a branch; a test script may be run."""
-    admitted = draw_admitted(rng, split, _has_blocks)
-    program, module = admitted.program, rng.choice(MODULES)
-    path, test, check = f"{module}.py", f"test_{module}.py", f"python test_{module}.py"
+    admitted = draw_admitted(rng, split, has_blocks)
+    program, module = admitted.program, Module(rng.choice(MODULES), (admitted,))
     head = f'{program.signature}\n    """{program.doc}"""\n'
-    claims = "".join(f"assert {claim(program.name, case)}\n" for case in admitted.examples[:3])
+    test = f"test_{module.name}.py"
     return made_of(
         program,
-        prompt=rng.choice(WRITE).format(name=program.name, path=path, test=test),
+        prompt=rng.choice(WRITE).format(name=program.name, path=module.path, test=test),
         files={
-            path: f"{head}    {rng.choice(PLACEHOLDERS)}\n",
-            test: f'from {module} import {program.name}\n{claims}print("passed")\n',
+            module.path: f"{head}    {rng.choice(PLACEHOLDERS)}\n",
+            test: assertions_of([module], shown=3),
         },
-        artifacts=(path,),
+        artifacts=(module.path,),
         tools=REPAIR_TOOLS,
-        check=check,
+        check=check_of(module.name),
         hidden=cases_of(admitted),
         limits=USUAL,
         oracle=(
-            call("read_file", path=path),
-            call("edit_file", path=path, line=3, new="\n".join(program.body_lines)),
-            call("shell", command=check),
+            call("read_file", path=module.path),
+            call("edit_file", path=module.path, line=3, new="\n".join(program.body_lines)),
+            call("shell", command=check_of(module.name)),
             call("submit"),
         ),
     )
@@ -101,10 +107,7 @@ def _bug(admitted: AdmittedProgram, rng: random.Random, *, subtle: bool) -> Muta
         return None
     kind = rng.choice(kinds)
     bug = rng.choice([m for m in bugs if m.kind == kind])
-    # tests of a mutant that does not end are never over
-    function = compile_function(bug.source, admitted.program.name)
-    found = [outcome(function, c.args) for c in (*admitted.examples, *admitted.hidden)]
-    return None if ("raise", "OutOfSteps") in found or ("raise", "MemoryError") in found else bug
+    return bug if ends(admitted, bug) else None
 
 
 def _fits_fix(program: Program) -> bool:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from nano_rl.tasks.suite import TaskSuite, View
 from nano_suites.functions.admitted_program import VERSION
+from nano_suites.functions.extend_views import make_extend
+from nano_suites.functions.fault_views import (
+    make_deep_repair,
+    make_edit_among_files,
+    make_large_repair,
+    make_traced_repair,
+    make_write_test,
+)
 from nano_suites.functions.literal_views import (
     make_calculate,
     make_choose,
@@ -13,10 +21,12 @@ from nano_suites.functions.literal_views import (
     make_predict,
     make_replace,
 )
+from nano_suites.functions.refactor_views import make_refactor
 from nano_suites.functions.repair_views import (
     make_body,
     make_fix,
     make_fix_again,
+    make_fix_operator,
     make_repair,
     make_repair_again,
     make_write_body,
@@ -35,10 +45,18 @@ VIEWS = (
     View("body", 3, make_body),
     View("repair", 3, make_repair),
     # levels 0 to 3 keep their mix: checkpoints were trained on it
+    View("fix_operator", 2, make_fix_operator, extra=True),
     View("fix_again", 2, make_fix_again, extra=True),
     View("repair_again", 2, make_repair_again, extra=True),
     View("write_body", 3, make_body, extra=True),
     View("write_body", 4, make_write_body),
+    View("write_test", 5, make_write_test),
+    View("repair", 5, make_traced_repair),
+    View("repair", 6, make_large_repair),
+    View("extend", 6, make_extend),
+    View("refactor", 6, make_refactor),
+    View("edit_among_files", 7, make_edit_among_files),
+    View("repair", 7, make_deep_repair),
 )
 
 
