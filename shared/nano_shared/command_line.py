@@ -6,9 +6,11 @@ import importlib
 import inspect
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,7 +26,6 @@ from typer.main import get_command
 
 from nano_shared import __version__
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.extensions import interrupted_in_time
 from nano_shared.printable import GuardedStream, guard_streams, one_line, printable, stdout_for_json
 
 if TYPE_CHECKING:
@@ -310,6 +311,26 @@ def _without_markup(text: str) -> str:
     """A text whose brackets rich shows as they are, and whose paragraphs are wrapped by it alone."""
     paragraphs = text.replace("[", r"\[").split("\n\n")
     return "\n\n".join(p.removeprefix("\b\n") if p[:1] == "\b" else " ".join(p.split()) for p in paragraphs)
+
+
+@contextmanager
+def interrupted_in_time() -> Iterator[None]:
+    """Within the block Ctrl-C does not wait for user code that hangs in another thread."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if (extensions := sys.modules.get("nano_shared.extensions")) is not None:
+            extensions.leave_hanging_calls()
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_command(

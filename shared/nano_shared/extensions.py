@@ -105,25 +105,6 @@ def leave_hanging_calls(signal_number: int = signal.SIGINT) -> None:
         threading.Thread(target=look, name="nano-leave", daemon=True).start()
 
 
-@contextmanager
-def interrupted_in_time() -> Iterator[None]:
-    """Within the block Ctrl-C does not wait for user code that hangs in another thread."""
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-
-    def handle(number: int, frame: Any) -> None:
-        leave_hanging_calls()
-        signal.default_int_handler(number, frame)
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @functools.cache
 def _event_loop(process: int) -> asyncio.AbstractEventLoop:
     import asyncio  # a fifth of the time that `--help` takes

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict
 
 from nano_shared.errors import LogError, NanoError, UsageError
 
@@ -56,12 +55,6 @@ def new_run_id() -> str:
         number, digit = divmod(number, 32)
         digits.append(_ALPHABET[digit])
     return "".join(reversed(digits))
-
-
-class Value(BaseModel):
-    """A frozen value that refuses fields it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 # EFBIG: a file size limit (ulimit -f) was reached

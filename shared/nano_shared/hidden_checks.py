@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer, model_validator
-
-from nano_shared.files import Value
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 EMPTY_FIELDS: dict[str, JsonValue] = {
     "entry_point": None, "cases": [], "metrics": [], "answer": None, "scorer": None, "command": None,
@@ -14,6 +20,12 @@ EMPTY_FIELDS: dict[str, JsonValue] = {
     "reward_path": None,
 }  # fmt: skip
 """every field of every kind, empty: one model once had them all, and content hashes still cover them"""
+
+
+class Value(BaseModel):
+    """A frozen value that refuses fields it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ChecksOfAKind(Value):

@@ -21,9 +21,9 @@ from pydantic import (
     model_validator,
 )
 
-from nano_shared.files import Value as Value
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import EnvironmentChecks, HiddenChecks
+from nano_shared.hidden_checks import Value as Value
 from nano_shared.printable import printable
 
 # --------------------------------------------------------------------------------------------- task
