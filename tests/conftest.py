@@ -14,7 +14,7 @@ from hypothesis import settings
 
 gc.disable()
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # 20 ms for each client of httpx
-DRAWN = 25
+DRAWN = 12
 """examples of a property under `make test`, whose profile draws the same each time"""
 
 
