@@ -146,6 +146,8 @@ _NO_SETTINGS = ("NANO_HOME", "NANO_ALLOW_NO_SANDBOX", "NANO_JUDGE_API_KEY", "NAN
 """variables of ours that are read elsewhere"""
 TEMPERATURE = 0.3
 """default of `nano-coder run`: the highest whose success is within 2 points of greedy (docs/results.md)"""
+SPREADING = 0.7
+"""default of `nano-coder run --tries`, whose runs have to differ"""
 
 
 class CatalogueEntry(BaseModel):
@@ -234,6 +236,8 @@ class CoreConfig(BaseModel):
     """interpreter inside the jail; none: DIR/.venv, else ours"""
     check: str | None = None
     """shell line that says whether a task is done; it runs in the jail"""
+    tries: int = Field(1, ge=1)
+    """runs of a task with a check, side by side; the first that passes ends the others"""
     max_turns: int = Field(100, ge=1)
     """of a run"""
     max_seconds: float = Field(3600.0, gt=0)

@@ -42,11 +42,13 @@ SAID = "user"
 """tool name of an observation that is a further message of the user; no policy can call it"""
 
 
+def derived_seed(*parts: int | str) -> int:
+    return int(content_hash(list(parts)).removeprefix("sha256:")[:15], 16)
+
+
 def turn_seed(seed: int | None, index: int) -> int | None:
     """The seed of one completion: a function of the run's seed and the turn, so that resuming repeats it."""
-    if seed is None:
-        return None
-    return int(content_hash([seed, index]).removeprefix("sha256:")[:15], 16)
+    return None if seed is None else derived_seed(seed, index)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class Dialogue:
         self.conversation.deadline = deadline
         own = {"seed": turn_seed(self.sampling.seed, number), "max_tokens": most}
         completion = self.policy.complete(self.conversation, self.sampling.model_copy(update=own))
+        if completion.finish is Finish.CANCELLED:  # by the conversation's `stop`
+            raise KeyboardInterrupt
         self.conversation.record(completion)
         return completion
 
@@ -418,7 +422,7 @@ def sub_agent(parent: Agent, at: int) -> Agent:
     conversation = open_conversation(parent.profile, task, parent.actions.workspace.files(), before.started)
     conversation.row = conversation.last_row = before.last_row + 1
     conversation.on_text, conversation.ends_repetition = before.on_text, before.ends_repetition
-    conversation.run = before.run
+    conversation.run, conversation.stop = before.run, before.stop
     most = task.limits.completion_tokens or parent.dialogue.sampling.max_tokens
     form = parent.profile.compaction
     compaction = compaction_of(form, policy, conversation, most) if form else None

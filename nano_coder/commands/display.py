@@ -175,6 +175,18 @@ class Display:
         if len(text) < len(message.content):
             self._progress.print(Text("│", "blue"), f"({len(message.content):,} characters; -v shows them)")
 
+    def tried(self, count: int, member: int, trajectory: Trajectory) -> None:
+        """The end of one of several tries."""
+        how = outcome(trajectory)
+        if trajectory.reward is not None:
+            how = "passed" if trajectory.reward >= 1 else "failed"
+        elif trajectory.stop and trajectory.stop.ours:
+            how = f"{trajectory.stop}{_detail(trajectory)}"
+        turns = len(trajectory.turns)
+        self._progress.print(
+            f"try {member + 1} of {count}: {printable(how)} ({turns} turn{'s'[: turns != 1]})"
+        )
+
     def _grading(self, trajectory: Trajectory) -> None:
         if trajectory.task.check and trajectory.stop and not trajectory.stop.ours:
             self._progress.print(f"\nchecking in a fresh sandbox: {printable(trajectory.task.check)}")

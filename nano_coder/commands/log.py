@@ -103,8 +103,17 @@ def _columns(width: int) -> list[str]:
 
 def show(run: RunArgument, verbose: Verbose = False, log: Log = None, as_json: JsonOption = False) -> int:
     """One run whole: the task, each step, the diff, the verdict."""
-    trajectory = open_log(log).get(run)
-    emit(trajectory, as_json, lambda: Display(quiet=False, verbose=verbose, answer=True).whole(trajectory))
+    store = open_log(log)
+    trajectory = store.get(run)
+
+    def tell() -> None:
+        Display(quiet=False, verbose=verbose, answer=True).whole(trajectory)
+        if len(tries := store.side_by_side(trajectory.id)) > 1:
+            facts = store.facts(RunFilter(runs=tuple(tries)))
+            passed = [one.id for one in facts if one.reward is not None and one.reward >= 1]
+            print(f"one of {len(tries)} tries; passed: {', '.join(passed) or 'none'}")
+
+    emit(trajectory, as_json, tell)
     return 0
 
 

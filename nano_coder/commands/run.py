@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -27,12 +32,14 @@ from nano_coder.commands.options import (
     instructions_of,
     open_runtime,
 )
-from nano_coder.config import UNTRUSTED_CHECK, task_limits
-from nano_coder.run.execution import Runtime, attempt_task
+from nano_coder.config import SPREADING, UNTRUSTED_CHECK, task_limits
+from nano_coder.run.execution import Runtime, Stop, attempt_task
+from nano_coder.run.side_by_side import best_of, passed, run_tries
 from nano_coder.sandbox.request import say_unread
 from nano_shared import snapshot, snapshot_change
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import NanoError, UsageError
+from nano_shared.extensions import leave_hanging_calls
 from nano_shared.files import content_hash
 from nano_shared.logged_run import Feedback, FeedbackKind, edited_workspace, workspace_edit
 from nano_shared.printable import printable
@@ -42,8 +49,8 @@ from nano_shared.types import Task, Trajectory
 
 
 @agent_options(
-    "model", "base_url", "profile", "device", "check", "temperature", "sandbox", "image", "net", "python",
-    "log",
+    "model", "base_url", "profile", "device", "check", "tries", "temperature", "sandbox", "image",
+    "net", "python", "log",
 )  # fmt: skip
 def command(
     task: Annotated[str, Argument(metavar="TASK", help="Text, or - for standard input.")],
@@ -67,7 +74,8 @@ def command(
 
     DIR itself is not touched unless the changes are applied: with --apply, when you accept them at the end
     (as they are, or edited in $VISUAL or $EDITOR), or later with `nano-coder apply RUN`. What you answer on
-    a terminal is kept as feedback on the run.
+    a terminal is kept as feedback on the run. With --tries it is the winner that is shown and applied: of
+    the runs that passed the check, the one with the shortest diff. They are sampled at 0.7, unless set.
     """
     prompt = _text(sys.stdin.buffer.read() if task == "-" else os.fsencode(task))
     if not prompt.strip():
@@ -76,15 +84,22 @@ def command(
         )
     if reflect and not setup.config.check:
         raise UsageError("--reflect needs a --check: without one no attempt fails")
+    setup = _with_tries(setup, reflect)
     store = LogStore.open(setup.config.log)
     start = take_snapshot(setup, store)
     display = Display(quiet=as_json, verbose=verbose)
-    runtime = replace(open_work(setup, store), hooks=display.hooks())
+    runtime = open_work(setup, store)
     work = make_task(prompt, start, setup, runtime)
-    with display.naming_the_run():
-        attempts = attempt_task(work, runtime, reflect=reflect, seed=seed)
-    trajectory = attempts[-1]
-    accepted = trajectory.last_snapshot if apply_changes else None
+    if setup.config.tries > 1:
+        trajectory, more = _try(work, runtime, setup.config.tries, seed, display)
+        apply_now = apply_changes and passed(trajectory)
+    else:
+        runtime = replace(runtime, hooks=display.hooks())
+        with display.naming_the_run():
+            attempts = attempt_task(work, runtime, reflect=reflect, seed=seed)
+        trajectory, apply_now = attempts[-1], apply_changes
+        more = {"attempts": [{"run": a.id, "reward": a.reward} for a in attempts]} if reflect else {}
+    accepted = trajectory.last_snapshot if apply_now else None
     if trajectory.diff and not apply_changes and not as_json and on_terminal():
         display.diff(trajectory)
         try:
@@ -99,7 +114,6 @@ def command(
             applied = True
         except (NanoError, OSError, KeyboardInterrupt) as caught:
             problem = caught  # raised after the result is printed
-    more = {"attempts": [{"run": a.id, "reward": a.reward} for a in attempts]} if reflect else {}
     emit(
         summary(trajectory, applied=applied) | more,
         as_json,
@@ -107,7 +121,71 @@ def command(
     )
     if problem is not None:
         raise _not_applied(problem, trajectory)
-    return exit_code(trajectory)
+    return int(more.get("exit_code", exit_code(trajectory)))
+
+
+def _with_tries(setup: Setup, reflect: int) -> Setup:
+    """The setup as its tries need it. Raises UsageError where they cannot be made; those that only a file
+    sets are one then, as they are of a hosted model."""
+    from nano_coder.models.opening import MODELS
+
+    config, count = setup.config, setup.config.tries
+    if count == 1:
+        return setup
+    why = None
+    if not config.check:
+        why = f"--tries {count} needs a --check, which says which of the runs has done the task"
+    elif reflect:
+        why = "--tries makes attempts side by side, and --reflect one after another: leave out one of the two"
+    elif config.temperature == 0:
+        why = f"temperature 0 makes {count} equal runs: leave --temperature out, which is {SPREADING} then"
+    asked = setup.sources["tries"] in ("flag", "environment")
+    if why and asked:
+        raise UsageError(why)
+    hosted = (config.model or "").partition(":")[0] in MODELS
+    if why or (hosted and not asked):
+        return setup._replace(config=config.model_copy(update={"tries": 1}))
+    spread = SPREADING if config.temperature is None else config.temperature
+    return setup._replace(config=config.model_copy(update={"temperature": spread}))
+
+
+def _try(
+    task: Task, runtime: Runtime, count: int, seed: int | None, display: Display
+) -> tuple[Trajectory, dict[str, Any]]:
+    """The winner of `count` tries, or the best that failed, and what `--json` says of all."""
+    stop = Stop()
+    with _interrupting(stop) as interrupts:
+        runs = run_tries(task, runtime, count, stop, seed=seed, on_end=partial(display.tried, count))
+    if not runs:
+        raise typer.Abort
+    best = best_of(runs)
+    tries = [{"run": run.id, "reward": run.reward, "stop": run.stop} for run in runs]
+    more = {"winner": best.id if passed(best) else None, "tries": tries}
+    return best, more | ({"exit_code": 130} if interrupts and not passed(best) else {})
+
+
+@contextmanager
+def _interrupting(stop: Stop) -> Iterator[list[int]]:
+    """Within the block Ctrl-C sets `stop`, and the second one ends the process: a check may take minutes.
+    Yields the signals that came."""
+    came: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        if came:
+            os._exit(128 + number)
+        came.append(number)
+        leave_hanging_calls(number)
+        stop.set()
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _not_applied(problem: BaseException, trajectory: Trajectory) -> BaseException:

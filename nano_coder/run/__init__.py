@@ -1,1 +1,1 @@
-"""Runs: execute, resume, fork and grade."""
+"""Runs: execute, resume, fork, try side by side and grade."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,30 @@ REFLECTION = "reflection"
 """tool name of the observation that starts the second attempt; no policy can call it"""
 
 
+class Stop(threading.Event):
+    """Set, it ends the runs that have it as interrupted, also in a completion or a tool call. Thread-safe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jails: set[Jail] = set()
+
+    def set(self) -> None:
+        super().set()
+        for jail in list(self._jails):
+            jail.close()
+
+    @contextmanager
+    def closing(self, jail: Jail) -> Iterator[None]:
+        """Within the block `set` closes the jail, which ends what runs in it."""
+        self._jails.add(jail)
+        try:
+            if self.is_set():
+                jail.close()
+            yield
+        finally:
+            self._jails.discard(jail)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHooks:
     """What is called as a run goes on, by default nothing."""
@@ -66,6 +91,8 @@ class RunHooks:
     """before the check of a run that has ended"""
     text: Callable[[str], None] | None = None
     """gets a completion's text as it streams"""
+    stop: Stop | None = None
+    """ends the runs when it is set"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +140,7 @@ class Runtime:
     environments: Environments = Environments()  # noqa: RUF009
     """external environments whose tasks may be run"""
     hooks: RunHooks = RunHooks()
-    """what follows the runs; for one run at a time"""
+    """what follows the runs; all but `stop` for one run at a time"""
 
 
 def with_limits(task: Task, limits: Mapping[str, Any]) -> Task:
@@ -327,7 +354,12 @@ def _run(
     session: OpenSession | None = None,
     record: RecordedAnswers | None = None,
 ) -> Trajectory:
-    with runtime.store.claim(begun.id), closing(_jail(begun, runtime)) as jail:
+    stop = runtime.hooks.stop
+    with (
+        runtime.store.claim(begun.id),
+        closing(_jail(begun, runtime)) as jail,
+        stop.closing(jail) if stop is not None else nullcontext(),
+    ):
         runtime.store.begin(begun)
         runtime.hooks.start(begun)
         return execute(begun, runtime, jail, session=session, record=record)
@@ -368,14 +400,20 @@ def execute(
     if any(call.name == bash.spec.name for turn in run.turns for call in turn.calls):
         jail.write(ANEW, b"")
     problem: Exception | None = None
+    stop = runtime.hooks.stop
     try:
         while agent.stop is None:
+            if stop is not None and stop.is_set():
+                raise KeyboardInterrupt
             if (taken := agent.step()) is not None:
                 runtime.store.append_turn(run.id, taken)
                 runtime.hooks.turn(taken)
             _finish_subagent(agent, run, runtime)
     except tuple(_ENDS) as ended:
-        problem, agent.stop = ended, next(stop for kind, stop in _ENDS.items() if isinstance(ended, kind))
+        if stop is not None and stop.is_set():  # which closed the jail
+            agent.stop = StopReason.INTERRUPTED
+        else:
+            problem, agent.stop = ended, next(end for kind, end in _ENDS.items() if isinstance(ended, kind))
     except KeyboardInterrupt:
         agent.stop = StopReason.INTERRUPTED
     finally:
@@ -407,7 +445,7 @@ def _agent(
     )  # fmt: skip
     conversation = open_conversation(profile, task, workspace.files(), first_started(run))
     conversation.on_text, conversation.ends_repetition = runtime.hooks.text, settings.ends_repetition
-    conversation.run = run.id
+    conversation.run, conversation.stop = run.id, runtime.hooks.stop
     most, form = task.limits.completion_tokens or runtime.sampling.max_tokens, profile.compaction
     return Agent(
         task=task,

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
+from concurrent.futures import Executor, Future
+from functools import partial
 
-from nano_coder.agent.loop import SAID, cut_turns, observed_last, plain_observation
+from nano_coder.agent.loop import SAID, cut_turns, derived_seed, observed_last, plain_observation
 from nano_coder.agent.profiles import continuing_profile
-from nano_coder.models.local.policy import cancel_pending, slots_for
 from nano_coder.run.execution import Runtime, as_much_again, branch_run, grade_run, refuse_served
+from nano_coder.run.side_by_side import run_side_by_side, with_private_notes
 from nano_coder.verify.deep import PromptRenderer, prove_prompts
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.types import StopReason, Task, Trajectory
-
-_AT_ONCE = 16
-"""forks that run at once; a local policy decodes them together"""
 
 
 def fork_run(
@@ -46,32 +42,15 @@ def fork_run(
     refuse_step(run, at)
     _refuse_other_reader(run, runtime, at)
     task = run.task if check is None else checked_by(run.task, check)
-    if (notes := runtime.project.notes) is not None:
-        runtime = replace(runtime, project=replace(runtime.project, notes=notes.for_forks()))
+    runtime = with_private_notes(runtime)
     base = secrets.randbits(32) if seed is None else seed
-    at_once = min(n, _AT_ONCE)
-    slots = slots_for(runtime.policy, n, at_once)
 
-    def one(member: int) -> Trajectory:
-        with slots[member]:
-            return branch_run(
-                run, cut_turns(run.turns, at), runtime, task=task, seed=fork_seed(base, run.id, at, member)
-            )
+    def one(member: int, graders: Executor) -> list[Future[Trajectory]]:
+        own = derived_seed(base, run.id, at, member)
+        fork = branch_run(run, cut_turns(run.turns, at), runtime, task=task, seed=own)
+        return [graders.submit(grade_run, fork, runtime)]
 
-    forks = []
-    with ThreadPoolExecutor(at_once) as pool, ExitStack() as stack:
-        futures = [pool.submit(one, member) for member in range(n)]
-        stack.callback(cancel_pending, futures, slots)
-        for future in futures:
-            forks.append(grade_run(future.result(), runtime))
-            if on_run:
-                on_run(forks[-1])
-    return forks
-
-
-def fork_seed(seed: int, run: str, at: int, member: int) -> int:
-    """The seed of one continuation: a function of the given seed, the step and its index."""
-    return int(content_hash([seed, run, at, member]).removeprefix("sha256:")[:15], 16)
+    return run_side_by_side([partial(one, member) for member in range(n)], runtime.policy, on_run=on_run)
 
 
 def checked_by(task: Task, check: str) -> Task:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypedDict, Unpack, runtime_checkable
 
-from nano_shared.errors import UsageError
+from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Denials, Limits
 
 
@@ -269,6 +269,7 @@ class LazyJail:
     def __init__(self, opener: Callable[[], Jail]) -> None:
         self._opener = opener
         self._jail: Jail | None = None
+        self._closed = False
 
     @property
     def opened(self) -> bool:
@@ -304,10 +305,15 @@ class LazyJail:
         return isinstance(jail, SupportsKeeping) and jail.keep()
 
     def close(self) -> None:
+        """As of any jail; one that is being opened is closed then, and none is opened after."""
+        self._closed = True
         if self._jail is not None:
             self._jail.close()
 
     def _open(self) -> Jail:
-        if self._jail is None:
+        if self._jail is None and not self._closed:
             self._jail = self._opener()
+        if self._closed or self._jail is None:
+            self.close()
+            raise SandboxError("the jail is closed: open another")
         return self._jail

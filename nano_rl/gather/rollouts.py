@@ -6,14 +6,15 @@ import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from nano_coder.models.local.policy import cancel_pending, slots_for
+from nano_coder.agent.loop import derived_seed
 from nano_coder.run.execution import Runtime, can_reflect, grade_run, is_reflection, reflect_run, run_task
+from nano_coder.run.side_by_side import AT_ONCE, OnRun, member_seed, run_side_by_side
 from nano_rl.checkpoints.evaluate import row_of
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, RowWriter
 from nano_rl.learn.rows import Group
@@ -22,7 +23,6 @@ from nano_rl.rewards.reward import IMPOSSIBLE, is_composed
 from nano_rl.tasks.attempts import oracle_policy, run_in_project, runtime_for
 from nano_shared.errors import NanoError, PolicyError, SandboxError, UsageError
 from nano_shared.extensions import Extensions
-from nano_shared.files import content_hash
 from nano_shared.policy import Policy
 from nano_shared.types import StopReason, Task, Trajectory
 
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
     from nano_rl.config import TrainConfig
     from nano_rl.gather.engine_pool import EngineState, PublishedAdapter
-
-
-OnRun = Callable[[Trajectory], None]
 
 
 class RollOut(Protocol):
@@ -45,14 +42,10 @@ class RollOut(Protocol):
     ) -> list[Trajectory]: ...  # fmt: skip
 
 
-CONCURRENCY = 64
-"""number of agents at a time, one thread each, of policies that decode elsewhere"""
 _AGENTS_PER_CPU = 8
 """of agents of others, each a process of its own of up to hundreds of megabytes"""
 _NOTHING_JUDGED = "nothing_judged"
 """failure kind of a composed reward if none of its parts gave a score"""
-_GRADERS = 8
-"""number of runs that are graded at a time"""
 
 
 def collect(
@@ -78,8 +71,8 @@ def collect(
     jobs = members(tasks, group_size)
     if not jobs:
         return []
-    concurrency = concurrency or getattr(runtime.policy, "rows_together", CONCURRENCY)
-    at_once = min(concurrency, len(jobs), runtime.environments.sessions or concurrency)
+    concurrency = concurrency or getattr(runtime.policy, "rows_together", AT_ONCE)
+    at_once = min(concurrency, runtime.environments.sessions or concurrency)
     if runtime.settings.agent is not None:
         if reflect:
             raise UsageError(
@@ -87,35 +80,11 @@ def collect(
                 " leave out --reflect (of nano-rl train `reflect`), or --agent"
             )
         at_once = min(at_once, _AGENTS_PER_CPU * len(os.sched_getaffinity(0)))
-    slots = slots_for(runtime.policy, len(jobs), at_once)
-    done: list[Trajectory] = []
-    # grading has its own threads, so that it does not keep an agent's thread from the next agent
-    with (
-        ThreadPoolExecutor(_GRADERS) as graders,
-        ThreadPoolExecutor(at_once) as agents,
-        _hosted(runtime.policy) as lead,
-        ExitStack() as stack,
-    ):
-        futures: list[Future[list[Future[Trajectory]]]] = [
-            agents.submit(
-                _episode,
-                task,
-                episode_seed(seed, task, member),
-                runtime_for(task, runtime),
-                slot,
-                graders,
-                reflect,
-            )
-            for (task, member), slot in zip(jobs, slots, strict=True)
-        ]
-        stack.callback(cancel_pending, futures, slots)
-        for future in futures:
-            lead(future)
-            for graded in future.result():
-                lead(graded)
-                done.append(graded.result())
-                if on_run:
-                    on_run(done[-1])
+    episodes = [
+        partial(_episode, task, member_seed(seed, task, member), runtime_for(task, runtime), reflect)
+        for task, member in jobs
+    ]
+    done = run_side_by_side(episodes, runtime.policy, at_once=at_once, on_run=on_run)
     return reward.apply(done, runtime) if reward else done
 
 
@@ -160,69 +129,37 @@ def execute(
 ) -> list[Trajectory]:
     """Run each task once under its own policy (oracles, for a warm start), two at a time. Its earlier tasks
     are run by their oracles, and their runs returned before its own."""
-    with ThreadPoolExecutor(2) as pool:
-        futures = [
-            pool.submit(_run_and_grade, task, replace(runtime_for(task, runtime), policy=policy))
-            for task, policy in zip(tasks, policies, strict=True)
-        ]
-        done: list[Trajectory] = []
-        for future in futures:
-            for run in future.result():
-                done.append(run)
-                if on_run:
-                    on_run(run)
+    episodes = [
+        partial(_run_and_grade, task, replace(runtime_for(task, runtime), policy=policy))
+        for task, policy in zip(tasks, policies, strict=True)
+    ]
+    done = run_side_by_side(episodes, None, at_once=2, on_run=on_run)
     return reward.apply(done, runtime) if reward else done
 
 
-def episode_seed(seed: int, task: Task, member: int) -> int:
-    return _seed_of([seed, task.key, member])
-
-
-def _hosted(policy: Policy) -> AbstractContextManager[Callable[[Future[Any]], object]]:
-    """A function that waits for a future; with a local policy this thread decodes while it waits."""
-    hosted = getattr(policy, "hosted", None)
-    return hosted() if hosted else nullcontext(lambda future: None)
-
-
 def _episode(
-    task: Task,
-    seed: int | None,
-    runtime: Runtime,
-    slot: AbstractContextManager[object],
-    graders: ThreadPoolExecutor,
-    reflect: int,
+    task: Task, seed: int, runtime: Runtime, reflect: int, graders: Executor
 ) -> list[Future[Trajectory]]:
     """Run a task, and second attempts if it failed; returns the futures of their grading."""
-    with slot:
-        if task.earlier:
-            return [_done(run) for run in run_in_project(task, runtime, seed=seed)]
-        graded = [graders.submit(grade_run, run_task(task, runtime, seed=seed), runtime)]
-        if reflect and can_reflect(first := graded[0].result()):
-            graded += [
-                graders.submit(grade_run, attempt, runtime)
-                for attempt in _second_attempts(first, runtime, seed, reflect)
-            ]
+    if task.earlier:
+        return [_done(run) for run in run_in_project(task, runtime, seed=seed)]
+    graded = [graders.submit(grade_run, run_task(task, runtime, seed=seed), runtime)]
+    if reflect and can_reflect(first := graded[0].result()):
+        graded += [
+            graders.submit(grade_run, attempt, runtime)
+            for attempt in _second_attempts(first, runtime, seed, reflect)
+        ]
     return graded
 
 
-def _second_attempts(
-    failed: Trajectory, runtime: Runtime, seed: int | None, count: int
-) -> Iterator[Trajectory]:
+def _second_attempts(failed: Trajectory, runtime: Runtime, seed: int, count: int) -> Iterator[Trajectory]:
     try:
         for member in range(count):
-            yield reflect_run(failed, runtime, seed=reflection_seed(seed, member))
+            yield reflect_run(failed, runtime, seed=derived_seed(seed, "second", member))
     except (
         SandboxError
     ):  # the check cannot be run again: keep the attempts made so far, as `attempt_task` does
         return
-
-
-def reflection_seed(seed: int | None, member: int) -> int | None:
-    return None if seed is None else _seed_of([seed, "second", member])
-
-
-def _seed_of(parts: list[int | str]) -> int:
-    return int(content_hash(parts).removeprefix("sha256:")[:15], 16)
 
 
 def _done(run: Trajectory) -> Future[Trajectory]:
@@ -231,14 +168,14 @@ def _done(run: Trajectory) -> Future[Trajectory]:
     return future
 
 
-def _run_and_grade(task: Task, runtime: Runtime) -> list[Trajectory]:
+def _run_and_grade(task: Task, runtime: Runtime, graders: Executor) -> list[Future[Trajectory]]:
     if not task.earlier:
-        return [grade_run(run_task(task, runtime), runtime)]
+        return [_done(grade_run(run_task(task, runtime), runtime))]
 
     def policy_of(one: Task) -> Policy:
         return runtime.policy if one is task else oracle_policy(one, runtime.profile)
 
-    return run_in_project(task, runtime, policy_of=policy_of)
+    return [_done(run) for run in run_in_project(task, runtime, policy_of=policy_of)]
 
 
 class Workers(Protocol):

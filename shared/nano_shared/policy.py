@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Event
 from typing import Any, Protocol, runtime_checkable
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
@@ -40,6 +41,8 @@ class Conversation:
         """gets the text of a completion as it comes, from a policy that streams"""
         self.ends_repetition = False
         """whether a completion that repeats itself is ended"""
+        self.stop: Event | None = None
+        """set, it cancels the completion that is being sampled"""
         self.tokens: list[int] = []
         self.rendered = 0
         self.row = 0

@@ -305,7 +305,10 @@ class LogStore:
             newest = sa.select(runs.id).order_by(runs.started.desc(), runs.id.desc()).limit(1)
             if (found := connection.scalar(newest)) is None:
                 raise LogError(f"log {self.url} holds no runs yet")
-            return str(found)
+            passed = sa.exists().where(schema.verdicts.c.run_id == runs.id, schema.verdicts.c.reward >= 1)
+            shortest = sa.func.length(runs.diff), runs.started
+            winner = sa.select(runs.id).where(runs.id.in_(_side_by_side(found)), passed).order_by(*shortest)
+            return str(connection.scalar(winner.limit(1)) or found)
         if run and connection.scalar(sa.select(runs.id).where(runs.id == run)) is not None:
             return run
         begins = sa.select(runs.id).where(runs.id.startswith(run, autoescape=True)).order_by(runs.id)
@@ -354,6 +357,11 @@ class LogStore:
         chosen = chosen or RunFilter()
         found = self._all(chosen.select(schema.runs.c.id, schema.tasks.c.key, by_task=by_task))
         return [(run, key) for run, key in found if chosen.takes(key)]
+
+    def side_by_side(self, run_id: str) -> list[str]:
+        """Ids of the runs of a task in a directory that were under way together, this one among them: its
+        tries, oldest first. Empty for a run of no directory."""
+        return [str(row[0]) for row in self._all(_side_by_side(run_id))]
 
     def facts(self, chosen: RunFilter | None = None) -> Iterator[RunFacts]:
         """The facts that decide whether each run may train, by task key and oldest first, in constant memory.
@@ -475,6 +483,18 @@ class LogStore:
             raise LogError(f"log {self.url}: {error}; the query was: {query}") from error
         except DBAPIError as error:
             raise LogError(f"log {self.url}: {error.orig}; the query was: {query}") from error
+
+
+def _side_by_side(run_id: str) -> sa.Select[Any]:
+    runs, this = schema.runs.alias().c, schema.runs.alias().c
+    return (
+        sa.select(runs.id)
+        .where(this.id == run_id, runs.task_id == this.task_id, runs.directory == this.directory)
+        .where(runs.parent.is_(None), this.parent.is_(None))
+        .where(runs.started <= sa.func.coalesce(this.ended, runs.started))
+        .where(this.started <= sa.func.coalesce(runs.ended, this.started))
+        .order_by(runs.started, runs.id)
+    )
 
 
 def _load(connection: sa.Connection, run_id: str) -> LoggedRun:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
+from threading import Event
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -154,18 +155,20 @@ class EndpointPolicy:
         Raises PolicyError if there is none or it is invalid, ConfigError for a refused key, ContextFull where
         the messages do not fit, BudgetExhausted where the conversation's deadline cut an answer.
         """
-        deadline = conversation.deadline or float("inf")
+        deadline, stop = conversation.deadline or float("inf"), conversation.stop
         tell = conversation.on_text or _silent
+        wanted = (lambda *_: not stop.is_set()) if stop else None
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(PassingFailure),
             stop=lambda state: self._gives_up(state, min(deadline, began + self._retry_seconds)),
             wait=self._wait,
             before_sleep=lambda state: tell(_waiting(state)),
+            sleep=partial(_pause, stop) if stop else tenacity.sleep,
             reraise=True,
         )
         began = time.monotonic()
         with self._failing():
-            answer, body = retrying(self._ask, conversation, sampling, deadline, tell)
+            answer, body = retrying(self._ask, conversation, sampling, deadline, tell, None, wanted)
         return self._completion(answer, body, conversation, sampling)
 
     def answer(
@@ -326,6 +329,10 @@ def _watched(tell: Callable[[str], None], repetition: Repetition, text: str) -> 
     tell(text)
     if repetition.take_text(text):
         raise Cancelled
+
+
+def _pause(stop: Event, seconds: float) -> None:
+    stop.wait(seconds)
 
 
 def _silent(text: str) -> None:

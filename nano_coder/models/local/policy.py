@@ -12,15 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.models.repetition import Repetition
 from nano_shared.errors import ContextFull, NanoError, PolicyError, UsageError
-from nano_shared.policy import Conversation, Policy
+from nano_shared.policy import Conversation
 from nano_shared.types import Completion, Sampling, TurnTokens
 
 if TYPE_CHECKING:
@@ -102,7 +102,8 @@ class LocalPolicy:
         on_token: OnToken | None = None,
         top_logprobs: int = 0,
     ) -> Completion:
-        """Sample the next turn. Does not modify the conversation.
+        """Sample the next turn. Does not modify the conversation, whose `stop` is asked at each token unless
+        `on_token` is given.
 
         `owner` is the conversation for which KV is kept where the thread holds no slot; `on_token` gets each
         token as it is sampled, with the `top_logprobs` likeliest of its place, and ends the turn by returning
@@ -112,6 +113,8 @@ class LocalPolicy:
         self.refuse_long([m.content for m in conversation.messages[conversation.rendered :]])
         number, delta = self.template.next_row(conversation)
         row = (*conversation.tokens, *delta) if number == conversation.row else delta
+        if on_token is None and (stop := conversation.stop) is not None:
+            on_token = partial(_unless, stop)
         began = time.monotonic()
         repetition = Repetition() if conversation.ends_repetition else None
         sampled = self._generate(row, sampling, owner, on_token, top_logprobs, repetition)
@@ -504,14 +507,5 @@ class Lockstep(Scheduler):
         return [calls[slot] for slot in running]
 
 
-def slots_for(policy: Policy, count: int, at_once: int) -> list[AbstractContextManager[object]]:
-    """[count] slots, one for each agent; null contexts for policies without a scheduler."""
-    agents = getattr(policy, "agents", None)
-    return list(agents(count, at_once)) if agents else [nullcontext() for _ in range(count)]
-
-
-def cancel_pending(futures: Sequence[Future[Any]], slots: Sequence[AbstractContextManager[object]]) -> None:
-    for future, slot in zip(futures, slots, strict=True):
-        if future.cancel():
-            with slot:
-                pass
+def _unless(stop: threading.Event, *_token: object) -> bool:
+    return not stop.is_set()

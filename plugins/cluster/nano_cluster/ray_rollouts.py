@@ -23,7 +23,7 @@ from nano_cluster.ray_worker import Redo, RolloutJob, WorkerBeat, WorkerFacts, W
 from nano_cluster.worker_status import ClusterStatus, LostWorker
 from nano_coder.run.execution import Runtime
 from nano_rl.gather.engine_pool import EngineState, PublishedAdapter
-from nano_rl.gather.rollouts import OnRun, episode_seed, members
+from nano_rl.gather.rollouts import OnRun, member_seed, members
 from nano_rl.rewards import Reward
 from nano_shared.errors import NanoError, RolloutsFailed
 from nano_shared.run_facts import facts_of
@@ -88,7 +88,7 @@ class RayRollouts:
         queued = [
             QueuedJob(
                 RolloutJob(
-                    run=new_run_id(), task=task, seed=episode_seed(seed, task, member),
+                    run=new_run_id(), task=task, seed=member_seed(seed, task, member),
                     sampling=runtime.sampling,
                 ),
                 Future(),

@@ -33,7 +33,7 @@ from nano_coder.config import AgentConfig
 from nano_coder.run.execution import Runtime, run_task
 from nano_rl.config import TrainConfig
 from nano_rl.gather.engine_pool import EnginePool, EngineState
-from nano_rl.gather.rollouts import episode_seed
+from nano_rl.gather.rollouts import member_seed
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.record import read_events, read_used
 from nano_rl.tasks.attempts import oracle_policy
@@ -290,7 +290,7 @@ def each_once(runtime: Runtime, returned: list[str], jobs: int) -> None:
     count = [run for run in logged if run.stop not in (None, StopReason.INTERRUPTED)]
     assert sorted(run.id for run in count) == sorted(returned)
     assert all(run.verdict is not None and run.verdict.reward == 1.0 for run in count)
-    assert {run.seed for run in count} == {episode_seed(3, TASK, member) for member in range(jobs)}
+    assert {run.seed for run in count} == {member_seed(3, TASK, member) for member in range(jobs)}
 
 
 @pytest.mark.slow

@@ -1,0 +1,146 @@
+"""Runs side by side over one policy: the body of rollouts, forks and tries."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from nano_coder.agent.loop import derived_seed
+from nano_coder.run.execution import Runtime, Stop, grade_run, run_task
+from nano_shared.policy import Policy
+from nano_shared.types import Task, Trajectory
+
+AT_ONCE = 64
+"""runs at a time, one thread each, of policies that decode elsewhere"""
+_GRADERS = 8
+"""number of runs that are graded at a time"""
+OnRun = Callable[[Trajectory], object]
+Episode = Callable[[Executor], Sequence[Future[Trajectory]]]
+"""executes a run, and what follows from it; returns the futures of their grading, which the executor does"""
+
+
+def run_side_by_side(
+    episodes: Sequence[Episode],
+    policy: Policy | None,
+    *,
+    at_once: int | None = None,
+    on_run: OnRun | None = None,
+) -> list[Trajectory]:
+    """Execute episodes on threads, and return the graded runs of each in their order; `on_run` gets each.
+
+    `policy` is the one that all share, and which this thread steps meanwhile if it is a local one. `at_once`
+    None: as many as it decodes together.
+    """
+    most = min(at_once or getattr(policy, "rows_together", AT_ONCE), max(1, len(episodes)))
+    slots = _slots(policy, len(episodes), most)
+    done: list[Trajectory] = []
+    # grading has its own threads, so that it does not keep an agent's thread from the next agent
+    with (
+        ThreadPoolExecutor(_GRADERS) as graders,
+        ThreadPoolExecutor(most) as agents,
+        _hosted(policy) as lead,
+        ExitStack() as stack,
+    ):
+
+        def in_slot(episode: Episode, slot: AbstractContextManager[object]) -> Sequence[Future[Trajectory]]:
+            with slot:
+                return episode(graders)
+
+        futures = [agents.submit(in_slot, *one) for one in zip(episodes, slots, strict=True)]
+        stack.callback(_cancel_pending, futures, slots)
+        for future in futures:
+            lead(future)
+            for graded in future.result():
+                lead(graded)
+                done.append(graded.result())
+                if on_run:
+                    on_run(done[-1])
+    return done
+
+
+def _slots(policy: Policy | None, count: int, at_once: int) -> list[AbstractContextManager[object]]:
+    """[count] slots, one for each agent; null contexts for policies without a scheduler."""
+    agents = getattr(policy, "agents", None)
+    return list(agents(count, at_once)) if agents else [nullcontext() for _ in range(count)]
+
+
+def _hosted(policy: Policy | None) -> AbstractContextManager[Callable[[Future[Any]], object]]:
+    """A function that waits for a future; with a local policy this thread decodes while it waits."""
+    hosted = getattr(policy, "hosted", None)
+    return hosted() if hosted else nullcontext(lambda future: None)
+
+
+def _cancel_pending(futures: Sequence[Future[Any]], slots: Sequence[AbstractContextManager[object]]) -> None:
+    for future, slot in zip(futures, slots, strict=True):
+        if future.cancel():
+            with slot:
+                pass
+
+
+def with_private_notes(runtime: Runtime) -> Runtime:
+    """The notes that a run writes are seen by it alone."""
+    if (notes := runtime.project.notes) is None:
+        return runtime
+    return replace(runtime, project=replace(runtime.project, notes=notes.for_forks()))
+
+
+def member_seed(seed: int, task: Task, member: int) -> int:
+    """The seed of one run of a task's group."""
+    return derived_seed(seed, task.key, member)
+
+
+def run_tries(
+    task: Task,
+    runtime: Runtime,
+    count: int,
+    stop: Stop,
+    *,
+    seed: int | None = None,
+    on_end: Callable[[int, Trajectory], object] = lambda member, run: None,
+) -> list[Trajectory]:
+    """Run a task up to `count` times, until one passes its check, which ends the others as interrupted; so
+    does `stop`, from any thread. Returns those that began, graded; they are one group.
+
+    `on_end` is called in another thread with the index and the run, as each has been graded. Notes that a run
+    writes are seen by it alone. Raises as `run_task` does.
+    """
+    base = secrets.randbits(32) if seed is None else seed
+    runtime = with_private_notes(replace(runtime, hooks=replace(runtime.hooks, stop=stop)))
+
+    def graded(member: int, run: Trajectory) -> Trajectory:
+        run = grade_run(run, runtime)
+        if passed(run):
+            stop.set()
+        on_end(member, run)
+        return run
+
+    def one(member: int, graders: Executor) -> list[Future[Trajectory]]:
+        if stop.is_set():
+            return []
+        with ExitStack() as failing:
+            failing.callback(stop.set)  # every other run would meet it too
+            run = run_task(task, runtime, seed=member_seed(base, task, member))
+            failing.pop_all()
+        return [graders.submit(graded, member, run)]
+
+    return run_side_by_side([partial(one, member) for member in range(count)], runtime.policy)
+
+
+def passed(run: Trajectory) -> bool:
+    return run.reward is not None and run.reward >= 1
+
+
+def best_of(runs: Sequence[Trajectory]) -> Trajectory:
+    """Of the runs that passed the one with the shortest diff; where none did, of the highest reward, rather
+    one that changed something."""
+
+    def rank(run: Trajectory) -> tuple[bool, float, bool, int]:
+        reward = -1.0 if run.reward is None else run.reward
+        return not passed(run), -reward, not (run.diff or passed(run)), len(run.diff)
+
+    return min(runs, key=rank)
