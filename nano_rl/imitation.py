@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from torch import Tensor, nn
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.loop import text_in
@@ -20,12 +19,7 @@ from nano_coder.run.execution import Runtime, as_served
 from nano_coder.verify.trainable import blocking, may_teach
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import OnRun, execute
-from nano_rl.learn.batch import Batch, enough_tokens, make_batches
-from nano_rl.learn.learner import Learner
-from nano_rl.learn.logprob import can_share, token_logprobs
-from nano_rl.learn.loss import sft_loss
 from nano_rl.learn.rows import Group, TrainSample, to_samples
-from nano_rl.offline import OnStep, step_indices, train_rows, usual_guards
 from nano_rl.rewards import outcome
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.task_file import read_models
@@ -47,6 +41,14 @@ from nano_shared.types import (
     Turn,
     TurnTokens,
 )
+
+# torch is imported where rows are trained: the log is read and admitted without it
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from nano_rl.learn.batch import Batch
+    from nano_rl.learn.learner import Learner
+    from nano_rl.offline import OnStep
 
 
 class LongRow(UsageError):
@@ -464,6 +466,8 @@ class Demonstrations:
         size = len(self.rows)
         if size == 0:
             return []
+        from nano_rl.offline import step_indices
+
         chosen = step_indices(step, size=size, batch=min(self.batch, size), seed=self.seed)
         return [self.rows[i] for i in chosen]
 
@@ -486,6 +490,8 @@ class ImitationTerm:
         return self.demonstrations.draw(step) if self.demonstrations else own_successes(groups)
 
     def part(self, drawn: Sequence[TrainSample], index: int, count: int, *, trees: bool) -> ImitationPart:
+        from nano_rl.learn.batch import make_batches
+
         # consecutive rows share prompts
         rows = drawn[len(drawn) * index // count : len(drawn) * (index + 1) // count]
         return ImitationPart(batches=make_batches(rows, max_tokens=self.max_tokens, trees=trees))
@@ -508,6 +514,9 @@ class ImitationPart:
 
 
 def imitation_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    from nano_rl.learn.logprob import token_logprobs
+    from nano_rl.learn.loss import sft_loss
+
     return sft_loss(token_logprobs(model, batch), batch)
 
 
@@ -516,6 +525,10 @@ def train_sft(
 ) -> int:
     """Supervised fine-tuning in place, continuing from a state in `folder`; each trained token of a step has
     the same weight. Returns the total of steps done. Raises UsageError without rows."""
+    from nano_rl.learn.batch import enough_tokens, make_batches
+    from nano_rl.learn.logprob import can_share
+    from nano_rl.offline import train_rows, usual_guards
+
     if not samples:
         raise UsageError("there is nothing to imitate: no row is left; name other tasks, runs or messages")
 

@@ -22,7 +22,6 @@ from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.verify.deep import Scored, TokenCheck, gap_of, rescored
 from nano_coder.verify.trainable import RefusalCode, blocking, may_teach
 from nano_coder.verify.trainable import hashes as profile_hashes
-from nano_rl.learn.loss import MAX_LOG_RATIO
 from nano_rl.learn.rows import is_dead
 from nano_rl.rewards import outcome
 from nano_shared.policy import InterfaceProfile
@@ -254,6 +253,8 @@ class ImportanceWeights:
     _squares: float = 0.0
 
     def add(self, tokens: Iterable[Scored]) -> None:
+        from nano_rl.learn.loss import MAX_LOG_RATIO  # with torch, which whoever rescored has loaded
+
         logs = [min(MAX_LOG_RATIO, max(-MAX_LOG_RATIO, t.recomputed - t.recorded)) for t in tokens]
         self.tokens += len(logs)
         self._sum += math.fsum(map(math.exp, logs))
