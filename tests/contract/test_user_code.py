@@ -161,7 +161,7 @@ def test_stdout_holds_what_is_ours_whatever_a_users_function_prints() -> None:
 LEAVES = """
 import os, signal, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from nano_shared import extensions
+from nano_shared import command_line, extensions
 from nano_shared.extensions import call_extension
 
 extensions.GRACE = 0.2
@@ -170,7 +170,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 def hangs():
     time.sleep(60)
 
-with extensions.interrupted_in_time(), ThreadPoolExecutor(1) as pool:
+with command_line.interrupted_in_time(), ThreadPoolExecutor(1) as pool:
     future = pool.submit(lambda: call_extension(hangs, name="mine.py:hangs"))
     while not extensions._calls:
         time.sleep(0.01)
