@@ -75,6 +75,7 @@ BEYOND = {
     "tool_seconds": "1e9",
     "tool_memory_mb": "100000",
     "tool_output_bytes": "2000000000",
+    "tries": "64",
 }
 
 
