@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
@@ -337,17 +338,27 @@ def by_cluster(named: Iterable[tuple[str, float]]) -> list[list[float]]:
     return list(clusters.values())
 
 
-def sign_flip(clusters: Sequence[Sequence[float]], seed: int, *, flips: int = 10_000) -> float:
-    """One-sided p-value of a mean above 0 by Fisher's randomisation test: the signs of the cluster sums are
-    flipped at random, `flips` times. Deterministic in `seed`; 1 if all values are 0.
-    """
+_GRID = 50_000
+"""steps that the largest sum of a sign-flip test is rounded to where the values have no small denominator"""
+
+
+def sign_flip(clusters: Sequence[Sequence[float]]) -> float:
+    """One-sided p-value of a mean above 0 by Fisher's randomisation test: the share of all signs of the
+    cluster sums whose total reaches the observed one. Exact for rewards that are multiples of 1/k, k small; 1
+    if all values are 0."""
     changed = [total for values in clusters if (total := math.fsum(values))]
     if not changed:
         return 1.0
-    observed = math.fsum(changed) - 1e-9
-    rng = random.Random(seed)
-    reached = sum(
-        sum(x if (signs >> i) & 1 else -x for i, x in enumerate(changed)) >= observed
-        for signs in (rng.getrandbits(len(changed)) for _ in range(flips))
-    )
-    return (reached + 1) / (flips + 1)
+    exact = [Fraction(total).limit_denominator(1000) for total in changed]
+    size = math.lcm(*(total.denominator for total in exact))
+    largest = math.fsum(map(abs, changed))
+    scale = float(size) if size * largest <= _GRID else _GRID / largest
+    steps = [round(total * scale) for total in changed]
+    shares = {0: 1.0}
+    for step in steps:
+        after: dict[int, float] = defaultdict(float)
+        for total, share in shares.items():
+            after[total + step] += share / 2
+            after[total - step] += share / 2
+        shares = after
+    return min(1.0, math.fsum(share for total, share in shares.items() if total >= sum(steps)))

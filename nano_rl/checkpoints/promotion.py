@@ -22,12 +22,12 @@ from nano_rl.checkpoints.evaluate import (
     stored_evaluations,
 )
 from nano_shared.checkpoint import (
-    LATEST,
     MANIFEST,
     Manifest,
     checkpoints_dir,
     latest_name,
     point_latest,
+    pointer_of,
     read_checkpoint,
 )
 from nano_shared.errors import CheckpointError, UsageError
@@ -128,8 +128,8 @@ def difference(name: str, values: Sequence[tuple[str, float]]) -> SuccessDiffere
         mean=mean,
         low=low,
         high=high,
-        p_better=sign_flip(clusters, seed=0),
-        p_worse=sign_flip([[-value for value in values] for values in clusters], seed=0),
+        p_better=sign_flip(clusters),
+        p_worse=sign_flip([[-value for value in values] for values in clusters]),
     )
 
 
@@ -189,6 +189,8 @@ class Promotion(Value):
     code_version: str = runtime_version
     evidence: Evidence | None = None
     objections: tuple[str, ...] = ()
+    project: str | None = None
+    """id of the project that it was promoted for; None: for all"""
 
 
 class PromotionHistory(Value):
@@ -197,9 +199,10 @@ class PromotionHistory(Value):
 
 
 def promote(
-    folder: Path, *, evidence: Evidence | None = None, objections: tuple[str, ...] = (), forced: bool = False
-) -> Promotion:
-    """Promote the checkpoint in `folder` and record the evidence.
+    folder: Path, *, evidence: Evidence | None = None, objections: tuple[str, ...] = (),
+    forced: bool = False, project: str | None = None,
+) -> Promotion:  # fmt: skip
+    """Promote the checkpoint in `folder`, for a project or for all, and record the evidence.
 
     Raises CheckpointError for a damaged checkpoint and for a reward model.
     """
@@ -209,6 +212,7 @@ def promote(
     with _locked():
         return _move(
             latest_name(folder),
+            project,
             kind="forced" if forced else "promoted",
             manifest_hash=file_hash(folder / MANIFEST),
             evidence=evidence,
@@ -216,13 +220,13 @@ def promote(
         )
 
 
-def roll_back(to: str | None = None) -> Promotion:
-    """Promote the checkpoint that was promoted before the present one, or `to`, one of those before it;
-    repeated, it goes further back, finally to none. Raises UsageError if there is no earlier promotion,
+def roll_back(to: str | None = None, project: str | None = None) -> Promotion:
+    """Promote the checkpoint that was promoted before the present one for a project or for all, or `to`, one
+    of those before it; repeated, it goes further back, finally to none. Raises UsageError if there is no earlier promotion,
     CheckpointError if that checkpoint is missing or damaged."""
     with _locked():
-        stack = _stack(read_history())
-        if not stack or stack[-1] != _pointer():
+        stack = _stack(read_history(project))
+        if not stack or stack[-1] != _pointer(project):
             raise UsageError("there is no promotion to take back; nano-rl checkpoints promote NAME makes one")
         before = stack[:-1]
         if to is not None:
@@ -236,14 +240,22 @@ def roll_back(to: str | None = None) -> Promotion:
         if target is not None:
             read_checkpoint(target)
         hashed = None if target is None else file_hash(target / MANIFEST)
-        return _move(name, kind="rolled_back", manifest_hash=hashed)
+        return _move(name, project, kind="rolled_back", manifest_hash=hashed)
 
 
-def read_history() -> tuple[Promotion, ...]:
-    """All completed promotions, oldest first. Raises CheckpointError for a damaged file."""
+def read_history(project: str | None = None) -> tuple[Promotion, ...]:
+    """The completed promotions for a project or for all, oldest first. Raises CheckpointError for a damaged
+    file."""
+    records = tuple(one for one in _records() if one.project == project)
+    last = records[-1] if records else None
+    killed = last and last.name != _pointer(project) and last.previous == _pointer(project)
+    return records[:-1] if killed else records
+
+
+def _records() -> tuple[Promotion, ...]:
     path = checkpoints_dir() / HISTORY
     try:
-        records = PromotionHistory.model_validate_json(path.read_bytes()).promotions
+        return PromotionHistory.model_validate_json(path.read_bytes()).promotions
     except FileNotFoundError:
         return ()
     except ValidationError as error:
@@ -251,21 +263,24 @@ def read_history() -> tuple[Promotion, ...]:
         raise CheckpointError(
             f"{path} is damaged or of a newer nano ({first['msg']}); move it away to begin a new history"
         ) from None
-    killed = records and records[-1].name != _pointer() and records[-1].previous == _pointer()
-    return records[:-1] if killed else records
 
 
 def promotions_of(folder: Path) -> list[Promotion]:
     """The promotions of this checkpoint, under any name."""
     hashed = file_hash(folder / MANIFEST)
-    return [record for record in read_history() if record.manifest_hash == hashed]
+    everywhere = {one.project for one in _records()}
+    made = (one for where in everywhere for one in read_history(where) if one.manifest_hash == hashed)
+    return sorted(made, key=lambda one: one.created)
 
 
-def _move(name: str | None, **fields: Any) -> Promotion:
-    record = Promotion(name=name, previous=_pointer(), created=time.time(), **fields)
-    history = PromotionHistory(promotions=(*read_history(), record))
+def _move(name: str | None, project: str | None, **fields: Any) -> Promotion:
+    record = Promotion(
+        name=name, previous=_pointer(project), created=time.time(), project=project, **fields
+    )
+    others = (one for one in _records() if one.project != project)
+    history = PromotionHistory(promotions=(*others, *read_history(project), record))
     write_text(checkpoints_dir() / HISTORY, history.model_dump_json(indent=1) + "\n", CheckpointError)
-    point_latest(name)
+    point_latest(name, project)
     return record
 
 
@@ -283,9 +298,9 @@ def _stack(records: tuple[Promotion, ...]) -> list[str]:
     return stack
 
 
-def _pointer() -> str | None:
+def _pointer(project: str | None = None) -> str | None:
     try:
-        return (checkpoints_dir() / LATEST).read_text().strip()
+        return pointer_of(project).read_text().strip()
     except FileNotFoundError:
         return None
 

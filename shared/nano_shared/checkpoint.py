@@ -191,9 +191,17 @@ def checkpoint_names() -> list[str]:
     return sorted(path.parent.name for path in checkpoints_dir().glob(f"[!.]*/{MANIFEST}"))
 
 
-def latest_checkpoint() -> Path | None:
-    """The promoted checkpoint, or None. Raises CheckpointError if the pointer leads nowhere."""
-    pointer = checkpoints_dir() / LATEST
+def pointer_of(project: str | None) -> Path:
+    """The file that names the checkpoint promoted for a project (by its id); None: for all."""
+    return checkpoints_dir() / (LATEST if project is None else f".projects/{project}")
+
+
+def latest_checkpoint(project: str | None = None) -> Path | None:
+    """The checkpoint promoted for a project, or for all; None if there is none.
+
+    Raises CheckpointError if the pointer leads nowhere.
+    """
+    pointer = pointer_of(project)
     try:
         name = pointer.read_text().strip()
     except FileNotFoundError:
@@ -220,14 +228,14 @@ def latest_name(target: Path) -> str:
     return target.name if target.parent == checkpoints_dir().absolute() else str(target)
 
 
-def point_latest(name: str | None) -> None:
-    """Atomically set the `latest` pointer (to a `latest_name`); None removes it."""
-    folder = checkpoints_dir()
-    folder.mkdir(parents=True, exist_ok=True)
+def point_latest(name: str | None, project: str | None = None) -> None:
+    """Atomically set the pointer of a project, or of all, to a `latest_name`; None removes it."""
+    pointer = pointer_of(project)
+    pointer.parent.mkdir(parents=True, exist_ok=True)
     if name is None:
-        (folder / LATEST).unlink(missing_ok=True)
+        pointer.unlink(missing_ok=True)
     else:
-        write_text(folder / LATEST, f"{name}\n", CheckpointError)
+        write_text(pointer, f"{name}\n", CheckpointError)
 
 
 def _parse(path: Path) -> Manifest:

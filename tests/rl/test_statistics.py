@@ -103,11 +103,12 @@ def test_sign_flip_equals_the_enumeration_of_all_signs() -> None:
     sums = [sum(s * x for s, x in zip(sign, differences, strict=True)) for sign in signs]
     exact = sum(value >= sum(differences) for value in sums) / len(sums)
     alone = [[x] for x in differences]
-    assert sign_flip(alone, 0) == pytest.approx(exact, abs=0.01)
-    assert sign_flip(alone, 3) == sign_flip(alone, 3)
+    assert sign_flip(alone) == pytest.approx(exact, abs=1e-12)
+    assert sign_flip([[1.0]] * 40) == pytest.approx(2**-40), "small levels need small p-values"
+    assert sign_flip([[x * 0.3710914] for x in differences]) == pytest.approx(exact, abs=0.01)
 
 
 def test_six_of_six_are_beyond_noise_and_five_are_not() -> None:
-    assert sign_flip([[1.0]] * 6, 0) < 0.025 < sign_flip([[1.0]] * 5, 0)
-    assert sign_flip([[0.0]] * 9, 0) == 1
-    assert sign_flip([[1.0] * 6], 0) > 0.4  # six tasks of one program are one stroke of luck
+    assert sign_flip([[1.0]] * 6) < 0.025 < sign_flip([[1.0]] * 5)
+    assert sign_flip([[0.0]] * 9) == 1
+    assert sign_flip([[1.0] * 6]) > 0.4  # six tasks of one program are one stroke of luck
