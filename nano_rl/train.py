@@ -89,7 +89,7 @@ def train(
         used, flops = UsedRuns(folder / USED, step=learner.step), FlopCounter(model)
         phases = Phases(ahead=config.off_policy_bound)
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
-            while learner.step < config.steps and not interrupt.requested:
+            while learner.step < config.steps and not (interrupt.requested or watch.enough()):
                 step, version = learner.step, opened.version + learner.step
                 live = _live(opened, runtime, config, version)
                 measured = held_out.measure(live, step, config.steps)

@@ -39,6 +39,8 @@ class Watch:
     """a rollout of the current step has ended"""
     on_groups: Callable[[int, Sequence[Group], Sequence[Trajectory]], None] = _nothing
     """step, its groups and its control rollouts, before they are learned from"""
+    enough: Callable[[], bool] = lambda: False
+    """whether no further step shall be begun"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ def make_evaluation(
         log=runtime.store.url,
         conditions=conditions,
         success=SuccessInterval(mean=whole.rate, low=whole.low, high=whole.high),
-        tasks=tuple(_task_outcome(task, of_task[task.id]) for task in tasks),
+        tasks=tuple(task_outcome(task, of_task[task.id]) for task in tasks),
     )
 
 
@@ -255,7 +255,7 @@ def manifest_hash(model: str) -> str | None:
     return None if folder is None else file_hash(folder / MANIFEST)
 
 
-def _task_outcome(task: Task, runs: Sequence[Trajectory]) -> TaskOutcome:
+def task_outcome(task: Task, runs: Sequence[Trajectory]) -> TaskOutcome:
     return TaskOutcome(
         id=task.id,
         key=task.key,

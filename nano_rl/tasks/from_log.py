@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
@@ -246,19 +246,21 @@ def check_command(task: Task) -> str | None:
 
 def mutant_tasks(
     runs: Iterable[Trajectory], count: int, blobs: BlobStore, sandbox: Sandbox, *,
-    seed: int, held_out: Collection[str] = (),
+    seed: int, held_out: Collection[str] = (), seconds: float = SECONDS,
+    on_task: Callable[[Task], object] = lambda task: None,
 ) -> tuple[list[Task], str]:  # fmt: skip
     """At most `count` tasks of mutants of what passing runs left, and a report of what was tried.
 
-    `held_out` are texts of files that no task may have as its changed file.
+    `held_out` are texts of files that no task may have as its changed file. After `seconds` no further mutant
+    is tried; `on_task` gets each task as it is found.
     """
     began, jobs, tries = time.monotonic(), os.cpu_count() or 1, TRIES * count
     tasks: list[Task] = []
     refused: Counter[str] = Counter()
-    projects = _projects(runs, blobs, sandbox)
+    projects = _projects(runs, blobs, sandbox, seconds)
     candidates = _candidates(projects, seed, held_out, refused)
     with ThreadPoolExecutor(jobs) as pool:
-        while len(tasks) < count and time.monotonic() < began + SECONDS:
+        while len(tasks) < count and time.monotonic() < began + seconds:
             if not (some := list(islice(candidates, min(jobs, tries)))):
                 break
             tries -= len(some)
@@ -267,6 +269,7 @@ def mutant_tasks(
                     refused[trial.refusal] += 1
                 elif len(tasks) < count:
                     tasks.append(_mutant_task(candidate, trial, projects, seed))
+                    on_task(tasks[-1])
     dropped = "".join(f", {number} {why}" for why, number in refused.most_common())
     return tasks, (
         f"mutants of what {len(projects)} passing runs left: {len(tasks)} kept of {count} wanted and"
@@ -274,10 +277,12 @@ def mutant_tasks(
     )
 
 
-def _projects(runs: Iterable[Trajectory], blobs: BlobStore, sandbox: Sandbox) -> list[_Project]:
+def _projects(
+    runs: Iterable[Trajectory], blobs: BlobStore, sandbox: Sandbox, seconds: float
+) -> list[_Project]:
     """The different projects whose check passes again on what the run left, the newest first."""
     found: dict[str, _Project] = {}
-    until = time.monotonic() + SECONDS / 2
+    until = time.monotonic() + seconds / 2
     for run in sorted(runs, key=lambda run: (run.started, run.id), reverse=True):
         command = check_command(run.task)
         if command is None or run.snapshot is None:

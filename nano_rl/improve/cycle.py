@@ -1,0 +1,223 @@
+"""One cycle: look, make tasks, measure, train, measure again, decide, tell. What each step found is kept, so
+that a cycle that was cut short goes on where it was."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from nano_coder.commands.options import Setup
+from nano_rl.checkpoints.evaluate import TaskOutcome, task_outcome
+from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote
+from nano_rl.commands.session import oracle_runtime, policy_runtime
+from nano_rl.gather.rollouts import collect
+from nano_rl.improve.gate import decide
+from nano_rl.improve.places import Part
+from nano_rl.improve.project import Cycle, Project, ProjectTask, counts
+from nano_rl.improve.tasks import TASKS, Gathering, runs_of
+from nano_rl.tasks.suite import suite_names
+from nano_rl.tasks.task_file import draw_tasks
+from nano_shared.checkpoint import checkpoints_dir
+from nano_shared.files import content_hash
+from nano_shared.store import LogStore
+from nano_shared.types import Split, Task, Trajectory
+
+FEWEST = 8
+"""training tasks below which nothing is trained"""
+GENERAL = 60
+"""general tasks of a gate: of the suite `functions`, test split"""
+_GATHERED, _IMITATED, _TRAINED = 0.25, 0.55, 0.7
+"""shares of a cycle's time after which no further task is made, no further step of imitation taken, and none
+of policy gradients; the rest is the gate's"""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The time of a cycle."""
+
+    began: float
+    """`time.monotonic`"""
+    seconds: float
+
+    def at(self, share: float) -> float:
+        """`time.monotonic` when that share of the time is over."""
+        return self.began + share * self.seconds
+
+
+class TimeOver(Exception):
+    """The time was over before the gate had measured everything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleWork:
+    """What a cycle works with."""
+
+    project: Project
+    setup: Setup
+    store: LogStore
+    clock: Clock
+    say: Say
+
+    def run(self, cycle: Cycle) -> Cycle:
+        """Take a cycle to its end, or as far as the time allows.
+
+        Raises UsageError where the check fails on the project as it is, or cannot be run.
+        """
+        try:
+            return self._run(cycle)
+        except TimeOver:
+            said = f"the time is over in cycle {cycle.number}, which goes on when improve is called again"
+            return self.project.save(self.project.cycles()[-1].model_copy(update={"said": said}))
+
+    def _run(self, cycle: Cycle) -> Cycle:
+        if not cycle.tasks:
+            cycle = self._gather(cycle)
+        tasks = self.project.read(TASKS, ProjectTask)
+        train = [one.task for one in tasks if one.part is Part.TRAIN]
+        if len(train) < FEWEST:
+            said = (
+                f"{len(train)} tasks to train on, of {FEWEST} that a cycle takes: nothing was trained. Runs with"
+                " a check that pass, commits that fix what a test shows, and tests that cover more make tasks"
+            )
+            return self._end(cycle, said)
+        before = self._measure(cycle.baseline, tasks)
+        if cycle.candidate is None:
+            cycle = self._train(cycle, train, [one.task for one in tasks if one.part is Part.VALIDATION])
+        after = self._measure(str(cycle.candidate), tasks)
+        return self._decide(cycle, before, after)
+
+    def _gather(self, cycle: Cycle) -> Cycle:
+        earlier = [one.started for one in self.project.cycles() if one.number < cycle.number]
+        since = earlier[-1] if earlier else 0.0
+        runs = list(runs_of(self.setup, self.store, since))
+        self.say(f"{len(runs)} new runs with a check, {sum(run.reward == 1 for run in runs)} of them solved")
+        gathering = Gathering(
+            project=self.project, cycle=cycle.number, since=since, setup=self.setup,
+            runtime=oracle_runtime(self.setup.config.log, self.setup.config),
+            until=self.clock.at(_GATHERED),
+        )  # fmt: skip
+        new = gathering.gather(self.say)
+        tasks = self.project.read(TASKS, ProjectTask)
+        held = {place for one in tasks if one.part is Part.HELD_OUT for place in one.places}
+        seen = {"runs": len(runs), "solved": sum(run.reward == 1 for run in runs), "tasks": len(new)}
+        update = {"seen": seen, "tasks": counts(tasks), "places": len(held)}
+        return self.project.save(cycle.model_copy(update=update))
+
+    def _measure(self, model: str, tasks: Sequence[ProjectTask]) -> dict[str, list[TaskOutcome]]:
+        """The outcomes of a model on the held-out and on the general tasks."""
+        held = [one.task for one in tasks if one.part is Part.HELD_OUT]
+        return {
+            "held_out": self._outcomes(model, held),
+            "general": self._outcomes(model, general_tasks(self.say)),
+        }
+
+    def _outcomes(self, model: str, tasks: Sequence[Task]) -> list[TaskOutcome]:
+        """The outcomes of a model on tasks, decoding greedily; those that were measured before are not
+        measured again. Raises TimeOver."""
+        name = f"measured/{Path(model).name}-{content_hash(model)[7:13]}.jsonl"
+        known = {one.id: one for one in self.project.read(name, TaskOutcome) if one.mean is not None}
+        rest = [task for task in tasks if task.id not in known]
+        if rest:
+            config, sources = self.setup.config, self.setup.sources
+            runtime = policy_runtime(config, sources, model=model, temperature=0.0)
+            self.say(f"measuring {Path(model).name} on {len(rest)} tasks")
+            width = getattr(runtime.policy, "rows_together", 16)
+            for some in (rest[at : at + width] for at in range(0, len(rest), width)):
+                if time.monotonic() > self.clock.at(1.0):
+                    raise TimeOver
+                runs = collect(some, runtime)
+                outcomes = [task_outcome(task, _of(task, runs)) for task in some]
+                self.project.append(name, outcomes)
+                known |= {one.id: one for one in outcomes}
+        return [known[task.id] for task in tasks]
+
+    def _train(self, cycle: Cycle, train: Sequence[Task], validation: Sequence[Task]) -> Cycle:
+        """The checkpoint of imitation or that of policy gradients after it, by the validation tasks."""
+        from nano_rl.improve.training import imitate, reinforce
+
+        began, log = time.monotonic(), self.setup.config.log
+        names = [f"{self.project.name}-{self.project.id[:6]}-{cycle.number}{kind}" for kind in ("", "-rl")]
+        made, parent = list[str](), cycle.baseline
+        if _is_there(names[0]) or imitate(
+            names[0], parent, train, oracle_runtime(log, self.setup.config), self.clock.at(_IMITATED), self.say
+        ):
+            made, parent = [names[0]], names[0]
+        until = self.clock.at(_TRAINED)
+        if time.monotonic() < until and (
+            _is_there(names[1]) or reinforce(names[1], parent, train, log, until, self.say)
+        ):
+            made.append(names[1])
+        rates = {name: rate(self._outcomes(name, validation)) for name in made if len(made) > 1}
+        chosen = max(made, key=lambda name: rates.get(name, 0.0))  # the first of equals
+        seconds = cycle.trained_seconds + time.monotonic() - began
+        return self.project.save(cycle.model_copy(update={"candidate": chosen, "trained_seconds": seconds}))
+
+    def _decide(
+        self, cycle: Cycle, before: dict[str, list[TaskOutcome]], after: dict[str, list[TaskOutcome]]
+    ) -> Cycle:
+        held = paired("held out", after["held_out"], before["held_out"])
+        if held is None:
+            return self._end(cycle, "there is no held-out task that both could be graded on: nothing is promoted")
+        decision = decide(cycle.number, held, paired("general", after["general"], before["general"]))
+        rates = rate(before["held_out"]), rate(after["held_out"])
+        cycle = cycle.model_copy(update={"decision": decision, "rates": rates})
+        if decision.promoted:
+            promote(checkpoints_dir() / str(cycle.candidate), project=self.project.id)
+        return self._end(cycle, told(cycle, self.project))
+
+    def _end(self, cycle: Cycle, said: str) -> Cycle:
+        return self.project.save(cycle.model_copy(update={"ended": time.time(), "said": said}))
+
+
+def general_tasks(say: Say) -> list[Task]:
+    if "functions" not in suite_names():
+        say("no general tasks: pip install nano-rl-coder-suites brings them")
+        return []
+    return list(islice(draw_tasks(levels=(0, 1, 2), seed=0, split=Split.TEST), GENERAL))
+
+
+def paired(
+    name: str, after: Sequence[TaskOutcome], before: Sequence[TaskOutcome]
+) -> SuccessDifference | None:
+    """The difference on the tasks that both were graded on; None without any."""
+    was = {one.id: one.mean for one in before if one.mean is not None}
+    values = [
+        (one.cluster or one.id, one.mean - was[one.id])
+        for one in after
+        if one.mean is not None and one.id in was
+    ]
+    return difference(name, values) if values else None
+
+
+def rate(outcomes: Sequence[TaskOutcome]) -> float:
+    """The mean success of the tasks that could be graded."""
+    means = [one.mean for one in outcomes if one.mean is not None]
+    return sum(means) / len(means) if means else 0.0
+
+
+def told(cycle: Cycle, project: Project) -> str:
+    """The line that a cycle ends with."""
+    decision, (before, after) = cycle.decision, cycle.rates or (0.0, 0.0)
+    assert decision is not None
+    seen, tasks = cycle.seen, sum(cycle.tasks.get(part, 0) for part in Part)
+    found = f"{seen.get('runs', 0)} runs, {tasks} tasks ({cycle.tasks.get(Part.HELD_OUT, 0)} held out)"
+    gain = f"{decision.held_out.low:+.0%} to {decision.held_out.high:+.0%}"
+    measured = f"held-out {before:.0%} -> {after:.0%} ({gain})"
+    ending = (
+        f"promoted for {project.name}; undo: nano-rl improve --undo -C {project.directory}"
+        if decision.promoted
+        else f"not promoted: {decision.objections[0]}"
+    )
+    return f"{found} -> trained {cycle.trained_seconds / 60:.0f} min -> {measured}; {ending}"
+
+
+def _of(task: Task, runs: Sequence[Trajectory]) -> list[Trajectory]:
+    return [run for run in runs if run.task.listed.id == task.id]
+
+
+def _is_there(name: str) -> bool:
+    return (checkpoints_dir() / name).is_dir()

@@ -1,0 +1,147 @@
+"""Tasks of a project: its own runs, the bug-fix commits of its history, and mutants of what its check covers.
+
+Each is admitted by running: its check fails before the change and passes after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from nano_coder.commands.options import Setup
+from nano_coder.commands.run import make_task, take_snapshot
+from nano_coder.run.execution import Runtime, grade_run, run_task
+from nano_coder.verify.trainable import may_teach
+from nano_rl.improve.places import Part, changed_places, codes_of, part_of
+from nano_rl.improve.project import Project, ProjectTask
+from nano_rl.tasks.attempts import ORACLE, oracle_policy
+from nano_rl.tasks.from_log import mutant_tasks, task_from_run
+from nano_shared import snapshot
+from nano_shared.errors import UsageError
+from nano_shared.files import content_hash
+from nano_shared.run_facts import RunFilter
+from nano_shared.snapshot import Snapshot
+from nano_shared.store import LogStore
+from nano_shared.types import OracleAction, Split, Task, Trajectory, Trust
+
+Source = Literal["run", "commit", "mutant"]
+MUTANTS = 160
+"""mutants of a cycle at most"""
+TASKS = "tasks.jsonl"
+A_PLACE = 4
+"""tasks of one held-out place at most, so that none weighs much more than another"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A task with the workspace that solves it."""
+
+    task: Task
+    source: Source
+    solved: Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathering:
+    """What the tasks of one cycle are made from."""
+
+    project: Project
+    cycle: int
+    since: float
+    """unix seconds: runs that began before were looked at by earlier cycles"""
+    setup: Setup
+    runtime: Runtime
+    until: float
+    """`time.monotonic` after which nothing new is tried"""
+
+    def gather(self, say: Callable[[str], None]) -> list[ProjectTask]:
+        """Find new tasks. Each is kept as it is found, so that nothing is lost if the process ends.
+
+        Raises UsageError where the check fails on the project as it is, cannot fail, or cannot be run.
+        """
+        base = self._passing_run()
+        known, before = self.project.tasks(), len(self.project.tasks())
+        for one in self._runs():
+            self._keep(one, known)
+        solved = snapshot.load(str(base.last_snapshot), self.runtime.store.blobs)
+        seconds = self.until - time.monotonic()
+        if seconds > 0:
+            _, report = mutant_tasks(
+                [base], MUTANTS, self.runtime.store.blobs, self.runtime.sandbox, seed=self.cycle,
+                seconds=seconds,
+                on_task=lambda task: self._keep(Candidate(task=task, source="mutant", solved=solved), known),
+            )  # fmt: skip
+            say(report)
+        return known[before:]
+
+    def _passing_run(self) -> Trajectory:
+        """A logged run that changes nothing in the project as it is, and passes the check."""
+        start = take_snapshot(self.setup, self.runtime.store)
+        task = make_task("The check fails. Fix it.", start, self.setup, self.runtime)
+        task = task.model_copy(update={"oracle": (OracleAction(name="submit"),)})
+        runtime = replace(self.runtime, policy=oracle_policy(task, self.runtime.profile), policy_name=ORACLE)
+        run = grade_run(run_task(task, runtime), runtime)
+        check, directory = self.setup.config.check, self.project.directory
+        if run.reward is None:
+            why = run.stop_detail or (run.verdict.failure_kind if run.verdict else None) or run.stop
+            raise UsageError(f"`{check}` cannot be run in {directory}: {why}")
+        if run.reward < 1:
+            raise UsageError(
+                f"`{check}` fails on {directory} as it is, and tasks are made of a project whose check"
+                " passes: mend it first (nano-coder run), or name another check with --check"
+            )
+        return run
+
+    def _keep(self, one: Candidate, known: list[ProjectTask]) -> None:
+        if (placed := self.placed(one, known)) is not None:
+            self.project.append(TASKS, [placed])
+            known.append(placed)
+
+    def placed(self, one: Candidate, known: Sequence[ProjectTask]) -> ProjectTask | None:
+        """The task with its part; None for one that is known, that lies in several parts, or whose code is on
+        the other side of the split."""
+        blobs = self.runtime.store.blobs
+        start = one.task.snapshot or snapshot.snapshot_texts(one.task.files, blobs)
+        before = snapshot.load(start, blobs)
+        places = changed_places(before, one.solved, blobs)
+        parts = {part_of(place) for place in places}
+        if len(parts) != 1 or any(one.task.key == other.task.key for other in known):
+            return None
+        (part,) = parts
+        held = part is Part.HELD_OUT
+        codes = codes_of(one.solved, places, blobs) | codes_of(before, places, blobs)
+        if any(held is not (other.part is Part.HELD_OUT) and codes & set(other.codes) for other in known):
+            return None
+        if held and sum(set(other.places) == set(places) for other in known) >= A_PLACE:
+            return None
+        split = Split.TEST if held else Split.TRAIN
+        update = {"split": split, "program_hash": content_hash(places)}
+        return ProjectTask(
+            task=one.task.model_copy(update=update), source=one.source, places=tuple(places), part=part,
+            codes=tuple(sorted(codes)), cycle=self.cycle,
+        )  # fmt: skip
+
+    def _runs(self) -> Iterator[Candidate]:
+        """The new successes among the runs of this project that may teach."""
+        store = self.runtime.store
+        for run in runs_of(self.setup, store, self.since):
+            if not (run.reward == 1 and run.diff and may_teach(run.verdict)):
+                continue
+            try:
+                made = task_from_run(run, store.blobs, self.runtime.sandbox)
+            except UsageError:  # its blobs were deleted
+                continue
+            if made.reward == 1 and made.trust is not Trust.NONE:
+                solved = snapshot.load(str(run.last_snapshot), store.blobs)
+                yield Candidate(task=made.task, source="run", solved=solved)
+
+
+def runs_of(setup: Setup, store: LogStore, since: float = 0.0) -> Iterator[Trajectory]:
+    """The checked runs of the directory that began after `since`, oldest first."""
+    here = str(setup.directory.resolve())
+    for run_id, _ in store.ids(RunFilter(since=since)):
+        run = store.get(run_id)
+        if run.directory == here and run.policy != ORACLE and run.task.check is not None:
+            yield run

@@ -1,0 +1,110 @@
+"""The trainings of a cycle: imitation of what solved the training tasks, then policy gradients on them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nano_coder.models.opening import dtype_to_train, rank_of
+from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.commands.session import training_folder, training_runtime, weights_to_train
+from nano_rl.config import SftConfig, TrainConfig
+from nano_rl.gather.sources import Sources
+from nano_rl.imitation import all_that_fit, reader_of, solved_oracles, train_sft
+from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.learner import prepare
+from nano_rl.record import TrainArguments
+from nano_rl.train import train
+from nano_rl.watch import Watch
+from nano_shared.errors import GuardTripped
+from nano_shared.types import Task
+
+if TYPE_CHECKING:
+    from nano_coder.run.execution import Runtime
+
+RANK = 16
+"""of a new adapter; that of an adapter which is trained on stays"""
+IMITATION_RATE = 3e-4
+POLICY_GRADIENT_RATE = 3e-5
+_MOST_STEPS = 400
+Said = Callable[[str], None]
+
+
+class _TimeUp(Exception):
+    """The time of an imitation is over; the weights in memory are as good as a saved state."""
+
+
+def imitate(name: str, parent: str, tasks: Sequence[Task], oracles: Runtime, until: float, say: Said) -> bool:
+    """Imitate the solutions of tasks, once each, until `time.monotonic` is `until`, and write checkpoint
+    `name`; False where no solution fits the policy. A training of that name that was killed goes on."""
+    target, folder = training_folder(name)
+    opened = weights_to_train(parent, dtype_to_train(parent), None)
+    runs = solved_oracles([task for task in tasks if task.oracle], replace(oracles, profile=opened.profile))
+    reader = reader_of(opened)
+    found = all_that_fit(runs, lambda run: reader.rows(run, oracles.store.blobs))
+    rows = [row for rows_of_run in found for row in rows_of_run]
+    if not rows:
+        return False
+    say(f"imitating {len(rows)} solutions of {len(tasks)} training tasks")
+    rank = rank_of(parent) or RANK
+    config = SftConfig(
+        lora_rank=rank, dtype=dtype_to_train(parent), save_every=5,
+        optimizer=OptimizerConfig(learning_rate=IMITATION_RATE, schedule="linear", warmup_steps=2),
+    )  # fmt: skip
+    trained = prepare(opened.loaded.model, lora_rank=rank, seed=config.seed)
+    steps = 0
+
+    def on_step(done: int, total: int, values: dict[str, float]) -> None:
+        nonlocal steps
+        steps = done
+        say(f"imitation: step {done} of {total}, loss {values['loss']:.3f}")
+        if time.monotonic() > until and done < total:
+            raise _TimeUp
+
+    try:
+        steps = train_sft(trained, rows, config, folder, on_step)
+    except _TimeUp:
+        say(f"the time for imitation is over after step {steps}")
+    save_checkpoint(
+        target, trained, opened, parent=parent, config=config, steps=steps, run_ids=[run.id for run in runs],
+        tasks=[run.task for run in runs], metrics={},
+    )  # fmt: skip
+    return True
+
+
+def reinforce(name: str, parent: str, tasks: Sequence[Task], log: str | None, until: float, say: Said) -> bool:
+    """Policy gradients on fresh rollouts of tasks until `time.monotonic` is `until`; writes checkpoint `name`.
+
+    False where a guard ended it before its first step. A training of that name that was killed goes on.
+    """
+    target, folder = training_folder(name)
+    config = TrainConfig(
+        steps=_MOST_STEPS, prompts_per_step=4, group_size=8, lora_rank=rank_of(parent) or RANK,
+        dtype=dtype_to_train(parent), optimizer=OptimizerConfig(learning_rate=POLICY_GRADIENT_RATE),
+    )  # fmt: skip
+    logs = (log,) if log else ()
+    opened, runtime = training_runtime(TrainArguments(name=name, model=parent, logs=logs), config)
+    trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
+    steps = 0
+
+    def on_step(done: int, total: int, values: dict[str, float]) -> None:
+        nonlocal steps
+        steps = done
+        signal = 1 - values.get("frac_zero_std", 0.0)
+        say(f"policy gradients: step {done}, reward {values['reward_mean']:.2f}, {signal:.0%} groups with signal")
+
+    watch = Watch(on_step=on_step, enough=lambda: time.monotonic() > until)
+    used: Sequence[str] = ()
+    try:
+        used = train(trained, opened, runtime, Sources(tasks=tuple(tasks)), config, folder, watch)
+    except GuardTripped as problem:
+        say(f"policy gradients stopped: {problem}")
+    if not steps:
+        return False
+    save_checkpoint(
+        target, trained, opened, parent=parent, config=config, steps=steps, run_ids=used, tasks=tasks,
+        metrics={},
+    )  # fmt: skip
+    return True
