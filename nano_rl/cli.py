@@ -25,6 +25,7 @@ COMMANDS = {
     "grade": ("nano_rl.commands.grade", "Grade a folder, or logged runs without running them again."),
     "report": ("+view", "How a training went, and how much it hacked."),
     "conformance": ("+conformance", "Hold our losses, or yours, against a published suite."),
+    "improve": ("nano_rl.commands.improve", "Make the policy better at one project, unattended."),
     "checkpoints": ("nano_rl.commands.checkpoints", "List checkpoints, show one, promote one."),
 }
 

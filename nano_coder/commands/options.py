@@ -175,16 +175,18 @@ def open_runtime(
     """
     from nano_coder.agent.profiles import days_profile, with_tools
     from nano_coder.config import redacting_store
-    from nano_coder.models.opening import open_policy
+    from nano_coder.models.opening import default_model, open_policy
     from nano_coder.run.execution import Project, RunSettings, Runtime
     from nano_coder.sandbox.protocol import allowed_hosts
     from nano_coder.tools.tool import further_tools
+    from nano_shared.checkpoint import project_of
     from nano_shared.redact.redactor import Redactor
     from nano_shared.types import Sampling
 
     sandbox = _open_sandbox(config, directory)
     more = further_tools(config, lambda: (sandbox, store))
-    opened = open_policy(model or config.model, config, own_temperature=config.temperature is None)
+    name = model or config.model or default_model(project_of(directory))
+    opened = open_policy(name, config, own_temperature=config.temperature is None)
     profile = opened.profile if config.profile else days_profile(opened.profile)
     return Runtime(
         policy=opened.policy,

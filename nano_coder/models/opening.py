@@ -346,8 +346,9 @@ def at_hand(name: str) -> str | None:
     return None
 
 
-def default_model() -> str:
-    promoted = latest_checkpoint()
+def default_model(project: str | None = None) -> str:
+    """The checkpoint promoted for a project, else for all, else the shipped policy. Raises UsageError."""
+    promoted = (latest_checkpoint(project) if project else None) or latest_checkpoint()
     if promoted is not None:
         return str(promoted)
     if (SHIPPED / MANIFEST).exists():

@@ -222,8 +222,8 @@ def promote(
 
 def roll_back(to: str | None = None, project: str | None = None) -> Promotion:
     """Promote the checkpoint that was promoted before the present one for a project or for all, or `to`, one
-    of those before it; repeated, it goes further back, finally to none. Raises UsageError if there is no earlier promotion,
-    CheckpointError if that checkpoint is missing or damaged."""
+    of those before it; repeated, it goes further back, finally to none. Raises UsageError if there is no
+    earlier promotion, CheckpointError if that checkpoint is missing or damaged."""
     with _locked():
         stack = _stack(read_history(project))
         if not stack or stack[-1] != _pointer(project):

@@ -79,9 +79,12 @@ class CycleWork:
         tasks = self.project.read(TASKS, ProjectTask)
         train = [one.task for one in tasks if one.part is Part.TRAIN]
         if len(train) < FEWEST:
+            if time.monotonic() >= self.clock.at(_GATHERED):
+                self.project.save(cycle.model_copy(update={"tasks": {}}))
+                raise TimeOver
             said = (
-                f"{len(train)} tasks to train on, of {FEWEST} that a cycle takes: nothing was trained. Runs with"
-                " a check that pass, commits that fix what a test shows, and tests that cover more make tasks"
+                f"{len(train)} tasks to train on, of {FEWEST} that a cycle takes: nothing was trained. Runs"
+                " with a check that pass, commits that mend what tests show, and tests that cover more make tasks"
             )
             return self._end(cycle, said)
         before = self._measure(cycle.baseline, tasks)
@@ -143,7 +146,12 @@ class CycleWork:
         names = [f"{self.project.name}-{self.project.id[:6]}-{cycle.number}{kind}" for kind in ("", "-rl")]
         made, parent = list[str](), cycle.baseline
         if _is_there(names[0]) or imitate(
-            names[0], parent, train, oracle_runtime(log, self.setup.config), self.clock.at(_IMITATED), self.say
+            names[0],
+            parent,
+            train,
+            oracle_runtime(log, self.setup.config),
+            self.clock.at(_IMITATED),
+            self.say,
         ):
             made, parent = [names[0]], names[0]
         until = self.clock.at(_TRAINED)
@@ -161,7 +169,9 @@ class CycleWork:
     ) -> Cycle:
         held = paired("held out", after["held_out"], before["held_out"])
         if held is None:
-            return self._end(cycle, "there is no held-out task that both could be graded on: nothing is promoted")
+            return self._end(
+                cycle, "there is no held-out task that both could be graded on: nothing is promoted"
+            )
         decision = decide(cycle.number, held, paired("general", after["general"], before["general"]))
         rates = rate(before["held_out"]), rate(after["held_out"])
         cycle = cycle.model_copy(update={"decision": decision, "rates": rates})

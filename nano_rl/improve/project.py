@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from nano_rl.checkpoints.promotion import SuccessDifference
 from nano_rl.improve.gate import Decision
 from nano_rl.improve.places import Part
+from nano_shared.checkpoint import project_of
 from nano_shared.errors import UsageError
 from nano_shared.files import nano_home, write_text
 from nano_shared.types import Task, Value
@@ -48,9 +48,9 @@ class Cycle(Value):
     ended: float | None = None
     baseline: str
     """the model that the project used as it began"""
-    seen: dict[str, int] = {}
+    seen: dict[str, int] = Field({})
     """how many new runs, escalations and commits there were"""
-    tasks: dict[str, int] = {}
+    tasks: dict[str, int] = Field({})
     """how many tasks there are in each part, and of each source"""
     places: int = 0
     """held-out places"""
@@ -60,14 +60,8 @@ class Cycle(Value):
     rates: tuple[float, float] | None = None
     """success on the held-out tasks, before and after"""
     decision: Decision | None = None
-    fell_after: int | None = None
-    """number of ordinary runs after which an earlier promotion was taken back; None: it was not"""
     said: str = ""
     """the line that it ended with"""
-
-    @property
-    def held_out(self) -> SuccessDifference | None:
-        return self.decision.held_out if self.decision else None
 
 
 class Project:
@@ -94,9 +88,6 @@ class Project:
                 f"another process improves {self.name} already; nano-rl improve --status -C"
                 f" {self.directory} shows what it does"
             ) from None
-
-    def tasks(self) -> list[ProjectTask]:
-        return list(self._read(self.folder / "tasks.jsonl", ProjectTask))
 
     def append(self, name: str, rows: Iterable[Value]) -> None:
         """Append rows to a file of the project, flushed one by one."""
@@ -149,6 +140,12 @@ class Project:
                     raise UsageError(
                         f"{path}:{number} is damaged or of another nano ({first['msg']}); move the file away"
                     ) from None
+
+
+def open_project(directory: Path) -> Project:
+    """The project of a directory."""
+    real = directory.resolve()
+    return Project(project_of(real), real)
 
 
 def counts(tasks: Iterable[ProjectTask]) -> dict[str, int]:

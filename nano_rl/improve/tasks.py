@@ -30,6 +30,8 @@ Source = Literal["run", "commit", "mutant"]
 MUTANTS = 160
 """mutants of a cycle at most"""
 TASKS = "tasks.jsonl"
+TURNS = 12
+"""of a run on a mutant at most, which is read, edited and checked in four"""
 A_PLACE = 4
 """tasks of one held-out place at most, so that none weighs much more than another"""
 
@@ -62,14 +64,15 @@ class Gathering:
         Raises UsageError where the check fails on the project as it is, cannot fail, or cannot be run.
         """
         base = self._passing_run()
-        known, before = self.project.tasks(), len(self.project.tasks())
+        known = self.project.read(TASKS, ProjectTask)
+        before = len(known)
         for one in self._runs():
             self._keep(one, known)
         solved = snapshot.load(str(base.last_snapshot), self.runtime.store.blobs)
         seconds = self.until - time.monotonic()
         if seconds > 0:
             _, report = mutant_tasks(
-                [base], MUTANTS, self.runtime.store.blobs, self.runtime.sandbox, seed=self.cycle,
+                [base], MUTANTS, self.runtime.store.blobs, self.runtime.sandbox, seed=1000 * self.cycle + before,
                 seconds=seconds,
                 on_task=lambda task: self._keep(Candidate(task=task, source="mutant", solved=solved), known),
             )  # fmt: skip
@@ -80,7 +83,8 @@ class Gathering:
         """A logged run that changes nothing in the project as it is, and passes the check."""
         start = take_snapshot(self.setup, self.runtime.store)
         task = make_task("The check fails. Fix it.", start, self.setup, self.runtime)
-        task = task.model_copy(update={"oracle": (OracleAction(name="submit"),)})
+        limits = task.limits.model_copy(update={"max_turns": min(task.limits.max_turns, TURNS)})
+        task = task.model_copy(update={"oracle": (OracleAction(name="submit"),), "limits": limits})
         runtime = replace(self.runtime, policy=oracle_policy(task, self.runtime.profile), policy_name=ORACLE)
         run = grade_run(run_task(task, runtime), runtime)
         check, directory = self.setup.config.check, self.project.directory

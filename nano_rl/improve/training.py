@@ -74,8 +74,10 @@ def imitate(name: str, parent: str, tasks: Sequence[Task], oracles: Runtime, unt
     return True
 
 
-def reinforce(name: str, parent: str, tasks: Sequence[Task], log: str | None, until: float, say: Said) -> bool:
-    """Policy gradients on fresh rollouts of tasks until `time.monotonic` is `until`; writes checkpoint `name`.
+def reinforce(
+    name: str, parent: str, tasks: Sequence[Task], log: str | None, until: float, say: Said
+) -> bool:
+    """Policy gradients on fresh rollouts of tasks until `time.monotonic` is `until`, into checkpoint `name`.
 
     False where a guard ended it before its first step. A training of that name that was killed goes on.
     """
@@ -93,7 +95,8 @@ def reinforce(name: str, parent: str, tasks: Sequence[Task], log: str | None, un
         nonlocal steps
         steps = done
         signal = 1 - values.get("frac_zero_std", 0.0)
-        say(f"policy gradients: step {done}, reward {values['reward_mean']:.2f}, {signal:.0%} groups with signal")
+        reward = values["reward_mean"]
+        say(f"policy gradients: step {done}, reward {reward:.2f}, {signal:.0%} of the groups with signal")
 
     watch = Watch(on_step=on_step, enough=lambda: time.monotonic() > until)
     used: Sequence[str] = ()

@@ -1,0 +1,323 @@
+"""`nano-rl improve`: tasks of a project, a split that never moves, a gate that chance does not pass, and a
+promotion for that project alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from looping import tiny_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "coder"))
+
+
+from nano_coder.models.opening import default_model
+from nano_rl.checkpoints.evaluate import sign_flip
+from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote, read_history
+from nano_rl.cli import cli
+from nano_rl.improve import cycle as cycles
+from nano_rl.improve.gate import ERROR, FEWEST_PLACES, decide, error_of, fallen
+from nano_rl.improve.places import SHARES, Part, changed_places, functions_of, part_of
+from nano_rl.improve.project import ProjectTask, open_project
+from nano_rl.improve.schedule import minutes_until, parse_pause, parse_window
+from nano_rl.improve.tasks import TASKS
+from nano_shared.blobs import BlobStore, open_blobs
+from nano_shared.checkpoint import project_of
+from nano_shared.command_line import run_command
+from nano_shared.errors import UsageError
+from nano_shared.snapshot import Snapshot, load, snapshot_texts
+from nano_shared.types import Split, Task
+
+NANO = Callable[..., tuple[int, str, str]]
+CHECK = "python test_it.py"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("NANO_LOG", raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def nano(capsys: pytest.CaptureFixture[str]) -> NANO:
+    """Runs a command line; its exit code, stdout and stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            run_command(cli, [str(a) for a in arguments])
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A project of 24 functions, each tested."""
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    functions = [f"def f{n}(a, b):\n    return a * {n} + b\n" for n in range(24)]
+    (folder / "prices.py").write_text("\n\n".join(functions))
+    tests = [f"assert prices.f{n}(2, 3) == {2 * n + 3}" for n in range(24)]
+    (folder / "test_it.py").write_text("import prices\n\n" + "\n".join(tests) + "\n")
+    return folder
+
+
+# --------------------------------------------------------------------------------------- places
+
+
+def test_a_hash_decides_the_part_for_ever() -> None:
+    assert [part_of(f"shop/prices.py::f{n}").value for n in range(8)] == [
+        "validation", "train", "train", "train", "held_out", "train", "train", "train",
+    ]  # fmt: skip
+    parts = [part_of(f"{n}.py::f") for n in range(10_000)]
+    for part, share in SHARES.items():
+        assert parts.count(part) / 10_000 == pytest.approx(share, abs=0.02)
+
+
+def snapshots(blobs: BlobStore, *texts: dict[str, str]) -> list[Snapshot]:
+    return [load(snapshot_texts(files, blobs), blobs) for files in texts]
+
+
+CODE = """import os
+
+LIMIT = 3
+
+
+class Shop:
+    @property
+    def size(self):
+        def inner():
+            return 1
+        return inner()
+
+    async def open(self):
+        return True
+
+
+def close():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "places"),
+    [
+        ("LIMIT = 3", "LIMIT = 4", ["a.py::"]),
+        ("return 1", "return 2", ["a.py::Shop.size"]),
+        ("@property", "@cached", ["a.py::Shop.size"]),
+        ("return True", "return False", ["a.py::Shop.open"]),
+        ("    pass\n", "", ["a.py::"]),
+        ("import os\n", "import os\nimport sys\n", ["a.py::"]),
+    ],
+)
+def test_a_place_is_the_function_around_what_changed(
+    tmp_path: Path, old: str, new: str, places: list[str]
+) -> None:
+    blobs = open_blobs(str(tmp_path / "blobs"))
+    one, other = snapshots(blobs, {"a.py": CODE}, {"a.py": CODE.replace(old, new)})
+    assert changed_places(one, other, blobs) == places
+    one, other = snapshots(blobs, {"a.c": "1"}, {"a.c": "2", "b.py": "x = 1"})
+    assert changed_places(one, other, blobs) == ["a.c", "b.py"]
+
+
+def test_code_is_the_same_whatever_its_comments_layout_and_name() -> None:
+    one = functions_of("def f(a):\n    '''Doc.'''\n    return a + 1  # more\n")
+    other = functions_of("@cache\ndef g(a):\n    return (a\n            + 1)\n")
+    assert [f[3] for f in one] == [f[3] for f in other] != [f[3] for f in functions_of("def f(a): return a")]
+    assert functions_of("def f(:") == []
+
+
+# --------------------------------------------------------------------------------------- gate
+
+
+def gained(better: int, worse: int = 0, of: int = 40) -> SuccessDifference:
+    values = [1.0] * better + [-1.0] * worse + [0.0] * (of - better - worse)
+    return difference("held out", [(str(place), value) for place, value in enumerate(values)])
+
+
+def test_the_errors_of_all_cycles_are_one_error() -> None:
+    assert sum(map(error_of, range(1, 100_000))) == pytest.approx(ERROR, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cycle", "held_out", "general", "why"),
+    [
+        (1, gained(8), None, None),
+        (1, gained(8), gained(0, 1), None),
+        (1, gained(8), gained(0, 3), "general"),
+        (1, gained(5, 1), None, "beyond noise"),
+        (30, gained(8), None, "beyond noise"),
+        (30, gained(18), None, None),
+        (1, gained(0, 8), None, "beyond noise"),
+        (1, gained(8, of=FEWEST_PLACES - 1), None, "too few"),
+    ],
+)
+def test_what_is_promoted(
+    cycle: int, held_out: SuccessDifference, general: SuccessDifference | None, why: str | None
+) -> None:
+    decision = decide(cycle, held_out, general)
+    assert decision.promoted is (why is None)
+    assert why is None or why in decision.objections[0]
+
+
+def test_a_policy_that_does_not_change_is_hardly_ever_promoted() -> None:
+    """benchmarks/improve_gate.py takes 500 projects."""
+
+    usual = gained(1)
+
+    def promoted(seed: int) -> bool:
+        rng = random.Random(seed)
+        for cycle in range(1, 31):
+            values = [[float(rng.random() < 0.4) - (rng.random() < 0.4)] for _ in range(40)]
+            mean = sum(value for (value,) in values) / 40
+            update = {"mean": mean, "p_better": sign_flip(values)}
+            if decide(cycle, usual.model_copy(update=update), None).promoted:
+                return True
+        return False
+
+    assert sum(map(promoted, range(40))) <= 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fall_is_found_and_luck_is_not(seed: int) -> None:
+    rng = random.Random(seed)
+    before = [rng.random() < 0.7 for _ in range(120)]
+    found = fallen(before, [rng.random() < 0.1 for _ in range(120)])
+    assert found is not None
+    assert 5 <= found <= 60
+    assert fallen(before, before[::-1]) is None
+    assert fallen([], [False] * 50) is None, "there is nothing to compare with"
+
+
+# --------------------------------------------------------------------------------------- schedule
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("24h", 86_400), ("90m", 5400), ("1.5d", 129_600)])
+def test_a_pause(text: str, seconds: float) -> None:
+    assert parse_pause(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("window", "now", "minutes"),
+    [
+        ("22:00-07:00", "23:15", 0), ("22:00-07:00", "06:59", 0), ("22:00-07:00", "07:00", 900),
+        ("22:00-07:00", "21:30", 30), ("9:00-17:30", "17:29", 0), ("9:00-17:30", "17:30", 930),
+    ],
+)  # fmt: skip
+def test_a_window(window: str, now: str, minutes: int) -> None:
+    assert minutes_until(parse_window(window), datetime.strptime(now, "%H:%M")) == minutes
+
+
+# --------------------------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--check", CHECK, "--minutes", "0"], "leaves no time"),
+        (["--check", CHECK, "--every", "soon"], "write 90m, 24h or 1d"),
+        (["--check", CHECK, "--every", "0h"], "write 90m, 24h or 1d"),
+        (["--check", CHECK, "--every", "1h", "--between", "night"], "write 22:00-07:00"),
+        (["--check", CHECK, "--every", "1h", "--between", "22:00-25:00"], "write 22:00-07:00"),
+        (["--check", CHECK, "--between", "22:00-07:00"], "give --every too"),
+        (["--status", "--undo"], "give one of them"),
+        (["--check", CHECK, "--model", "openai:gpt-5"], "name a local model with --model"),
+        (["--check", CHECK, "--model", "nonsense"], "nonsense"),
+        ([], "there is no check"),
+        (["--undo"], "there is no promotion to take back"),
+        (["--global"], "nothing is promoted for shop"),
+        (["--why"], "no cycle of shop has ended"),
+        (["--check", "python nothing.py"], "fails on"),
+        (["--check", "no-such-program"], "cannot be run"),
+        (["--check", "true"], "0 tasks to train on"),
+    ],
+)
+def test_bad_input_is_a_sentence(
+    nano: NANO, shop: Path, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    code, out, err = nano("improve", "-C", shop, *arguments)
+    assert said in out + err
+    assert code == (0 if "true" in arguments else 2)
+
+
+def test_a_check_that_the_user_has_not_trusted_teaches_nothing(nano: NANO, shop: Path) -> None:
+    (shop / "nano.toml").write_text(f'check = "{CHECK}"\n')
+    code, _, err = nano("improve", "-C", shop)
+    assert (code, "nano-coder trust" in err) == (2, True)
+
+
+def test_a_cycle_makes_tasks_trains_and_decides_and_goes_on_where_it_was(
+    nano: NANO, shop: Path, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cycles, "GENERAL", 2)
+    monkeypatch.setattr("nano_rl.improve.tasks.MUTANTS", 20)
+    monkeypatch.setattr("nano_rl.improve.training._MOST_STEPS", 1)
+    monkeypatch.setattr("nano_rl.improve.tasks.TURNS", 1)
+    model = tiny_model(tmp_path / "tiny", max_positions=700, tasks=[])
+    arguments = ("improve", "-C", shop, "--check", CHECK, "--model", model, "--json")
+    code, out, err = nano(*arguments, "--minutes", "0.1")
+    cut = json.loads(out)
+    assert (code, cut["ended"]) == (0, None), err
+    assert "goes on" in cut["said"]
+    code, out, err = nano(*arguments, "--minutes", "5")
+    cycle = json.loads(out)
+    assert (code, cycle["number"]) == (0, 1), err
+    assert cycle["ended"] is not None
+    assert cycle["candidate"]
+    assert "held-out places are too few" in cycle["said"]
+    project = open_project(shop)
+    tasks = project.read(TASKS, ProjectTask)
+    assert {one.part for one in tasks} >= {Part.TRAIN, Part.HELD_OUT}
+    for one in tasks:
+        assert {part_of(place) for place in one.places} == {one.part}
+        assert one.task.split is (Split.TEST if one.part is Part.HELD_OUT else Split.TRAIN)
+    held = {code for one in tasks if one.part is Part.HELD_OUT for code in one.codes}
+    assert held.isdisjoint(code for one in tasks if one.part is not Part.HELD_OUT for code in one.codes)
+    assert read_history(project.id) == ()
+    for flag, said in (("--status", "places"), ("--why", "general"), ("--dry-run", "cycle 2")):
+        code, out, _ = nano("improve", "-C", shop, "--check", CHECK, "--model", model, flag)
+        assert (code, said in out) == (0, True), out
+
+
+def test_a_checkpoint_is_promoted_for_one_project(nano: NANO, shop: Path, tmp_path: Path) -> None:
+    from test_promotion import checkpoint
+
+    one, other = checkpoint("one"), checkpoint("other")
+    project = project_of(shop)
+    usual = default_model()
+    promote(one, project=project)
+    promote(other, project=project)
+    assert (default_model(project), default_model(project_of(tmp_path)), default_model()) == (
+        str(other), usual, usual,
+    )  # fmt: skip
+    assert nano("improve", "-C", shop, "--undo")[1] == "one runs for shop now\n"
+    assert default_model(project) == str(one)
+    assert nano("improve", "-C", shop, "--global")[0] == 0
+    assert default_model() == default_model(project_of(tmp_path)) == str(one)
+    assert nano("improve", "-C", shop, "--undo")[1] == "the usual policy runs for shop now\n"
+
+
+def test_a_line_that_a_killed_process_left_counts_for_nothing(shop: Path) -> None:
+    project = open_project(shop)
+    task = Task(key="one", prompt="Mend it.", check=CHECK)
+    row = ProjectTask(task=task, source="mutant", places=("a.py::f",), part=Part.TRAIN, cycle=1)
+    project.append(TASKS, [row])
+    with (project.folder / TASKS).open("a") as file:
+        file.write('{"task": {"key": "tw')
+    assert project.read(TASKS, ProjectTask) == [row]
+    project.append(TASKS, [row])
+    assert project.read(TASKS, ProjectTask) == [row, row]
+
+
+def test_one_process_at_a_time(shop: Path) -> None:
+    with open_project(shop).locked(), pytest.raises(UsageError, match="another process improves"):
+        with open_project(shop).locked():
+            pass
