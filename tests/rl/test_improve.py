@@ -4,7 +4,10 @@ promotion for that project alone."""
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -27,7 +30,7 @@ from nano_rl.improve.project import ProjectTask, open_project
 from nano_rl.improve.schedule import minutes_until, parse_pause, parse_window
 from nano_rl.improve.tasks import TASKS
 from nano_shared.blobs import BlobStore, open_blobs
-from nano_shared.checkpoint import project_of
+from nano_shared.checkpoint import checkpoints_dir, project_of, read_checkpoint
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.snapshot import Snapshot, load, snapshot_texts
@@ -321,3 +324,31 @@ def test_one_process_at_a_time(shop: Path) -> None:
     with open_project(shop).locked(), pytest.raises(UsageError, match="another process improves"):
         with open_project(shop).locked():
             pass
+
+
+@pytest.mark.slow
+def test_kill_9_at_random_moments_loses_nothing_and_promotes_nothing_half(
+    shop: Path, home: Path, tmp_path: Path
+) -> None:
+    model = tiny_model(tmp_path / "tiny", max_positions=700, tasks=[])
+    line = [sys.executable, "-m", "nano_rl", "improve", "-C", str(shop), "--check", CHECK, "--minutes", "2"]
+    environment = {**os.environ, "NANO_MODEL": model, "OMP_NUM_THREADS": "1"}
+    project, rng, seen = open_project(shop), random.Random(7), list[ProjectTask]()
+    for _ in range(30):
+        process = subprocess.Popen(line, env=environment, start_new_session=True, stderr=subprocess.PIPE)
+        try:
+            process.wait(rng.uniform(2, 20))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]))
+        said = process.communicate()[1].decode()
+        assert "Traceback" not in said, said
+        tasks = project.read(TASKS, ProjectTask)
+        assert tasks[: len(seen)] == seen, "no task is lost, and none crosses the split"
+        seen = tasks
+        for one in tasks:
+            assert {part_of(place) for place in one.places} == {one.part}
+        for checkpoint in checkpoints_dir().glob("[!.]*"):
+            read_checkpoint(checkpoint)
+        assert [cycle.number for cycle in project.cycles()] == list(range(1, len(project.cycles()) + 1))
+        assert read_history(project.id) == ()
+    assert len({one.task.key for one in seen}) == len(seen) > 0
