@@ -129,7 +129,7 @@ def edit_file(
         raise ToolFailure("give either line (a number) or old (a text that occurs once)")
     file = read_text(context.jail, path)
     if line is not None:
-        edited = _replace_line(path, file.text, line, new)
+        edited = replace_line(path, file.text, line, new)
     else:
         edited = _replace_passage(path, file.text, (old or "").removeprefix(BOM), new.removeprefix(BOM))
     if edited == file.text:
@@ -141,7 +141,8 @@ def edit_file(
     return ToolResult(text=f"edited {path}")
 
 
-def _replace_line(path: str, text: str, line: int, new: str) -> str:
+def replace_line(path: str, text: str, line: int, new: str) -> str:
+    """The text of a file with one line replaced. Raises ToolFailure for a line that it does not have."""
     lines = text.split("\n")  # the same line ends as in read_file: a form feed, for one, ends no line
     last = len(lines) - (lines[-1] == "")
     if not 1 <= line <= last:

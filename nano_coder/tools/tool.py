@@ -95,10 +95,10 @@ class ToolContext:
     turn: int = 0
     """index of the turn that calls"""
 
-    def run(self, argv: Sequence[str]) -> ExecResult:
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
         """Run a program in the jail. Raises ToolFailure for arguments that no program can be given."""
         with _failing(), _at_once:
-            return self.jail.run(argv)
+            return self.jail.run(argv, **options)
 
     def run_python(
         self, source: str, argv: Sequence[str] = (), *, isolated: bool = False, **options: Unpack[RunOptions]

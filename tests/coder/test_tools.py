@@ -403,4 +403,5 @@ def test_a_schema_is_the_signature() -> None:
 def test_only_what_may_change_the_workspace_is_followed_by_a_snapshot() -> None:
     assert {name for name, tool in TOOLS.items() if tool.mutates} == {
         "edit_file", "write_file", "shell", "python", "sql", "apply_patch", "bash", "job", "locate",
+        "edit_line",
     }  # fmt: skip
