@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from executions import a_runtime, a_task, limits, prompt_proof
 
 from nano_coder.agent.dialects.line_edit import LINE_EDIT
 from nano_coder.agent.profiles import REPAIR_1
-from nano_coder.models import opening
+from nano_coder.commands.options import Setup
+from nano_coder.commands.run import _with_advice
+from nano_coder.config import AgentConfig
+from nano_coder.models import catalogue, opening
 from nano_coder.run.execution import Runtime, Stop, grade_run, resume_run, run_task
 from nano_coder.run.side_by_side import run_tries
 from nano_coder.sandbox.backend import open_sandbox
@@ -190,3 +194,50 @@ def test_the_whole_answer_is_an_edit_of_lines(text: str, edits: list[tuple[int, 
 def test_what_the_dialect_would_read_otherwise_it_does_not_write(edits: Any) -> None:
     with pytest.raises(ValueError, match=r"edit"):
         LINE_EDIT.render("", (ToolCall(name="edit_line", arguments={"edits": edits}),), ())
+
+
+# ------------------------------------------------------------------------------------ the default
+
+
+@pytest.fixture
+def advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[str | None, str | None]]:
+    monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
+    entry = "hub = 'a/b'\nfile = 'x.gguf'\nbytes = 1\nchecked_profile = 'repair-1'\n"
+    (tmp_path / "nano").mkdir()
+    (tmp_path / "nano" / "config.toml").write_text(f"[catalogue.little]\n{entry}sha256 = '{'0' * 64}'\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def found(**settings: Any) -> tuple[str | None, str | None]:
+        config = _with_advice(Setup(AgentConfig(**settings), {})).config
+        return config.model, config.profile
+
+    return found
+
+
+def test_a_fetched_model_that_repairs_is_the_default_under_a_check(
+    advised: Callable[..., tuple[str | None, str | None]],
+) -> None:
+    assert advised(check=CHECK) == (None, None)
+    assert advised(check=CHECK, model="little") == ("little", "repair-1")
+    file = catalogue._place(catalogue.catalogue()["little"])
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert advised(check=CHECK) == ("little", "repair-1")
+    assert advised() == (None, None)
+    assert advised(check=CHECK, model="little", profile="compact-1") == ("little", "compact-1")
+    assert advised(check=CHECK, model="shipped") == ("shipped", None)
+    assert advised(check=CHECK, base_url="http://localhost:1/v1") == (None, None)
+
+
+def test_a_terminal_is_told_once_what_one_command_brings(
+    advised: Callable[..., tuple[str | None, str | None]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    advised(check=CHECK)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    for _ in range(2):
+        advised(check=CHECK)
+    said = capsys.readouterr().err
+    assert said.count("nano-coder models get coder-1.5b brings a model") == 1
