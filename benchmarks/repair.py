@@ -4,9 +4,8 @@
 
 Fetches the packages' sources, plants `--bugs` single mutations in each, each in a function of its own and
 failing the package's tests, and writes them to DIR before anything runs. Each bug is tried greedily, then by
-`--tries` runs at 0.7, and by a search without a model: random single mutations of the same places, in turn, with
-as many checks as the tries made (without tries: as the greedy run). Appends rows and settings to `--out`, and
-leaves out bugs that it holds.
+`--tries` runs at 0.7, and by a search without a model: random mutations of the same places in turn, with as
+many checks as the arm before. Appends rows and settings to `--out`, and leaves out bugs that it holds.
 """
 
 from __future__ import annotations
