@@ -168,6 +168,8 @@ class CatalogueEntry(BaseModel):
     version: str = ""
     """of the packages"""
     parts: int = Field(0, ge=0)
+    checked_profile: str | None = None
+    """profile of `run` where a check is given and none is named"""
 
 
 class Price(BaseModel):

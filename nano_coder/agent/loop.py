@@ -11,10 +11,17 @@ from nano_coder.agent.actions import Actions
 from nano_coder.agent.compaction import Compaction, compaction_of
 from nano_coder.agent.dialects.api import FILTERED, Api
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed
-from nano_coder.agent.profiles import delegating, offered_tools, open_conversation, without_delegate
+from nano_coder.agent.profiles import (
+    delegating,
+    first_messages,
+    offered_tools,
+    open_conversation,
+    without_delegate,
+)
+from nano_coder.tools.repair import edit_line, find_places
 from nano_coder.tools.run_control import DELEGATE, delegate, submit
 from nano_coder.tools.tool import ToolResult
-from nano_shared.errors import ContextFull
+from nano_shared.errors import ContextFull, GivenUp
 from nano_shared.files import content_hash
 from nano_shared.policy import Conversation, InterfaceProfile, Policy
 from nano_shared.types import (
@@ -38,6 +45,8 @@ _LONGEST_ROUND = 4
 """turns of a round that is a loop when it is repeated, such as a wrong call, and prose about its error"""
 _MAX_REPETITIONS = 2
 """answers that repeat themselves: the model is told once"""
+_ENDING = (submit.spec.name, edit_line.spec.name)
+"""tools whose success ends a run"""
 SAID = "user"
 """tool name of an observation that is a further message of the user; no policy can call it"""
 
@@ -116,7 +125,9 @@ class Agent:
     def _act(self) -> Turn:
         started, own = time.time(), self.own_turns
         anew = own[-1].is_summary if own else self.parent is not None
-        begun = self.dialogue.conversation.messages if anew else ()
+        if self.profile.places:
+            self._show_place()
+        begun = self.dialogue.conversation.messages if anew or self.profile.places else ()
         completion = self._complete()
         parsed = self._parse(completion)
         observations, repairs = self._execute(parsed.calls)
@@ -142,6 +153,19 @@ class Agent:
         )
         self.append_turn(turn)
         return turn
+
+    def _show_place(self) -> None:
+        """Begin a row with the next place. Raises GivenUp after the last one, and where none can be found."""
+        actions, conversation, number = self.actions, self.dialogue.conversation, len(self.turns)
+        key = content_hash([actions.workspace.start, self.task.check])
+        places = find_places(actions.context, key)[: self.profile.places]
+        if number >= len(places):
+            raise GivenUp(f"the check fails after an edit of each of {len(places)} places")
+        shown = first_messages(self.profile, self.task, (), places[number])
+        if number:
+            conversation.begin_row(shown)
+        else:
+            conversation.replace_new(shown)
 
     def _summarise(self, compaction: Compaction) -> Turn:
         """Let the policy summarise the row. Raises ContextFull if there is no room."""
@@ -212,7 +236,7 @@ class Agent:
         """Append a turn, new or logged: its observations become messages, and limits are applied."""
         self.replay_turn(turn)
         for call, observation in zip(turn.calls, turn.observations, strict=False):
-            if call.name == submit.spec.name and observation.ok:
+            if call.name in _ENDING and observation.ok:
                 answer = call.arguments.get("answer")
                 self.stop, self.answer = StopReason.FINISHED, None if answer is None else str(answer)
         if not turn.calls and turn.parse_error is None and not turn.is_summary:

@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nano_coder.agent.chat_template import CHATML
 from nano_coder.agent.dialects.dialect import DIALECTS, function_schema
+from nano_coder.tools.repair import Place
 from nano_coder.tools.run_control import DELEGATE
 from nano_coder.tools.tool import TOOLS
 from nano_shared import snapshot
@@ -63,6 +64,28 @@ HERMES_1 = InterfaceProfile(
     task=_TASK,
     observation=ObservationFormat(head_tokens=2000, tail_tokens=2000),
     chat_template=None,
+)
+
+COMPACT_3 = COMPACT_1.model_copy(
+    update={
+        "name": "compact-3",
+        "tools": tuple(TOOLS[name].spec for name in (*_TOOL_NAMES[:-1], "locate", _TOOL_NAMES[-1])),
+    }
+)
+
+REPAIR_1 = InterfaceProfile(
+    name="repair-1",
+    dialect="line-edit",
+    tools=(TOOLS["edit_line"].spec,),
+    system="You find and correct mistakes in Python programs.",
+    task=(
+        "{{ prompt }}{% if place %}\n\nThis test fails:\n{{ place.failure }}\n\n{{ place.path }}:\n"
+        "{{ place.source }}\n\nReply with the number of the wrong line, `|`, and the whole corrected line,"
+        " and nothing else.{% endif %}"
+    ),
+    observation=ObservationFormat(head_tokens=300, tail_tokens=300),
+    chat_template=None,
+    places=5,
 )
 
 _API_TOKENS = 8192
@@ -240,7 +263,7 @@ def serving_profile(profile: InterfaceProfile, task: Task) -> InterfaceProfile:
 
     A task that names a tool which is not installed keeps the given one; `offered_tools` raises with its name.
     """
-    named = set(task.tools or ())
+    named = set(() if profile.places else task.tools or ())
     if named <= {tool.name for tool in profile.tools}:
         return profile
     return with_tools(profile, named) if all(name in TOOLS for name in named) else profile
@@ -268,7 +291,7 @@ _environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoesca
 def offered_tools(profile: InterfaceProfile, task: Task) -> tuple[ToolSpec, ...]:
     """The profile's tools that the task allows. Raises UsageError for a tool that the profile does not
     have."""
-    if task.tools is None:
+    if task.tools is None or profile.places:
         return profile.tools
     known = {tool.name: tool for tool in profile.tools}
     if missing := [name for name in task.tools if name not in known]:
@@ -292,13 +315,16 @@ def delegating(turns: Sequence[Turn]) -> int | None:
     return last.index if last is not None and waits else None
 
 
-def first_messages(profile: InterfaceProfile, task: Task, files: Sequence[str]) -> tuple[Message, ...]:
+def first_messages(
+    profile: InterfaceProfile, task: Task, files: Sequence[str], place: Place | None = None
+) -> tuple[Message, ...]:
     """The system message and the task message; `files` are the workspace's paths. A task without any tool is
-    its own prompt, with no system message."""
+    its own prompt, with no system message. `place`: what the program shows of the project."""
     tools = offered_tools(profile, task)
     prompt = rendered(
         profile.task,
         prompt=task.prompt, files=_listing(files), check=task.check, instructions=task.instructions,
+        place=place,
     )  # fmt: skip
     asked = Message(role=Role.USER, content=prompt)
     return (Message(role=Role.SYSTEM, content=system_text(profile, tools)), asked) if tools else (asked,)
@@ -309,7 +335,7 @@ def open_conversation(
 ) -> Conversation:
     """A conversation before its first turn. `started` is the run's start in unix seconds, whose date a chat
     template may write; under a profile whose system message shows no tools the chat template gets them."""
-    by_template = profile.chat_template is None and "{{ tools }}" not in profile.system
+    by_template = profile.chat_template is None and "{{ tools }}" not in profile.system and not profile.places
     tools = offered_tools(profile, task) if by_template else ()
     return Conversation(first_messages(profile, task, files), tools=tools, started=started)
 

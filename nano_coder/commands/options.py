@@ -244,11 +244,13 @@ def reopen_runtime(run: Trajectory, setup: Setup, store: LogStore) -> Runtime:
 
     Its git history is shown only by `git = true`, as the log keeps no --exclude of the run.
     """
+    from nano_coder.agent.profiles import PROFILES
     from nano_coder.models.opening import find_opener
 
     config, directory = setup.config, Path(run.directory or "")
-    if config.profile is None and find_opener(config.model or run.policy) is not None:  # a hosted model
-        config = config.model_copy(update={"profile": run.profile.partition("+")[0]})
+    logged, hosted = run.profile.partition("+")[0], find_opener(config.model or run.policy) is not None
+    if config.profile is None and (hosted or (logged in PROFILES and PROFILES.find(logged).places)):
+        config = config.model_copy(update={"profile": logged})
     runtime = open_runtime(
         config, directory, store, model=config.model or run.policy, limits=setup.limits
     )  # fmt: skip

@@ -3,6 +3,7 @@ a terminal the question what is to become of it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -12,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,10 +37,11 @@ from nano_coder.run.execution import Runtime, Stop, attempt_task
 from nano_coder.run.side_by_side import best_of, passed, run_tries
 from nano_coder.sandbox.request import say_unread
 from nano_shared import snapshot, snapshot_change
+from nano_shared.checkpoint import latest_checkpoint
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.extensions import leave_hanging_calls
-from nano_shared.files import content_hash
+from nano_shared.files import content_hash, nano_home
 from nano_shared.logged_run import Feedback, FeedbackKind, edited_workspace, workspace_edit
 from nano_shared.printable import printable
 from nano_shared.snapshot import EntryKind, make_snapshot, save
@@ -84,7 +85,7 @@ def command(
         )
     if reflect and not setup.config.check:
         raise UsageError("--reflect needs a --check: without one no attempt fails")
-    setup = _with_tries(setup, reflect)
+    setup = _with_tries(_with_advice(setup), reflect)
     store = LogStore.open(setup.config.log)
     start = take_snapshot(setup, store)
     display = Display(quiet=as_json, verbose=verbose)
@@ -122,6 +123,36 @@ def command(
     if problem is not None:
         raise _not_applied(problem, trajectory)
     return int(more.get("exit_code", exit_code(trajectory)))
+
+
+def _with_advice(setup: Setup) -> Setup:
+    """The setup with the profile in which a model of the catalogue works under a check, unless one is named.
+    Without a promoted checkpoint or a model's name such a model, if it was fetched, goes before the shipped
+    policy; a terminal is told once of one that was not."""
+    from nano_coder.models.catalogue import catalogue, fetched
+
+    config = setup.config
+    if not config.check or config.profile or config.base_url:
+        return setup
+    advised = {name: entry.checked_profile for name, entry in catalogue().items() if entry.checked_profile}
+    name = config.model
+    if name is None and advised and latest_checkpoint() is None:
+        name = next(filter(fetched, advised), None)
+        if name is None:
+            _tell_once(next(iter(advised)))
+    if name not in advised:
+        return setup
+    return setup._replace(config=config.model_copy(update={"model": name, "profile": advised[name]}))
+
+
+def _tell_once(name: str) -> None:
+    told = nano_home() / "told" / name
+    if not sys.stderr.isatty() or told.exists():
+        return
+    print(f"nano: nano-coder models get {name} brings a model that repairs under a check", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        told.parent.mkdir(parents=True, exist_ok=True)
+        told.touch()
 
 
 def _with_tries(setup: Setup, reflect: int) -> Setup:
@@ -164,7 +195,7 @@ def _try(
     return best, more | ({"exit_code": 130} if interrupts and not passed(best) else {})
 
 
-@contextmanager
+@contextlib.contextmanager
 def _interrupting(stop: Stop) -> Iterator[list[int]]:
     """Within the block Ctrl-C sets `stop`, and the second one ends the process: a check may take minutes.
     Yields the signals that came."""

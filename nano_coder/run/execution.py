@@ -29,6 +29,7 @@ from nano_coder.grading.grade import by_grader, find_grader, grade_trajectory, u
 from nano_coder.run.git_history import GitHistory, open_with
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, allowed_hosts, connected, covers, in_image
 from nano_coder.tools.bash import ANEW, bash
+from nano_coder.tools.repair import NEEDS
 from nano_coder.tools.tool import RecordedAnswers, ToolContext
 from nano_shared import snapshot
 from nano_shared.errors import (
@@ -36,6 +37,7 @@ from nano_shared.errors import (
     ConfigError,
     ContextFull,
     EnvironmentFailed,
+    GivenUp,
     PolicyError,
     SandboxError,
     UsageError,
@@ -372,6 +374,7 @@ _ENDS = {
     PolicyError: StopReason.POLICY_ERROR,
     SandboxError: StopReason.SANDBOX_ERROR,
     EnvironmentFailed: StopReason.ENVIRONMENT_ERROR,
+    GivenUp: StopReason.GAVE_UP,
 }
 """what ends a run, and as what; the first that fits"""
 
@@ -609,6 +612,8 @@ def refuse_ended(trajectory: Trajectory) -> None:
 def _refuse_unserved(task: Task, runtime: Runtime) -> None:
     """Raises UsageError or ConfigError for a task that cannot be served, before it is logged."""
     offered_tools(runtime.profile, task)
+    if runtime.profile.places and not task.check:
+        raise UsageError(f"the profile {runtime.profile.name} {NEEDS}: task {task.key!r} has none")
     if runtime.settings.agent is not None and isinstance(task.hidden, EnvironmentChecks):
         raise UsageError(
             "an agent of others brings its own tools, and not those of --env; leave one of them out"

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nano_coder.sandbox.protocol import ExecResult
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 
 _INSIDE = Path(__file__).parent / "inside"
@@ -26,15 +27,20 @@ def locate(context: ToolContext, check: str | None = None) -> ToolResult:
         raise ToolFailure(
             "there is no check: give the command that runs the tests, such as python -m pytest -q"
         )
+    found, done = traced(context, command)
+    return ToolResult(text=_text(command, found), execution=done)
+
+
+def traced(context: ToolContext, command: str) -> tuple[dict[str, Any], ExecResult]:
+    """What `inside/suspicious_lines.py` writes of a command. Raises ToolFailure where it writes nothing."""
     order = {"check": command, "seconds": SECONDS, "tracer": _TRACER, "most": LINES}
     done = context.run_python(
         _PROGRAM, isolated=True, stdin=json.dumps(order).encode(), timeout=SECONDS + 15
     )  # fmt: skip
     try:
-        found = json.loads(done.stdout)
+        return json.loads(done.stdout), done
     except ValueError:
         raise ToolFailure(f"the check could not be traced: {done.last_words}") from None
-    return ToolResult(text=_text(command, found), execution=done)
 
 
 def _text(command: str, found: dict[str, Any]) -> str:

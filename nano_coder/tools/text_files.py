@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nano_coder.sandbox.protocol import Jail
-from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
+from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, near_paths, tool
 
 BOM = "\ufeff"
 """of a file's first line; it is no part of its text"""
@@ -99,9 +100,9 @@ def read_file(context: ToolContext, path: str, start: int = 1, end: int | None =
 def write_file(context: ToolContext, path: str, content: str) -> ToolResult:
     """Create or replace a file."""
     try:
-        old = read_text(context.jail, path)
+        old, near = read_text(context.jail, path), ""
     except ToolFailure:
-        old = TextFile("")
+        old, near = TextFile(""), _near_folder(context, path)
     if "\r" not in content and old.text.count("\r\n") == old.text.count("\n"):
         content = _ended(content, old.text)
     try:
@@ -109,7 +110,22 @@ def write_file(context: ToolContext, path: str, content: str) -> ToolResult:
     except ToolFailure:
         data = TextFile(content).data(path)
     write_data(context.jail, path, data)
-    return ToolResult(text=f"wrote {path}")
+    return ToolResult(text=f"wrote {path}{near}")
+
+
+def _near_folder(context: ToolContext, path: str) -> str:
+    """Note that a file's folder is a new one, and of folders near it."""
+    folder = posixpath.dirname(posixpath.normpath(path))
+    if not folder or folder == "/":
+        return ""
+    try:
+        context.jail.read(folder)
+    except FileNotFoundError:
+        near = near_paths(context, folder)
+        return f"; {folder} is a new folder{near}" if near else ""
+    except OSError:
+        pass
+    return ""
 
 
 def write_data(jail: Jail, path: str, data: bytes) -> None:
@@ -129,7 +145,7 @@ def edit_file(
         raise ToolFailure("give either line (a number) or old (a text that occurs once)")
     file = read_text(context.jail, path)
     if line is not None:
-        edited = _replace_line(path, file.text, line, new)
+        edited = replace_line(path, file.text, line, new)
     else:
         edited = _replace_passage(path, file.text, (old or "").removeprefix(BOM), new.removeprefix(BOM))
     if edited == file.text:
@@ -141,7 +157,8 @@ def edit_file(
     return ToolResult(text=f"edited {path}")
 
 
-def _replace_line(path: str, text: str, line: int, new: str) -> str:
+def replace_line(path: str, text: str, line: int, new: str) -> str:
+    """The text of a file with one line replaced. Raises ToolFailure for a line that it does not have."""
     lines = text.split("\n")  # the same line ends as in read_file: a form feed, for one, ends no line
     last = len(lines) - (lines[-1] == "")
     if not 1 <= line <= last:

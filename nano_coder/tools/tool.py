@@ -95,10 +95,10 @@ class ToolContext:
     turn: int = 0
     """index of the turn that calls"""
 
-    def run(self, argv: Sequence[str]) -> ExecResult:
+    def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> ExecResult:
         """Run a program in the jail. Raises ToolFailure for arguments that no program can be given."""
         with _failing(), _at_once:
-            return self.jail.run(argv)
+            return self.jail.run(argv, **options)
 
     def run_python(
         self, source: str, argv: Sequence[str] = (), *, isolated: bool = False, **options: Unpack[RunOptions]
@@ -148,15 +148,25 @@ import difflib, os, sys
 
 wanted, found = os.path.normpath(sys.argv[1]), []
 base = os.path.basename(wanted)
+
+
+def ending(path):
+    # how many of the last parts are the wanted ones
+    pairs = list(zip(reversed(path.lower().split("/")), reversed(wanted.lower().split("/"))))
+    return next((n for n, (one, other) in enumerate(pairs) if one != other), len(pairs))
+
+
 for folder, folders, names in os.walk("."):
     folders[:] = sorted({*folders} - {".git", ".nano", "__pycache__", "node_modules"})
     found += [os.path.normpath(os.path.join(folder, name)) for name in [*folders, *names]]
     if len(found) > 20_000:
         break
-same = sorted((p for p in found if os.path.basename(p).lower() == base.lower()), key=lambda p: (len(p), p))
 names = sorted({os.path.basename(path) for path in found})
-for name in difflib.get_close_matches(base, names, 3, 0.8):
-    same += sorted(path for path in found if os.path.basename(path) == name and path not in same)
+close = {name: -n for n, name in enumerate(difflib.get_close_matches(base, names, 3, 0.8))}
+same = [path for path in found if ending(path) or os.path.basename(path) in close]
+same.sort(key=lambda path: (-ending(path), -close.get(os.path.basename(path), 0), len(path), path))
+like = lambda path: difflib.SequenceMatcher(None, wanted, path, False).ratio()
+same = sorted(same[:200], key=lambda p: (-ending(p), -close.get(os.path.basename(p), 0), -like(p), len(p), p))
 near = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in same[:3]]
 print(", ".join(map(repr, near)))
 """
@@ -165,9 +175,14 @@ print(", ".join(map(repr, near)))
 def _near(context: ToolContext, message: str) -> str:
     """Paths of the workspace that may be meant where a failure is that of a path which does not exist."""
     missing = _MISSING.fullmatch(message)
-    if missing is None or "\0" in missing[1] or len(missing[1]) > 1000:
+    return near_paths(context, missing[1]) if missing else ""
+
+
+def near_paths(context: ToolContext, path: str) -> str:
+    """Note of the paths that are nearest to one which does not exist; empty where none is."""
+    if "\0" in path or len(path) > 1000:
         return ""
-    done = context.run_python(_NEAREST, [missing[1]], isolated=True)
+    done = context.run_python(_NEAREST, [path], isolated=True)
     said = done.stdout.decode("utf-8", "replace").strip() if done.ok else ""
     return f"; near it: {said}" if said else ""
 

@@ -338,7 +338,11 @@ def hashes(profile: InterfaceProfile) -> tuple[str, str]:
 
 def _offered(profile: InterfaceProfile, names: tuple[str, ...] | None) -> tuple[ToolSpec, ...]:
     """Hash of the tools that were offered; tools that the profile lacks were not."""
-    return profile.tools if names is None else tuple(tool for tool in profile.tools if tool.name in names)
+    return (
+        profile.tools
+        if names is None or profile.places
+        else tuple(tool for tool in profile.tools if tool.name in names)
+    )
 
 
 def _verdict(run: RunFacts) -> Iterator[RunFinding]:

@@ -10,6 +10,7 @@ NanoError                 1
 ├── EnvironmentFailed     4   an environment of others is unreachable or failed
 ├── GuardTripped          1   a training that would silently go wrong was stopped
 ├── RolloutsFailed        1   a step's rollouts cannot be had; carries the exit code of what failed
+├── GivenUp               1   the program that leads a run has nothing left to try
 ├── BudgetExhausted       5   a limit was reached where the caller wanted a result
 │   └── ContextFull       5   the next call would not fit the policy's context
 └── SandboxError          6   the sandbox is unavailable or refused
@@ -63,6 +64,10 @@ class RolloutsFailed(NanoError):
     def __init__(self, message: str, exit_code: int = NanoError.exit_code) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class GivenUp(NanoError):
+    """The program that leads a run has nothing left to try."""
 
 
 class BudgetExhausted(NanoError):

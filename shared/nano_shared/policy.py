@@ -155,12 +155,15 @@ class InterfaceProfile(Value):
     system: str
     """Jinja template of the system message; variables: tools"""
     task: str
-    """Jinja template of the first user message; variables: prompt, files, check, instructions"""
+    """Jinja template of the first user message; variables: prompt, files, check, instructions, place"""
     observation: ObservationFormat
     chat_template: str | None
     """Jinja chat template, or None for the one that the policy's tokenizer carries"""
     compaction: CompactionFormat | None = None
     """None: a run ends where its context is full"""
+    places: int = 0
+    """places of the project that the program shows, each in a row of its own, for one edit; 0: the policy
+    leads"""
     completion_tokens: int = Field(256, ge=1, exclude=True)
     """usual limit of one completion; no part of the hash, as the policy does not see it"""
     describing: str | None = Field(None, exclude=True)
@@ -168,10 +171,11 @@ class InterfaceProfile(Value):
 
     @model_serializer(mode="wrap")
     def _said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # the hashes of profiles without compaction are what they were before there was any
+        # fields that came later are left out where they are not set, so that the hashes of profiles stay
         said: dict[str, Any] = handler(self)
-        if self.compaction is None:
-            said.pop("compaction", None)
+        for name in ("compaction", "places"):
+            if not getattr(self, name):
+                said.pop(name, None)
         return said
 
     @property

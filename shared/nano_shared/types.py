@@ -621,10 +621,12 @@ class Trajectory(Value):
         return self.tools_hash.startswith(CLIENT_TOOLS)
 
     def restates(self, turn: Turn) -> bool:
-        """Whether a client wrote its history anew before that turn of the run: its messages are all that the
-        model read, and begin a token row."""
-        if turn.index == 0 or not self.is_served or turn.messages[:1] != self.turns[0].messages[:1]:
+        """Whether the history was written anew before that turn, by a client, or by the program that shows
+        places one after another: its messages are all that the model read, and begin a token row."""
+        if turn.index == 0 or not turn.messages or turn.messages[:1] != self.turns[0].messages[:1]:
             return False
+        if not self.is_served:
+            return turn.delegated_by is None
         now, before = turn.completion.tokens, self.turns[turn.index - 1].completion.tokens
         return now is not None and before is not None and now.row > before.row
 

@@ -66,7 +66,7 @@ def test_the_first_messages_are_what_they_were() -> None:
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match="profile 'compact-0'; known: api-1, compact-1, hermes-1"):
+    with pytest.raises(UsageError, match="profile 'compact-0'; known: api-1, compact-1, compact-3, hermes-1"):
         find_profile("compact-0")
 
 

@@ -387,9 +387,20 @@ def test_a_missing_path_is_answered_with_the_near_ones(
 
     near = "; near it: 'lib/parser.py', 'src/parser.py', 'more/parser.py'"
     assert said("parser.py").endswith(near)
-    assert said("src/Parser.py").endswith(near)
+    assert said("src/Parser.py").endswith("; near it: 'src/parser.py', 'more/parser.py', 'lib/parser.py'")
+    assert "; near it: 'lib/deep/parser.py', " in said("deep/parser.py")
     assert said("tests/test_parse.py").endswith("; near it: 'tests/test_pars.py'")
     assert "near" not in said("zzz")
+
+
+def test_a_file_in_a_new_folder_is_written_and_folders_near_it_are_told(
+    use: Use, context: ToolContext
+) -> None:
+    context.jail.write("src/pkg/number.py", b"1\n")
+    said = use("write_file", path="pkg/words.py", content="2\n").text
+    assert said == "wrote pkg/words.py; pkg is a new folder; near it: 'src/pkg'"
+    assert use("write_file", path="pkg/other.py", content="3\n").text == "wrote pkg/other.py"
+    assert use("write_file", path="elsewhere/one.py", content="4\n").text == "wrote elsewhere/one.py"
 
 
 def test_a_schema_is_the_signature() -> None:
@@ -403,4 +414,5 @@ def test_a_schema_is_the_signature() -> None:
 def test_only_what_may_change_the_workspace_is_followed_by_a_snapshot() -> None:
     assert {name for name, tool in TOOLS.items() if tool.mutates} == {
         "edit_file", "write_file", "shell", "python", "sql", "apply_patch", "bash", "job", "locate",
+        "edit_line",
     }  # fmt: skip

@@ -5,9 +5,11 @@ recognised too. A process that runs neither is one test of its own. At its end e
 $NANO_LINES/PID.json:
 
     {"files": [path, ...],
-     "tests": {id: {"lines": [[file, line], ...], "failed": bool, "frames": [[path, line], ...]}}}
+     "tests": {id: {"lines": [[file, line], ...], "failed": bool, "frames": [[path, line], ...],
+                    "said": text}}}
 
-`frames` are those of the project in the traceback of a failure, outermost first. The lines that ran before or
+`frames` are those of the project in the traceback of a failure, outermost first; `said` is its exception. The
+lines that ran before or
 between tests have the id "". PYTEST_DONT_REWRITE
 """
 
@@ -18,11 +20,14 @@ import json
 import os
 import sys
 import threading
+import traceback
 from typing import Any
 
 FOLDER, ROOT = os.environ["NANO_LINES"], os.environ["NANO_LINES_ROOT"]
 MOST_TESTS = 4000
 """tests whose lines are kept; further passing ones are not"""
+MOST_SAID = 4000
+"""characters of an exception that are kept"""
 _LEFT_OUT = (".venv", "venv", "site-packages", ".tox", ".nox", "node_modules", ".nano")
 
 tests: dict[str, dict[str, Any]] = {}
@@ -88,7 +93,7 @@ def start_tracing() -> None:
 def begin(test: str) -> None:
     """From here on lines are those of this test."""
     global _now
-    found = tests.setdefault(test, {"lines": set(), "failed": False, "frames": []})
+    found = tests.setdefault(test, {"lines": set(), "failed": False, "frames": [], "said": ""})
     _now = found["lines"]
     if sys.version_info >= (3, 12):
         sys.monitoring.restart_events()
@@ -102,10 +107,11 @@ def end(test: str) -> None:
         del tests[test]
 
 
-def fail(test: str, trace: Any) -> None:
-    """Note a failure; `trace` is the traceback of its exception, None if there is none."""
-    found = tests.setdefault(test, {"lines": set(), "failed": True, "frames": []})
-    found["failed"] = True
+def fail(test: str, trace: Any, said: str = "") -> None:
+    """Note a failure; `trace` is the traceback of its exception, None if there is none, and `said` its
+    text."""
+    found = tests.setdefault(test, {"lines": set(), "failed": True, "frames": [], "said": ""})
+    found["failed"], found["said"] = True, found["said"] or said[:MOST_SAID]
     while trace is not None:
         path = project_path(trace.tb_frame.f_code.co_filename)
         if path is not None:
@@ -142,7 +148,10 @@ def pytest_runtest_logfinish(nodeid: str, location: Any) -> None:
 
 
 def pytest_exception_interact(node: Any, call: Any, report: Any) -> None:
-    fail(node.nodeid, call.excinfo.tb if call.excinfo else None)
+    if call.excinfo:
+        fail(node.nodeid, call.excinfo.tb, call.excinfo.exconly(tryshort=True))
+    else:
+        fail(node.nodeid, None)
 
 
 # unittest
@@ -165,7 +174,8 @@ def watch_unittest() -> None:
 
     def noting(original: Any) -> Any:
         def add(self: Any, test: Any, problem: Any) -> None:
-            fail(getattr(test, "test_case", test).id(), problem[2])
+            said = "".join(traceback.format_exception_only(*problem[:2]))
+            fail(getattr(test, "test_case", test).id(), problem[2], said)
             original(self, test, problem)
 
         return add
@@ -177,7 +187,7 @@ def watch_unittest() -> None:
 
 def last_words(kind: Any, problem: Any, trace: Any) -> None:
     """The hook of an exception that ends the process."""
-    fail("", trace)
+    fail("", trace, "".join(traceback.format_exception_only(kind, problem)))
     sys.__excepthook__(kind, problem, trace)
 
 

@@ -5,7 +5,9 @@ Spectrum-based fault localisation: a line's suspicion is Ochiai's coefficient, f
 of the failures' tracebacks come first, the innermost before its callers, and those that compute more.
 
 Reads {"check", "seconds", "tracer", "most"} as JSON; writes {"exit", "failed", "passed", "output", "lines":
-[{"path", "line", "score", "function", "source"}], "functions": [{"path", "function", "first", "last"}]}.
+[{"path", "line", "score", "function", "source"}], "functions": [{"path", "function", "first", "last"}],
+"places": [{"path", "first", "last", "source", "failure"}]}. A place is a function that may hold the bug, or
+the part of it around its likeliest line; `failure` is a failing test that runs it, as pytest shows it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -35,6 +38,12 @@ if _spec is not None and _spec.loader is not None:
 _TESTS = ("tests", "test", "testing", "conftest.py")
 _COMPUTES = (ast.BinOp, ast.BoolOp, ast.Compare, ast.UnaryOp, ast.Subscript, ast.Call, ast.IfExp)
 _TAIL = 6000
+_PLACE = 120
+"""lines of a function that are shown whole"""
+_AROUND = 8
+"""lines that are shown before and after one that is in no function"""
+_TEST, _SAID = 40, 12
+"""lines of a failing test before its failure, and of the exception"""
 
 
 def run(check: str, seconds: float, tracer: str) -> tuple[int | None, bytes, list[Any]]:
@@ -85,10 +94,11 @@ def merged(reports: list[Any], code: int | None) -> dict[str, dict[str, Any]]:
     for report in reports:
         files = report["files"]
         for name, found in report["tests"].items():
-            test = tests.setdefault(name, {"lines": set(), "failed": False, "frames": []})
+            test = tests.setdefault(name, {"lines": set(), "failed": False, "frames": [], "said": ""})
             test["lines"] |= {(files[file], line) for file, line in found["lines"]}
             test["failed"] |= found["failed"]
             test["frames"] += [tuple(frame) for frame in found["frames"]]
+            test["said"] = test["said"] or found["said"]
     if code != 0 and set(tests) == {""}:
         tests[""]["failed"] = True
     if not tests.get("", {"failed": True})["failed"]:
@@ -115,9 +125,11 @@ class Source:
             tree = ast.parse(text)
         except (OSError, ValueError, SyntaxError, RecursionError):
             text, tree = "", ast.Module([], [])
-        self.lines = text.splitlines()
+        self.lines = text.split("\n")
         self.functions: list[tuple[int, int, str]] = []
         self.weights: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        """line of a statement -> the last one of its own part"""
         self._walk(tree, "")
 
     def _walk(self, node: ast.AST, prefix: str) -> None:
@@ -144,15 +156,54 @@ class Source:
             computes = -1
         for line in range(statement.lineno, (last or statement.lineno) + 1):
             self.weights[line] = max(self.weights.get(line, -1), computes)
+            self.ends[line] = last or line
 
     def function(self, line: int) -> tuple[int, int, str] | None:
         around = [f for f in self.functions if f[0] <= line <= f[1]]
         return max(around) if around else None
 
+    def place(self, line: int) -> tuple[int, int]:
+        """The first and the last line of what is shown around a line."""
+        first, last, name = self.function(line) or (1, len(self.lines), "")
+        most = _PLACE // 2 if name else _AROUND
+        if name and last - first < _PLACE:
+            return first, last
+        return max(first, line - most), min(last, line + most)
+
+    def shown(self, first: int, last: int) -> list[str]:
+        return [text.rstrip() for text in self.lines[first - 1 : last]]
+
+
+def failure(place: tuple[str, int, int], failing: dict[str, dict[str, Any]]) -> str:
+    """The failing test that runs a place and the fewest lines, up to its failure, as pytest shows it."""
+    path, first, last = place
+
+    def distance(name: str) -> tuple[bool, int, str]:
+        lines = {*failing[name]["lines"], *failing[name]["frames"]}
+        return not any(p == path and first <= n <= last for p, n in lines), len(lines), name
+
+    test = failing[min(failing, key=distance)]
+    said = [f"E       {line}".rstrip() for line in test["said"].strip().splitlines()[:_SAID]]
+    frames = [frame for frame in test["frames"] if is_test(frame[0])] or test["frames"]
+    if not frames:
+        return "\n".join(said)
+    file, line = frames[-1]
+    source = Source(file)
+    begins, _, _ = source.function(line) or (line, line, "")
+    start, end = max(begins, line - _TEST), source.ends.get(line, line)
+    text = source.shown(start, end)
+    if start > begins:
+        text = [*source.shown(begins, begins), "    ...", *text]
+    text = textwrap.dedent("\n".join(text)).splitlines()
+    marked = len(text) - (end - line) - 1
+    lines = [f"{'>' if n == marked else ' '}   {one}".rstrip() for n, one in enumerate(text)]
+    return "\n".join([*lines, *said])
+
 
 def ranked(tests: dict[str, dict[str, Any]], most: int) -> dict[str, Any]:
     """The suspicious lines and functions, the likeliest first."""
-    failing = [test for test in tests.values() if test["failed"]]
+    failed_tests = {name: test for name, test in tests.items() if test["failed"]}
+    failing = list(failed_tests.values())
     near: dict[tuple[str, int], float] = defaultdict(float)
     failed: dict[tuple[str, int], int] = defaultdict(int)
     for test in failing:
@@ -173,14 +224,22 @@ def ranked(tests: dict[str, dict[str, Any]], most: int) -> dict[str, Any]:
         weight = min(sources[path].weights.get(line, 0), 4)
         rows.append((-(score + 0.1 * near[path, line]), -near[path, line], -weight, path, line, score))
     lines, functions = [], dict[tuple[str, str], dict[str, Any]]()
+    places = list[tuple[str, int, int]]()
     for *_, path, line, score in sorted(rows):
+        if len(places) < most and not any(p == path and a <= line <= b for p, a, b in places):
+            places.append((path, *sources[path].place(line)))
         first, last, name = sources[path].function(line) or (line, line, "")
         text = "".join(sources[path].lines[line - 1 : line]).rstrip()[:200]
         lines.append({"path": path, "line": line, "score": round(score, 3), "function": name, "source": text})
         if name:
             found = {"path": path, "function": name, "first": first, "last": last}
             functions.setdefault((path, name), found)
-    return {"lines": lines[:most], "functions": list(functions.values())[:most]}
+    shown = [
+        {"path": path, "first": first, "last": last, "source": sources[path].shown(first, last),
+         "failure": failure((path, first, last), failed_tests)}
+        for path, first, last in places
+    ]  # fmt: skip
+    return {"lines": lines[:most], "functions": list(functions.values())[:most], "places": shown}
 
 
 def main() -> None:

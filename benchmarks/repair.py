@@ -1,0 +1,240 @@
+"""What a local model mends under the profile repair-1: bugs in packages, with nothing told but the check.
+
+    python benchmarks/repair.py --model coder-1.5b --work DIR [--packages humanize tabulate toolz] [--smoke]
+
+Fetches the packages' sources, plants `--bugs` single mutations in each, each in a function of its own and
+failing the package's tests, and writes them to DIR before anything runs. Each bug is tried greedily, then by
+`--tries` runs at 0.7, and by a search without a model: random mutations of the same places in turn, with as
+many checks as the arm before. Appends rows and settings to `--out`, and leaves out bugs that it holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nano_coder.agent.profiles import find_profile
+from nano_coder.config import CoreConfig
+from nano_coder.models.opening import open_policy
+from nano_coder.run.execution import Runtime, Stop, grade_run, run_task
+from nano_coder.run.side_by_side import passed, run_tries
+from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import Jail
+from nano_coder.tools.repair import Place, find_places
+from nano_coder.tools.tool import ToolContext
+from nano_rl.tasks.mutate import mutant_of, splices_by_function
+from nano_shared import snapshot
+from nano_shared.errors import GivenUp
+from nano_shared.store import LogStore
+from nano_shared.types import Limits, Sampling, Task, Trajectory
+
+PACKAGES = {
+    "humanize": ("4.17.0", "src/humanize", "--ignore=tests/test_benchmarks.py"),
+    "inflection": ("0.5.1", "inflection", ""),
+    "parse": ("1.22.4", "parse", ""),
+    "tabulate": ("0.10.0", "tabulate", ""),
+    "toolz": ("1.2.0", "toolz", ""),
+    "boltons": ("26.2.0", "boltons", ""),
+}
+"""name -> version, folder of the source, and options of its tests"""
+PROMPT = "The tests fail. Find the bug and correct it."
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "repair.json"
+LIMITS = Limits(tool_seconds=120, memory_mb=2048, max_seconds=1800)
+
+
+def check_of(name: str) -> str:
+    options = PACKAGES[name][2]
+    return f"PYTHONPATH=src:. python -m pytest -q -x -o addopts= -p no:cacheprovider {options}".strip()
+
+
+def source_of(name: str, work: Path) -> Path:
+    """The folder of a package's source, fetched once."""
+    version = PACKAGES[name][0]
+    folder = work / f"{name}-{version}"
+    if not folder.is_dir():
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
+        subprocess.run([*command, "--dest", str(work), f"{name}=={version}"], check=True)
+        with tarfile.open(work / f"{folder.name}.tar.gz") as archive:
+            archive.extractall(work, filter="data")
+    return folder
+
+
+def planted(name: str, work: Path, count: int) -> list[dict[str, Any]]:
+    """The bugs of a package, drawn once: file, line, and the text of the line."""
+    kept = work / f"{name}-{count}.json"
+    if kept.is_file():
+        return list(json.loads(kept.read_text()))
+    folder, bugs = source_of(name, work), list[dict[str, Any]]()
+    functions = [
+        (path, source, splices)
+        for path in sorted((folder / PACKAGES[name][1]).rglob("*.py"))
+        if "tests" not in path.parts and not path.name.startswith(("test_", "_version"))
+        for source in (path.read_text(),)
+        for splices in splices_by_function(source)
+    ]
+    draw = random.Random(f"{name} 1")
+    draw.shuffle(functions)
+    for path, source, splices in functions:
+        kind = draw.choice(sorted({splice.kind for splice in splices}))
+        mutant = mutant_of(source, draw.choice([splice for splice in splices if splice.kind == kind]))
+        if mutant is None or len(bugs) == count:
+            continue
+        shutil.copytree(folder, broken := work / "broken", dirs_exist_ok=True)
+        inner = str(path.relative_to(folder))
+        (broken / inner).write_text(mutant.source)
+        done = subprocess.run(["/bin/sh", "-c", check_of(name)], cwd=broken, capture_output=True, timeout=300)
+        shutil.rmtree(broken)
+        if done.returncode == 1:
+            facts = {"path": inner, "line": mutant.line, "old": mutant.old, "new": mutant.new}
+            bugs.append({"package": name, "kind": mutant.kind, **facts})
+    kept.write_text(json.dumps(bugs, indent=1))
+    return bugs
+
+
+def task_of(bug: dict[str, Any], work: Path, store: LogStore) -> Task:
+    """The package with the bug in it."""
+    folder = work / "planted"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(source_of(bug["package"], work), folder)
+    lines = (folder / bug["path"]).read_text().split("\n")
+    lines[bug["line"] - 1] = bug["new"]
+    (folder / bug["path"]).write_text("\n".join(lines))
+    start = snapshot.snapshot_directory(folder, store.blobs)
+    key = f"{bug['package']}:{bug['path']}:{bug['line']}"
+    return Task(key=key, prompt=PROMPT, snapshot=start, check=check_of(bug["package"]), limits=LIMITS)
+
+
+def candidates(jail: Jail, places: tuple[Place, ...], draw: random.Random) -> Iterator[tuple[str, str, str]]:
+    """Path, text before and after, of random mutants of the places in turn."""
+    left = []
+    for place in places:
+        source = jail.read(place.path).decode()
+        inside = [
+            s for splices in splices_by_function(source) for s in splices
+            if place.first <= s.line <= place.last
+        ]  # fmt: skip
+        draw.shuffle(inside)
+        left.append((place.path, source, inside))
+    while any(inside for _, _, inside in left):
+        for path, source, inside in left:
+            if inside and (mutant := mutant_of(source, inside.pop())):
+                yield path, source, mutant.source
+
+
+def searched(task: Task, runtime: Runtime, checks: int, work: Path) -> int | None:
+    """How many checks a search without a model makes until one passes; None: not within `checks`."""
+    shutil.rmtree(folder := work / "searched", ignore_errors=True)
+    snapshot.materialise(str(task.snapshot), runtime.store.blobs, folder)
+    jail = runtime.sandbox.open(folder, task.limits)
+    try:
+        context = ToolContext(jail=jail, limits=task.limits, check=task.check)
+        places = tuple(find_places(context, task.key))[: runtime.profile.places]
+        for number, (path, before, after) in enumerate(candidates(jail, places, random.Random(task.key)), 1):
+            if number > checks:
+                return None
+            jail.write(path, after.encode())
+            if jail.run(["/bin/sh", "-c", str(task.check)], timeout=120).ok:
+                return number
+            jail.write(path, before.encode())
+    except GivenUp:
+        return None
+    finally:
+        jail.close()
+    return None
+
+
+def figures(runs: list[Trajectory], seconds: float, bug: dict[str, Any]) -> dict[str, Any]:
+    turns = [turn for run in runs for turn in run.turns]
+    right = any(
+        call["line"] == bug["line"] and call["text"].strip() == bug["old"].strip()
+        for turn in turns for one in turn.calls for call in one.arguments["edits"]  # type: ignore[union-attr]
+    )  # fmt: skip
+    return {
+        "solved": any(map(passed, runs)),
+        "original": right,
+        "seconds": round(seconds, 1),
+        "turns": len(turns),
+        "checks": sum(turn.observations[0].exit_code is not None for turn in turns if turn.observations),
+        "answers": [turn.completion.text for turn in turns],
+    }
+
+
+def measured(bug: dict[str, Any], work: Path, runtime: Runtime, tries: int) -> dict[str, Any]:
+    """The row of a bug."""
+    task, row = task_of(bug, work, runtime.store), dict(bug)
+    began = time.monotonic()
+    greedy = replace(runtime, sampling=runtime.sampling.model_copy(update={"temperature": 0.0}))
+    run = grade_run(run_task(task, greedy), greedy)
+    shown = [turn.messages[-1].content for turn in run.turns]
+    ranks = [n for n, text in enumerate(shown, 1) if f"\n{bug['line']}|{bug['new']}" in text]
+    row |= {"place": ranks[0] if ranks else None, "detail": run.stop_detail}
+    row["greedy"] = figures([run], time.monotonic() - began, bug)
+    if tries:
+        began = time.monotonic()
+        runs = run_tries(task, runtime, tries, Stop(), seed=1)
+        row["tries"] = figures(runs, time.monotonic() - began, bug)
+    row["search"] = searched(task, runtime, row["tries" if tries else "greedy"]["checks"], work)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", default="coder-1.5b")
+    parser.add_argument("--profile", default="repair-1")
+    parser.add_argument("--packages", nargs="*", default=["humanize", "tabulate", "toolz"], choices=PACKAGES)
+    parser.add_argument("--bugs", type=int, default=6, help="of each package")
+    parser.add_argument("--tries", type=int, default=4, help="0: greedy alone")
+    parser.add_argument("--work", type=Path, required=True, help="folder for sources, bugs and the log")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--smoke", action="store_true", help="one bug of one package")
+    asked = parser.parse_args()
+    names, tries = (["inflection"], 0) if asked.smoke else (asked.packages, asked.tries)
+    asked.work.mkdir(parents=True, exist_ok=True)
+    bugs = [bug for name in names for bug in planted(name, asked.work, 1 if asked.smoke else asked.bugs)]
+    opened = open_policy(asked.model, CoreConfig(profile=asked.profile))
+    profile = find_profile(asked.profile)
+    store = LogStore.open(str(asked.work / "log.db"))
+    runtime = Runtime(
+        policy=opened.policy, sandbox=open_sandbox(python=sys.executable), store=store, profile=profile,
+        policy_name=opened.name, sampling=Sampling(temperature=0.7, max_tokens=profile.completion_tokens),
+    )  # fmt: skip
+    settings = {
+        "model": asked.model, "policy": opened.policy.id, "profile": profile.name, "hash": profile.hash,
+        "tries": tries, "temperature": 0.7, "machine": f"{platform.machine()}, {platform.python_version()}",
+        "versions": {name: PACKAGES[name][0] for name in sorted(names)},
+    }  # fmt: skip
+    results = json.loads(asked.out.read_text()) if asked.out.is_file() else []
+    block = next((one for one in results if one["settings"] == settings), None)
+    if block is None:
+        results.append(block := {"settings": settings, "rows": []})
+    done = {(row["package"], row["path"], row["line"]) for row in block["rows"]}
+    for bug in bugs:
+        if (bug["package"], bug["path"], bug["line"]) in done:
+            continue
+        row = measured(bug, asked.work, runtime, tries)
+        block["rows"].append(row)
+        asked.out.write_text(json.dumps(results, indent=1) + "\n")
+        arms = [arm for arm in ("greedy", "tries") if arm in row]
+        told = [f"{arm} {row[arm]['solved']} in {row[arm]['seconds']} s" for arm in arms]
+        where = f"{bug['package']} {bug['path']}:{bug['line']} place {row['place']}:"
+        print(where, *told, f"search {row['search']}", flush=True)
+    rows = block["rows"]
+    print(f"greedy {sum(row['greedy']['solved'] for row in rows)} of {len(rows)}")
+    if tries:
+        print(f"{tries} tries {sum(row['tries']['solved'] for row in rows)} of {len(rows)}")
+    print(f"search {sum(row['search'] is not None for row in rows)} of {len(rows)}")
+
+
+if __name__ == "__main__":
+    main()
