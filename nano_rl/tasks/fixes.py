@@ -199,6 +199,7 @@ class Fix:
     command: str
     """fails on `before`, and passes with the hunks"""
     blobs: BlobStore
+    licence: str | None = None
 
     @cached_property
     def places(self) -> tuple[str, ...]:
@@ -219,7 +220,9 @@ class Fix:
         given = {"prompt": prompt, "limits": Limits(max_turns=max(Limits().max_turns, len(oracle)))}
         return Task(**{
             "key": f"fix-{digest}", "files": texts or {}, "snapshot": None if texts else snapshot, "oracle": oracle,
-            "provenance": Provenance(source=f"{self.source}: {', '.join(self.places)}", generator=generator),
+            "provenance": Provenance(
+                source=f"{self.source}: {', '.join(self.places)}", licence=self.licence, generator=generator
+            ),
             **given, **check, **fields,
         })  # fmt: skip
 
