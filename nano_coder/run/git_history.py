@@ -254,9 +254,17 @@ def _within(folder: Path, name: str) -> Path:
 
 def open_with(history: GitHistory, sandbox: Sandbox, workspace: Path, limits: Limits) -> Jail:
     """A jail on the workspace with the history; without it, and a message on stderr, if that fails."""
+    try:
+        return history_jail(history, sandbox, workspace, limits)
+    except NoHistory as reason:
+        say_left_out(str(reason))
+    return sandbox.open(workspace, limits)
+
+
+def history_jail(history: GitHistory, sandbox: Sandbox, workspace: Path | None, limits: Limits) -> Jail:
+    """A jail on the workspace with the history. Raises NoHistory if git cannot read it there."""
     if not isinstance(sandbox, SupportsMounts):
-        say_left_out(f"the sandbox {sandbox.name!r} does not show it")
-        return sandbox.open(workspace, limits)
+        raise NoHistory(f"the sandbox {sandbox.name!r} does not show it")
     try:
         with ExitStack() as stack:
             jail = sandbox.with_mount(history.objects, OBJECTS).open(workspace, limits)
@@ -266,8 +274,7 @@ def open_with(history: GitHistory, sandbox: Sandbox, workspace: Path, limits: Li
                 return jail
     except (SandboxError, UsageError) as failed:
         problem = str(failed)
-    say_left_out(f"git cannot read it in the jail ({problem})")
-    return sandbox.open(workspace, limits)
+    raise NoHistory(f"git cannot read it in the jail ({problem})")
 
 
 def _set_up(jail: Jail, history: GitHistory) -> str | None:

@@ -320,14 +320,15 @@ def log_folder() -> AbstractContextManager[Path]:
 
 
 def scratch_runtime(
-    folder: Path, blobs: str | Path | None = None, opener: Callable[[], Sandbox] = open_sandbox
+    folder: Path, blobs: BlobStore | str | Path | None = None, opener: Callable[[], Sandbox] = open_sandbox
 ) -> Runtime:
     """A runtime with its own log in `folder`; `blobs` are those of the log whose snapshots tasks start
-    from, and `opener` opens its sandbox."""
+    from, or their address, and `opener` opens its sandbox."""
     log = tempfile.mkdtemp(prefix=f"check-{os.getpid()}-", dir=folder)
     store = LogStore.open(Path(log) / "log.db")
     if blobs is not None:
-        store.blobs = _SharedBlobs(store.blobs.root, open_blobs(blobs))
+        shared = blobs if isinstance(blobs, BlobStore) else open_blobs(blobs)
+        store.blobs = _SharedBlobs(store.blobs.root, shared)
     return Runtime(
         policy=ScriptedPolicy([]),
         sandbox=PluginsOff(opener()),

@@ -107,7 +107,7 @@ class MemoryBlobs(BlobStore):
     """A BlobStore that keeps every blob in memory."""
 
     def __init__(self) -> None:
-        super().__init__(Path(os.devnull))
+        super().__init__(Path(os.devnull, f"{id(self):x}"))  # of its own: equal roots are one store
         self._held: dict[str, bytes] = {}
 
     def put(self, data: bytes) -> str:

@@ -1,0 +1,220 @@
+"""The hunks of a change between two trees: applied in part, reduced to what is needed, and as oracle actions."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from itertools import groupby
+from operator import attrgetter
+from typing import TypeVar
+
+from nano_shared.blobs import BlobStore
+from nano_shared.process import parse
+from nano_shared.snapshot import Entry, EntryKind, Snapshot, make_snapshot
+from nano_shared.types import OracleAction
+
+_NEAR = 3
+"""unchanged lines between two hunks that are made by one edit"""
+_LARGEST = 400_000
+"""characters of a file whose lines are compared"""
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hunk:
+    """Lines of a text file that are replaced, or a whole file that is added, replaced or deleted."""
+
+    path: str
+    entry: Entry | None
+    """the file after the whole change; None if the change deletes it"""
+    first: int | None = None
+    """index of the first replaced line; None for a whole file"""
+    old: tuple[str, ...] = ()
+    """replaced lines, each with its line end"""
+    new: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Lines removed and added; a whole file that is deleted or no text counts as one."""
+        return max(1, len(self.old) + len(self.new))
+
+
+def hunks_between(before: Snapshot, after: Snapshot, paths: Iterable[str], blobs: BlobStore) -> list[Hunk]:
+    """The change of these files, in the order of paths and lines."""
+    return [hunk for path in sorted(paths) for hunk in _of_file(path, before, after, blobs)]
+
+
+def _of_file(path: str, before: Snapshot, after: Snapshot, blobs: BlobStore) -> Iterator[Hunk]:
+    entry = after.by_path.get(path)
+    old, new = (_lines(tree.by_path.get(path), blobs) for tree in (before, after))
+    if old is None or new is None or entry is None:
+        yield Hunk(path=path, entry=entry, new=tuple(new or ()))
+        return
+    for tag, first, last, start, end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag != "equal":
+            old_lines, new_lines = tuple(old[first:last]), tuple(new[start:end])
+            yield Hunk(path=path, entry=entry, first=first, old=old_lines, new=new_lines)
+
+
+def _lines(entry: Entry | None, blobs: BlobStore) -> list[str] | None:
+    """The lines of a text file; None for anything else."""
+    if entry is None or entry.kind is not EntryKind.FILE:
+        return None
+    data = blobs.get(str(entry.content))
+    try:
+        text = data.decode() if b"\0" not in data else ""
+    except UnicodeError:
+        return None
+    return _split(text) if text and len(text) <= _LARGEST else None
+
+
+def _split(text: str) -> list[str]:
+    """The lines as `edit_file` counts them: a form feed, for one, ends no line."""
+    lines = text.split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + lines[-1:] * bool(lines[-1])
+
+
+def applied(before: Snapshot, hunks: Iterable[Hunk], blobs: BlobStore) -> Snapshot:
+    """The tree with some hunks of one change."""
+    kept = dict(before.by_path)
+    for path, group in groupby(sorted(hunks, key=attrgetter("path")), attrgetter("path")):
+        some = list(group)
+        if some[0].first is None:
+            kept.pop(path, None)
+            if some[0].entry is not None:
+                kept[path] = some[0].entry
+        else:
+            text = "".join(_with(_lines(before.by_path[path], blobs) or [], some))
+            kept[path] = replace(before.by_path[path], content=blobs.put(text.encode()))
+    files = [entry for entry in kept.values() if entry.kind is not EntryKind.DIRECTORY]
+    return make_snapshot(files)
+
+
+def _with(lines: list[str], hunks: Iterable[Hunk]) -> list[str]:
+    lines = list(lines)
+    for hunk in sorted(hunks, key=lambda hunk: hunk.first or 0, reverse=True):
+        first = hunk.first or 0
+        lines[first : first + len(hunk.old)] = hunk.new
+    return lines
+
+
+def parses(tree: Snapshot, hunks: Iterable[Hunk], blobs: BlobStore) -> bool:
+    """Whether the Python files that the hunks change can be compiled, as far as their syntax goes."""
+    for path in {hunk.path for hunk in hunks if hunk.path.endswith(".py")}:
+        entry = tree.by_path.get(path)
+        try:
+            parse(blobs.get(str(entry.content)) if entry is not None else b"")
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+    return True
+
+
+def reduced(parts: Sequence[Part], holds: Callable[[Sequence[Part]], bool]) -> list[Part]:
+    """A part of `parts` on which `holds` is still true and from which no single one can be left out, by delta
+    debugging (Zeller and Hildebrandt 2002). `holds` must be true of all `parts`, and is not asked about them.
+
+    A `holds` that answers False from some time on ends the search with the smallest part found by then.
+    """
+    left, number = list(parts), 2
+    while len(left) > 1:
+        edges = [len(left) * n // number for n in range(number + 1)]
+        chunks = [(left[a:b], [*left[:a], *left[b:]]) for a, b in zip(edges, edges[1:], strict=False)]
+        if (found := next((some for some, _ in chunks if holds(some)), None)) is not None:
+            left, number = found, 2
+        elif number > 2 and (found := next((rest for _, rest in chunks if holds(rest)), None)) is not None:
+            left, number = found, max(2, number - 1)
+        elif number < len(left):
+            number = min(len(left), 2 * number)
+        else:
+            break
+    return left
+
+
+def edit_actions(before: Snapshot, hunks: Sequence[Hunk], blobs: BlobStore) -> list[OracleAction]:
+    """The tool calls that make the change in a workspace that holds `before`: of each file that is edited first
+    a look at it, then its edits from the end to the beginning, so that line numbers stay."""
+    actions = []
+    for path, group in groupby(hunks, attrgetter("path")):
+        some = list(group)
+        if some[0].first is not None:
+            actions.append(OracleAction(name="read_file", arguments={"path": path}))
+            actions += _edits(path, _lines(before.by_path[path], blobs) or [], some)
+        elif some[0].entry is None:
+            actions.append(OracleAction(name="shell", arguments={"command": f"rm {shlex.quote(path)}"}))
+        else:
+            content = "".join(some[0].new)
+            actions.append(OracleAction(name="write_file", arguments={"path": path, "content": content}))
+    return actions
+
+
+def _edits(path: str, lines: list[str], hunks: Sequence[Hunk]) -> Iterator[OracleAction]:
+    for first, last, new in reversed(list(_joined(lines, hunks))):
+        text = "".join(lines)
+        if last == first or (last == first + 1 and new):
+            at, more = (first, lines[first : first + 1]) if first < len(lines) else (first - 1, [])
+            before = lines[at : at + 1] if first >= len(lines) else []
+            added = "".join([*before, *new, *(more if last == first else [])])
+            yield OracleAction(name="edit_file", arguments={"path": path, "line": at + 1, "new": added})
+        else:
+            above, below = _unique(text, lines, first, last, bool(new))
+            old, kept = "".join(lines[above:below]), [*lines[above:first], *new, *lines[last:below]]
+            arguments = {"path": path, "old": old, "new": "".join(kept)}
+            yield OracleAction(name="edit_file", arguments={**arguments})
+        lines = [*lines[:first], *new, *lines[last:]]
+
+
+def _joined(lines: list[str], hunks: Sequence[Hunk]) -> Iterator[tuple[int, int, list[str]]]:
+    """(first, end, new lines) of the edits: hunks that are near each other, together."""
+    edits: list[tuple[int, int, list[str]]] = []
+    for hunk in hunks:
+        first = hunk.first or 0
+        if edits and first - edits[-1][1] <= _NEAR:
+            begin, end, new = edits.pop()
+            edits.append((begin, first + len(hunk.old), [*new, *lines[end:first], *hunk.new]))
+        else:
+            edits.append((first, first + len(hunk.old), list(hunk.new)))
+    return iter(edits)
+
+
+def _unique(text: str, lines: list[str], first: int, last: int, filled: bool) -> tuple[int, int]:
+    """The lines to quote so that what is replaced occurs once, and is not replaced by nothing."""
+    while text.count("".join(lines[first:last])) > 1 or not filled:
+        if first == 0 and last == len(lines):
+            break
+        first, last, filled = max(0, first - 1), min(len(lines), last + 1), True
+    return first, last
+
+
+def places_of(before: Snapshot, hunks: Iterable[Hunk], blobs: BlobStore) -> tuple[str, ...]:
+    """`path::qualname` of the innermost functions and classes that the hunks change; the path alone for lines
+    outside of them, whole files, and languages other than Python."""
+    found: dict[str, None] = {}
+    for hunk in hunks:
+        lines = _lines(before.by_path.get(hunk.path), blobs) if hunk.path.endswith(".py") else None
+        name = _name_at("".join(lines), hunk) if lines and hunk.first is not None else ""
+        found[f"{hunk.path}::{name}" if name else hunk.path] = None
+    return tuple(found)
+
+
+def _name_at(text: str, hunk: Hunk) -> str:
+    """The qualified name of what holds all replaced lines; empty for the module."""
+    try:
+        body: list[ast.stmt] = parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    # an insertion stands between two lines: it is of what holds the one before it
+    begin = (hunk.first or 0) + 1 - (not hunk.old)
+    end, names = max(begin, (hunk.first or 0) + len(hunk.old)), []
+    while True:
+        inside = [
+            node for node in body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            and node.lineno <= begin and end <= (node.end_lineno or node.lineno)
+        ]  # fmt: skip
+        if not inside:
+            return ".".join(names)
+        names.append(inside[0].name)
+        body = inside[0].body

@@ -1,0 +1,102 @@
+"""Bug-fix commits of a git history become tasks: admitted by running, and solved by the commit's own change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from nano_coder.sandbox.backend import open_sandbox
+from nano_rl.tasks.attempts import PluginsOff
+from nano_rl.tasks.commits import CommitTask, commit_tasks
+from nano_shared.blobs import BlobStore
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
+SUMS = '''"""Sums."""
+
+
+def total(values):
+    result = 0
+    for value in values[1:]:
+        result += value
+    return result
+
+
+class Mean:
+    def of(self, values):
+        return total(values) / (len(values) + 1)
+'''
+TEST = "from shop.sums import total\n\n\ndef test_nothing():\n    assert total([]) == 0\n"
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    env = {**clean, "GIT_CONFIG_GLOBAL": os.devnull}
+    command = ["git", *who, *arguments]
+    return subprocess.run(
+        command, cwd=folder, check=True, capture_output=True, text=True, env=env
+    ).stdout.strip()
+
+
+def commit(folder: Path, subject: str, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "--allow-empty", "-m", subject)
+    return git(folder, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A repository with two fixes among other commits, and the hashes of its commits by subject."""
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    mended = SUMS.replace("values[1:]", "values")
+    averaged = mended.replace("(len(values) + 1)", "len(values)")
+    t1 = TEST + "\n\ndef test_total():\n    assert total([1, 2]) == 3\n"
+    t2 = t1 + "\n\ndef test_mean():\n    from shop.sums import Mean\n\n    assert Mean().of([1, 3]) == 2\n"
+    t3 = t2 + "\n\ndef test_largest():\n    from shop import sums\n\n    assert sums.largest([1, 3]) == 3\n"
+    flaky = "import os\n\n\ndef test_flaky():\n    assert os.urandom(1)[0] < 26\n"
+    larger = averaged + "\n\ndef largest(values):\n    return max(values)\n"
+    renamed = larger.replace("result", "found")
+    steps = {
+        "root": {"shop/__init__.py": "", "shop/sums.py": SUMS, "tests/test_sums.py": TEST},
+        "first fix": {"shop/sums.py": mended, "tests/test_sums.py": t1, "CHANGELOG.md": "- mended\n"},
+        "second fix": {"shop/sums.py": averaged, "tests/test_sums.py": t2},
+        "feature": {"shop/sums.py": larger, "tests/test_sums.py": t3},
+        "flaky": {"shop/other.py": "x = 1\n", "tests/test_other.py": flaky},
+        "refactor": {"shop/sums.py": renamed, "tests/test_sums.py": t3.replace("[1, 3]", "[1, 3, 2]", 1)},
+        "docs": {"README.md": "Sums.\n"},
+    }
+    return folder, {subject: commit(folder, subject, files) for subject, files in steps.items()}
+
+
+def made(folder: Path, tmp_path: Path, **options: object) -> tuple[list[CommitTask], Counter[str]]:
+    refused = Counter[str]()
+    blobs = BlobStore(tmp_path / "blobs")
+    return list(commit_tasks(folder, blobs, PluginsOff(open_sandbox()), refused=refused, **options)), refused  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_exactly_the_fixes_of_a_history_become_tasks(
+    history: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    folder, commits = history
+    (folder / "shop/sums.py").write_text("not committed, and no Python")
+    (second, first), refused = made(folder, tmp_path)
+    assert [second.commit, first.commit] == [commits["second fix"], commits["first fix"]]
+    assert (second.places, first.places) == (("shop/sums.py::Mean.of",), ("shop/sums.py::total",))
+    assert first.task.check == "python -m pytest -q tests/test_sums.py::test_total"
+    assert "fix" not in first.task.prompt.replace("fix it", "")
+    assert "test_total" in first.task.files["tests/test_sums.py"]
+    assert "CHANGELOG.md" not in first.task.files
+    assert sum(refused.values()) == len(commits) - 2
+    assert refused["ask for what the old source lacks: a feature"] == 1
