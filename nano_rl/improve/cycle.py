@@ -84,7 +84,7 @@ class CycleWork:
                 raise TimeOver
             said = (
                 f"{len(train)} tasks to train on, of {FEWEST} that a cycle takes: nothing was trained. Runs"
-                " with a check that pass, commits that mend what tests show, and tests that cover more make tasks"
+                " with a check that pass, commits that mend what tests show, and further tests make tasks"
             )
             return self._end(cycle, said)
         before = self._measure(cycle.baseline, tasks)

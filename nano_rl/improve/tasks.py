@@ -6,17 +6,21 @@ Each is admitted by running: its check fails before the change and passes after 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from nano_coder.commands.options import Setup
 from nano_coder.commands.run import make_task, take_snapshot
+from nano_coder.grading.command_check import by_pytest
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.verify.trainable import may_teach
 from nano_rl.improve.places import Part, changed_places, codes_of, part_of
 from nano_rl.improve.project import Project, ProjectTask
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
+from nano_rl.tasks.commits import Bounds, commit_tasks
+from nano_rl.tasks.fixes import count_as
 from nano_rl.tasks.from_log import mutant_tasks, task_from_run
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
@@ -68,12 +72,14 @@ class Gathering:
         before = len(known)
         for one in self._runs():
             self._keep(one, known)
+        for one in self._commits(say):
+            self._keep(one, known)
         solved = snapshot.load(str(base.last_snapshot), self.runtime.store.blobs)
         seconds = self.until - time.monotonic()
         if seconds > 0:
             _, report = mutant_tasks(
-                [base], MUTANTS, self.runtime.store.blobs, self.runtime.sandbox, seed=1000 * self.cycle + before,
-                seconds=seconds,
+                [base], MUTANTS, self.runtime.store.blobs, self.runtime.sandbox,
+                seed=1000 * self.cycle + before, seconds=seconds,
                 on_task=lambda task: self._keep(Candidate(task=task, source="mutant", solved=solved), known),
             )  # fmt: skip
             say(report)
@@ -140,6 +146,30 @@ class Gathering:
             if made.reward == 1 and made.trust is not Trust.NONE:
                 solved = snapshot.load(str(run.last_snapshot), store.blobs)
                 yield Candidate(task=made.task, source="run", solved=solved)
+
+    def _commits(self, say: Callable[[str], None]) -> Iterator[Candidate]:
+        """The bug-fix commits that no cycle has looked at. A project without a git history has none."""
+        path, refused = self.project.folder / "commits", Counter[str]()
+        known = frozenset(path.read_text().split()) if path.exists() else frozenset[str]()
+        check = None if by_pytest(str(self.setup.config.check)) else self.setup.config.check
+        bounds = Bounds(seconds=max(0.0, self.until - time.monotonic()) / 2)
+        count = 0
+        try:
+            for one in commit_tasks(
+                self.project.directory, self.runtime.store.blobs, self.runtime.sandbox, check=check,
+                bounds=bounds, refused=refused, known=known, on_commit=self._note_commit,
+            ):  # fmt: skip
+                count += 1
+                yield Candidate(task=one.task, source="commit", solved=one.solved)
+        except UsageError as problem:
+            say(f"no commits: {problem}")
+            return
+        if count or refused:
+            say(f"new commits: {count} are tasks{count_as(refused)}")
+
+    def _note_commit(self, commit: str) -> None:
+        with (self.project.folder / "commits").open("a") as file:
+            file.write(f"{commit}\n")
 
 
 def runs_of(setup: Setup, store: LogStore, since: float = 0.0) -> Iterator[Trajectory]:

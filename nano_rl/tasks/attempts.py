@@ -6,8 +6,10 @@ the last one, so that what it remembered counts by its use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +20,80 @@ from nano_coder.run.execution import Project, Runtime, grade_run, run_task
 from nano_coder.sandbox.protocol import Sandbox, SupportsListening, SupportsMounts, connected, in_image
 from nano_shared.errors import UsageError
 from nano_shared.notes import attempt_notes
-from nano_shared.policy import InterfaceProfile, Policy
+from nano_shared.policy import Conversation, InterfaceProfile, Policy
 from nano_shared.redact.redactor import Redactor
-from nano_shared.types import Limits, Task, Trajectory
+from nano_shared.types import Completion, Finish, Limits, OracleAction, Sampling, Task, Trajectory
 
 ORACLE = "oracle"
 
 
 def oracle_policy(task: Task, profile: InterfaceProfile) -> ScriptedPolicy:
-    """A policy that takes the actions of the task's oracle, one per turn. Raises UsageError without one."""
+    """A policy that takes the actions of the task's oracle, one per turn; under a profile that shows places,
+    that edits the place which the oracle edits. Raises UsageError without one."""
     if not task.oracle:
         raise UsageError(f"task {task.key!r} has no oracle, so it cannot serve a warm start")
     profile = serving_profile(profile, task)
+    if profile.places:
+        return PlaceOracle(task.oracle)
     dialect, tools = DIALECTS[profile.dialect], offered_tools(profile, task)
     return ScriptedPolicy(
         [dialect.render(action.thought, (action,), tools) for action in task.oracle], id=ORACLE
     )
+
+
+_SHOWN = re.compile(r"^(\S[^\n]*):\n((?:\d+\|[^\n]*(?:\n|\Z))+)", re.MULTILINE)
+"""a file, and lines of it behind their numbers, in a message that shows a place"""
+
+
+class PlaceOracle(ScriptedPolicy):
+    """Edits the shown place as the actions of an oracle do, and answers with no edit where they do not."""
+
+    def __init__(self, actions: Sequence[OracleAction]) -> None:
+        super().__init__([], id=ORACLE)
+        self._edits = [one.arguments for one in actions if one.name == "edit_file"]
+
+    def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
+        found = _SHOWN.search(conversation.messages[-1].content)
+        lines = dict(_numbered(found[2])) if found else {}
+        path = found[1] if found else None
+        edits = [line for edit in self._edits if edit["path"] == path for line in _edit(edit, lines)]
+        text = "\n".join(f"{number}|{text}" for number, text in edits) or "none of these lines is wrong"
+        return self._completion(text, Finish.STOP, None, sampling)
+
+
+def _numbered(text: str) -> Iterator[tuple[int, str]]:
+    for line in text.splitlines():
+        number, _, source = line.partition("|")
+        yield int(number), source
+
+
+def _edit(edit: Mapping[str, Any], lines: Mapping[int, str]) -> list[tuple[int, str]]:
+    """The lines of an `edit_file` as (number, text), if it replaces some of these lines; else none."""
+    new = str(edit.get("new", "")).removesuffix("\n").split("\n")
+    if "line" in edit:
+        return [(int(edit["line"]), text) for text in new] if edit["line"] in lines else []
+    old = str(edit.get("old", "")).removesuffix("\n").split("\n")
+    numbers = list(lines)
+    at = [n for n in range(len(numbers)) if [lines[m] for m in numbers[n : n + len(old)]] == old]
+    if len(at) != 1:
+        return []
+    changed = list[tuple[int, str]]()
+    for kind, first, last, start, end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "replace":
+            # the last of the old lines takes what is left of the new ones
+            texts = [[text] for text in new[start:end]]
+            kept, rest = texts[: last - first], texts[last - first :]
+            if len(kept) < last - first:
+                return []  # a line cannot be taken away
+            kept[-1] += [text for (text,) in rest]
+            changed += [(numbers[at[0] + first + n], text) for n, some in enumerate(kept) for text in some]
+        elif kind == "insert":
+            beside = max(first - 1, 0)
+            shown = [old[beside], *new[start:end]] if first else [*new[start:end], old[0]]
+            changed += [(numbers[at[0] + beside], text) for text in shown]
+        elif kind == "delete":
+            return []
+    return changed
 
 
 def run_in_project(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -63,18 +63,19 @@ class CommitTask:
 
     task: Task
     commit: str
-    places: tuple[str, ...]
-    """the functions that the commit changes, as `path::qualname`"""
+    solved: Snapshot
+    """the workspace with the commit's change"""
 
 
 def commit_tasks(
     repository: Path, blobs: BlobStore, sandbox: Sandbox, *,
     check: str | None = None, bounds: Bounds = Bounds(), refused: Counter[str] | None = None,
+    known: Collection[str] = (), on_commit: Callable[[str], object] = lambda commit: None,
 ) -> Iterator[CommitTask]:  # fmt: skip
     """The tasks of a repository's bug-fix commits, the newest first, each when it was admitted by running.
 
     The check of a task is `check`, or else the tests that the commit mends, by pytest. `refused` counts the other
-    commits by reason. Raises UsageError for a folder whose git history cannot be read.
+    commits by reason. Commits in `known` are passed over; `on_commit` gets the others when they were tried. Raises UsageError for a folder whose git history cannot be read.
     """
     try:
         if (history := find_history(repository)) is None:
@@ -89,6 +90,8 @@ def commit_tasks(
     with closing(jail), log_folder() as folder:
         commits = _Commits(jail=jail, history=history, blobs=OverlayBlobs(blobs))
         for commit, parents in commits.newest(bounds.commits):
+            if commit in known:
+                continue
             if time.monotonic() > until:
                 counts["were not reached in time"] += 1
                 continue
@@ -102,6 +105,7 @@ def commit_tasks(
                 yield made
             else:
                 counts[made] += 1
+            on_commit(commit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +189,7 @@ def _of_commit(
     task = fix.task(GENERATOR)
     if (why := refusal(task, commits.blobs, sandbox, folder)) is not None:
         return f"are refused: {why}"
-    return CommitTask(task=task, commit=commit, places=fix.places)
+    return CommitTask(task=task, commit=commit, solved=after)
 
 
 def _failing_tests(

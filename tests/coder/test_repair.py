@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools import repair
 from nano_coder.verify.trainable import verify
 from nano_rl.cli import cli as rl
-from nano_rl.imitation import row_conversations
+from nano_rl.imitation import refused, row_conversations, solved_oracles
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.types import Sampling, StopReason, Task, ToolCall, Trajectory
+from nano_shared.types import OracleAction, Sampling, StopReason, Task, ToolCall, Trajectory, Turn
 
 MATHS = """def half(n):
     return n // 2
@@ -241,3 +241,31 @@ def test_a_terminal_is_told_once_what_one_command_brings(
         advised(check=CHECK)
     said = capsys.readouterr().err
     assert said.count("nano-coder models get coder-1.5b brings a model") == 1
+
+
+EDITS: list[dict[str, Any]] = [
+    {"path": "maths.py", "line": 7, "new": "    return n - share\n"},
+    {"path": "maths.py", "old": "    return n + share", "new": "    return n - share"},
+    {"path": "maths.py", "old": "    share = half(n)\n    return n + share\n",
+     "new": "    share = half(n)\n    share += 0\n    return n - share\n"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_oracle_edits_the_place_that_it_is_shown(tmp_path: Path, edit: dict[str, Any]) -> None:
+    actions = (OracleAction(name="read_file", arguments={"path": "maths.py"}),
+               OracleAction(name="edit_file", arguments=edit), OracleAction(name="submit"))  # fmt: skip
+    task = broken(oracle=actions)
+    runtime = repairing(tmp_path, [])
+    (run,) = solved_oracles([task], runtime)
+    assert [turn.parse_error is None for turn in run.turns] == [False, True]
+    assert run.turns[1].calls[0].arguments["edits"][-1] == {"line": 7, "text": "    return n - share"}
+    rows = row_conversations(run, REPAIR_1)
+    assert len(rows) == 2
+    assert imitates(rows) == [[False], [True]]
+    other = OracleAction(name="edit_file", arguments={"path": "elsewhere.py", "line": 1, "new": "x"})
+    assert solved_oracles([broken(key="other", oracle=(other,))], runtime) == []
+
+
+def imitates(rows: Sequence[tuple[Any, Sequence[Turn | None]]]) -> list[list[bool]]:
+    return [[turn is not None and not refused(turn) for turn in turns] for _, turns in rows]
