@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from nano_coder.agent.profiles import find_profile
 from nano_coder.commands.options import Setup
+from nano_coder.models.opening import usual_profile
 from nano_rl.checkpoints.evaluate import TaskOutcome, task_outcome
 from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote
 from nano_rl.commands.session import oracle_runtime, policy_runtime
@@ -115,8 +117,17 @@ class CycleWork:
         held = [one.task for one in tasks if one.part is Part.HELD_OUT]
         return {
             "held_out": self._outcomes(model, held),
-            "general": self._outcomes(model, general_tasks(self.say)),
+            "general": self._outcomes(model, self._general_tasks(model)),
         }
+
+    def _general_tasks(self, model: str) -> list[Task]:
+        """Those of the suite that the model's profile can serve."""
+        if "functions" not in suite_names():
+            self.say("no general tasks: pip install nano-rl-coder-suites brings them")
+            return []
+        leads = not find_profile(self.setup.config.profile or usual_profile(model)).places
+        kind = {"levels": (0, 1, 2)} if leads else {"levels": (2, 3), "views": ("repair",)}
+        return list(islice(draw_tasks(**kind, seed=0, split=Split.TEST), GENERAL))
 
     def _outcomes(self, model: str, tasks: Sequence[Task]) -> list[TaskOutcome]:
         """The outcomes of a model on tasks, decoding greedily; those that were measured before are not
@@ -181,13 +192,6 @@ class CycleWork:
 
     def _end(self, cycle: Cycle, said: str) -> Cycle:
         return self.project.save(cycle.model_copy(update={"ended": time.time(), "said": said}))
-
-
-def general_tasks(say: Say) -> list[Task]:
-    if "functions" not in suite_names():
-        say("no general tasks: pip install nano-rl-coder-suites brings them")
-        return []
-    return list(islice(draw_tasks(levels=(0, 1, 2), seed=0, split=Split.TEST), GENERAL))
 
 
 def paired(

@@ -20,7 +20,7 @@ from nano_rl.improve.gate import Decision
 from nano_rl.improve.places import Part
 from nano_shared.checkpoint import project_of
 from nano_shared.errors import UsageError
-from nano_shared.files import nano_home, write_text
+from nano_shared.files import full_disk_explained, nano_home, write_text
 from nano_shared.types import Task, Value
 
 Kept = TypeVar("Kept", bound=Value)
@@ -93,7 +93,7 @@ class Project:
         """Append rows to a file of the project, flushed one by one."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:
+        with full_disk_explained(path, UsageError), path.open("a+b") as file:
             if file.tell():  # a killed process may have left half a line
                 file.seek(-1, 2)
                 if file.read(1) != b"\n":

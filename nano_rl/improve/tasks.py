@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.commands.options import Setup
 from nano_coder.commands.run import make_task, take_snapshot
 from nano_coder.grading.command_check import by_pytest
@@ -21,21 +22,24 @@ from nano_rl.improve.project import Project, ProjectTask
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.commits import Bounds, commit_tasks
 from nano_rl.tasks.fixes import count_as
+from nano_rl.tasks.hunks import edit_actions, hunks_between
 from nano_rl.tasks.from_log import mutant_tasks, task_from_run
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
 from nano_shared.run_facts import RunFilter
-from nano_shared.snapshot import Snapshot
+from nano_shared.snapshot import Snapshot, changed_paths
 from nano_shared.store import LogStore
 from nano_shared.types import OracleAction, Split, Task, Trajectory, Trust
 
 Source = Literal["run", "commit", "mutant"]
+TASKS = "tasks.jsonl"
+"""name of the file that holds the tasks of a project"""
 MUTANTS = 160
 """mutants of a cycle at most"""
-TASKS = "tasks.jsonl"
 TURNS = 12
 """of a run on a mutant at most, which is read, edited and checked in four"""
+_TOOLS = frozenset(tool.name for tool in COMPACT_1.tools)
 A_PLACE = 4
 """tasks of one held-out place at most, so that none weighs much more than another"""
 
@@ -126,8 +130,11 @@ class Gathering:
             return None
         if held and sum(set(other.places) == set(places) for other in known) >= A_PLACE:
             return None
-        split = Split.TEST if held else Split.TRAIN
-        update = {"split": split, "program_hash": content_hash(places)}
+        oracle, split = one.task.oracle, Split.TEST if held else Split.TRAIN
+        if oracle is None or any(action.name not in _TOOLS for action in oracle):  # of another profile
+            hunks = hunks_between(before, one.solved, changed_paths(before, one.solved), blobs)
+            oracle = (*edit_actions(before, hunks, blobs), OracleAction(name="submit"))
+        update = {"split": split, "program_hash": content_hash(places), "oracle": oracle}
         return ProjectTask(
             task=one.task.model_copy(update=update), source=one.source, places=tuple(places), part=part,
             codes=tuple(sorted(codes)), cycle=self.cycle,

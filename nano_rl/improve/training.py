@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,9 +17,10 @@ from nano_rl.imitation import all_that_fit, reader_of, solved_oracles, train_sft
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.record import TrainArguments
+from nano_rl.resume import STATES
 from nano_rl.train import train
 from nano_rl.watch import Watch
-from nano_shared.errors import GuardTripped
+from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.types import Task
 
 if TYPE_CHECKING:
@@ -64,7 +66,11 @@ def imitate(name: str, parent: str, tasks: Sequence[Task], oracles: Runtime, unt
             raise _TimeUp
 
     try:
-        steps = train_sft(trained, rows, config, folder, on_step)
+        try:
+            steps = train_sft(trained, rows, config, folder, on_step)
+        except UsageError:  # it was killed, and other rows are found now
+            shutil.rmtree(folder / STATES)
+            steps = train_sft(trained, rows, config, folder, on_step)
     except _TimeUp:
         say(f"the time for imitation is over after step {steps}")
     save_checkpoint(
