@@ -22,8 +22,8 @@ from nano_rl.improve.project import Project, ProjectTask
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.commits import Bounds, commit_tasks
 from nano_rl.tasks.fixes import count_as
-from nano_rl.tasks.hunks import edit_actions, hunks_between
 from nano_rl.tasks.from_log import mutant_tasks, task_from_run
+from nano_rl.tasks.hunks import edit_actions, hunks_between
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
