@@ -18,8 +18,11 @@ from looping import tiny_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "coder"))
 
+from executions import SUBMIT, a_runtime, a_task, act
 
 from nano_coder.models.opening import default_model
+from nano_coder.run.execution import Project as RunProject
+from nano_coder.run.execution import grade_run, run_task
 from nano_rl.checkpoints.evaluate import sign_flip
 from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote, read_history
 from nano_rl.cli import cli
@@ -34,6 +37,7 @@ from nano_shared.checkpoint import checkpoints_dir, project_of, read_checkpoint
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.snapshot import Snapshot, load, snapshot_texts
+from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
 
 NANO = Callable[..., tuple[int, str, str]]
@@ -58,6 +62,10 @@ def nano(capsys: pytest.CaptureFixture[str]) -> NANO:
         return int(ended.value.code or 0), said.out, said.err
 
     return call
+
+
+def project_at(folder: Path) -> RunProject:
+    return RunProject(directory=str(folder.resolve()))
 
 
 @pytest.fixture
@@ -288,6 +296,37 @@ def test_a_cycle_makes_tasks_trains_and_decides_and_goes_on_where_it_was(
     for flag, said in (("--status", "places"), ("--why", "general"), ("--dry-run", "cycle 2")):
         code, out, _ = nano("improve", "-C", shop, "--check", CHECK, "--model", model, flag)
         assert (code, said in out) == (0, True), out
+
+
+def test_tasks_are_of_runs_commits_and_mutants(
+    nano: NANO, shop: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from test_commit_tasks import commit, git
+
+    monkeypatch.setattr("nano_rl.improve.tasks.MUTANTS", 3)
+    right = (shop / "prices.py").read_text()
+    git(shop, "init", "-q", "-b", "main")
+    (shop / "test_it.py").write_text("import prices\n\nassert prices.f3(2, 3) == 9\n")
+    commit(shop, "begun", {"prices.py": right.replace("a * 5 +", "a * 4 +")})
+    more = "import prices\n\nassert prices.f3(2, 3) == 9\nassert prices.f5(2, 3) == 13\n"
+    commit(shop, "mended", {"prices.py": right, "test_it.py": more})
+    wrong = right.replace("return a * 3 + b", "return a * 3 - b")
+    line = 1 + wrong.splitlines().index("    return a * 3 - b")
+    texts = [act("edit_file", path="prices.py", line=line, new="    return a * 3 + b"), SUBMIT]
+    runtime = a_runtime(home, texts, store=LogStore.open(), project=project_at(shop))
+    files = {"prices.py": wrong, "test_it.py": more}
+    start = snapshot_texts(files, runtime.store.blobs)
+    run = grade_run(run_task(a_task(files={}, snapshot=start, check=CHECK), runtime), runtime)
+    assert run.reward == 1
+    _, _, err = nano("improve", "-C", shop, "--check", CHECK)
+    tasks = {one.source: one for one in open_project(shop).read(TASKS, ProjectTask)}
+    assert {"run", "commit", "mutant"} == set(tasks), err
+    assert "1 new runs with a check, 1 of them solved" in err
+    assert tasks["run"].places == ("prices.py::f3",)
+    assert tasks["commit"].places == ("prices.py::f5",)
+    _, _, err = nano("improve", "-C", shop, "--check", CHECK)
+    assert "0 new runs" in err
+    assert "new commits" not in err
 
 
 def test_a_checkpoint_is_promoted_for_one_project(nano: NANO, shop: Path, tmp_path: Path) -> None:
