@@ -119,7 +119,7 @@ def _plain(text: str) -> bool:
     return True
 
 
-FIRST = HEAD = "0011"
+FIRST = HEAD = "0012"
 """oldest and newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
@@ -161,9 +161,13 @@ runs = Table(
     Column("diff", ExactText, nullable=False),
     Column("given_tools", Json),  # hashes of tools beside the profile's; NULL for none, and in older versions
     Column("directory", ExactText),  # NULL where a task brought its files, and in runs of older versions
+    Column("owner", ExactText),  # these three are NULL in runs of older versions
+    Column("project", ExactText),  # NULL without a directory
+    Column("share", ExactText),
     Index("log_runs_started", "started", "id"),
     Index("log_runs_task", "task_id"),
     Index("log_runs_parent", "parent"),
+    Index("log_runs_directory", "directory", "started"),
 )
 
 turns = Table(
@@ -320,7 +324,7 @@ HINT = "see `nano-coder log list`"
 _RUN_FIELDS = (
     "id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "runtime_version", "parent",
     "parent_step", "seed", "snapshot", "started", "ended", "stop", "stop_detail", "answer", "diff",
-    "directory",
+    "directory", "owner", "project", "share",
 )  # fmt: skip
 _TURN_FIELDS = (
     "thought", "parse_error", "parser", "repairs", "snapshot", "started", "ended", "delegated_by",
