@@ -137,7 +137,7 @@ def succeeded(run: Trajectory) -> bool:
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def moment(text: str | None, *, now: float | None = None) -> float | None:
+def moment(text: str | None, *, now: float | None = None, option: str = "--since") -> float | None:
     """Unix seconds of a date, a date and time, unix seconds, or so long ago as 90m. Raises UsageError."""
     if text is None:
         return None
@@ -150,7 +150,7 @@ def moment(text: str | None, *, now: float | None = None) -> float | None:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         raise UsageError(
-            f"--since {text!r} is no time; write a date (2026-11-20), a time (2026-11-20T09:30), or so long"
+            f"{option} {text!r} is no time; write a date (2026-11-20), a time (2026-11-20T09:30), or so long"
             " ago (90m, 12h, 7d, 2w)"
         ) from None
 

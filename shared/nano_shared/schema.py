@@ -285,6 +285,12 @@ given_tools = Table(
     Index("log_given_tools_name", "name"),
 )
 
+unneeded = Table(  # blobs of deleted runs that are still to be removed, if nothing else needs them
+    "log_unneeded",
+    metadata,
+    Column("blob", ExactText, primary_key=True),
+)
+
 notes = Table(  # beside it an index of its text: log_notes_text in SQLite, the column `words` in Postgres
     "log_notes",
     metadata,
@@ -583,7 +589,12 @@ def feedback_of(connection: sa.Connection, run_id: str) -> tuple[Feedback, ...]:
 # compiled once: SQLAlchemy caches on the statement, and compiling costs more than SQLite's own work
 _RUN = sa.bindparam("run", type_=runs.c.id.type)
 _RUN_IS_THERE = sa.select(sa.literal(1)).where(runs.c.id == _RUN)
-_TASK_IS_THERE = sa.select(sa.literal(1)).where(tasks.c.id == sa.bindparam("task"))
+# locks the row where databases do: a deletion must not take the task before its run is there
+_TASK_IS_THERE = (
+    sa.select(sa.literal(1))
+    .where(tasks.c.id == sa.bindparam("task"))
+    .with_for_update(of=tasks, read=True, key_share=True)
+)
 _TURN_COUNT = sa.select(sa.func.count()).where(turns.c.run_id == _RUN)
 _STOP_AND_TURNS = (
     sa.select(runs.c.stop, _TURN_COUNT.scalar_subquery()).where(runs.c.id == _RUN).with_for_update(of=runs)
