@@ -42,10 +42,7 @@ command = lazy_app(
         "import": ("nano_coder.commands.log_transfer:import_runs", "Add the runs of files to the log."),
         "migrate": ("+cluster", "Copy a log into another, as to Postgres."),
         "redact": (f"{__name__}:redact", "Take the secrets out of runs for good."),
-        "delete": (
-            "nano_coder.commands.log_delete:delete",
-            "Delete runs, and the files that only they need.",
-        ),
+        "delete": ("nano_coder.commands.log_delete:delete", "Delete runs, and files that only they need."),
         "prune": ("nano_coder.commands.log_delete:prune", "Delete your old runs."),
         "stats": ("nano_coder.commands.log_stats:stats", "What became of your runs, and what they cost."),
         "path": (f"{__name__}:path", "Where the log is."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import sqlalchemy as sa
 import typer
@@ -17,7 +17,7 @@ from nano_shared import schema
 from nano_shared.checkpoint import checkpoint_names, checkpoints_dir, read_checkpoint
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.deletion import Deletion, children, delete_runs, plan_deletion
-from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.errors import CheckpointError, LogError, UsageError
 from nano_shared.files import real_path
 from nano_shared.owners import project_of
 from nano_shared.printable import printable
@@ -55,35 +55,45 @@ def prune(
     log: Log = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Delete your old runs as `log delete` does. Runs that younger ones go on from stay."""
+    """Delete your old runs as `log delete` does, but those that younger ones go on from."""
     before = moment(older, option="--older")
     with open_log(log) as store:
-        ids, kept = store.read(lambda connection: _old(connection, store, before or 0.0, project))
+        ids, kept = _old(store, before or 0.0, project)
         if kept:
-            print(f"{kept} runs stay, since later ones go on from them", file=sys.stderr)
+            print(f"{kept} runs stay: others go on from them, or they are going on", file=sys.stderr)
         if not ids:
             print("no run of yours is that old", file=sys.stderr)
             return 0
         return _delete(store, ids, yes=yes, as_json=as_json)
 
 
-def _old(
-    connection: sa.Connection, store: LogStore, before: float, project: Path | None
-) -> tuple[list[str], int]:
+def _old(store: LogStore, before: float, project: Path | None) -> tuple[list[str], int]:
     """Ids of the user's runs that began before and may go, and the number of those that have to stay."""
     runs, user = schema.runs.c, store.user
-    served = runs.tools_hash.startswith(CLIENT_TOOLS, autoescape=True)
-    query = sa.select(runs.id).where(runs.started < before, sa.or_(runs.stop.is_not(None), ~served))
+    query = sa.select(runs.id, runs.stop, runs.tools_hash).where(runs.started < before)
     if user is not None:
         query = query.where(user.made(runs))
     if project is not None:
         directory = str(real_path(project))
         query = query.where(sa.or_(runs.project == project_of(directory), runs.directory == directory))
-    ids = list(connection.scalars(query.order_by(runs.started, runs.id)))
-    chosen = frozenset(ids)
-    while parents := {parent for parent, _ in children(connection, chosen)}:
-        chosen -= parents
-    return [run for run in ids if run in chosen], len(ids) - len(chosen)
+
+    def find(connection: sa.Connection) -> tuple[list[str], int]:
+        found = connection.execute(query.order_by(runs.started, runs.id)).all()
+        chosen = frozenset(row.id for row in found if row.stop is not None or not _goes_on(store, row))
+        while parents := {parent for parent, _ in children(connection, chosen)}:
+            chosen -= parents
+        return [row.id for row in found if row.id in chosen], len(found) - len(chosen)
+
+    return store.read(find)
+
+
+def _goes_on(store: LogStore, row: Any) -> bool:
+    """Whether a run that has not ended is a client's open conversation, or executed by a process."""
+    try:
+        with store.claim(row.id):
+            return str(row.tools_hash).startswith(CLIENT_TOOLS)
+    except LogError:
+        return True
 
 
 def _refuse(store: LogStore, run: str) -> None:

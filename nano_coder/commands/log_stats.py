@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -15,7 +14,7 @@ from sqlalchemy.dialects.postgresql import JSON
 from typer import Option
 
 from nano_coder.commands.options import Log, open_log
-from nano_coder.models.opening import find_opener
+from nano_coder.models.opening import MODELS
 from nano_shared import schema
 from nano_shared.command_line import Console, JsonOption, emit
 from nano_shared.owners import User
@@ -49,7 +48,7 @@ class RunStats:
     hours: float = 0.0
     """of all runs, also where they were side by side"""
 
-    def add(self, run: sa.Row[Any]) -> None:
+    def add(self, run: Any) -> None:
         self.runs += 1
         self.tokens += int(run.tokens or 0)
         self.dollars += run.cost or 0.0
@@ -66,12 +65,12 @@ class RunStats:
             self.solved_locally += 1
 
 
-@cache
 def is_hosted(policy: str) -> bool:
-    return find_opener(policy) is not None
+    scheme, colon, _ = policy.partition(":")
+    return bool(colon) and scheme in MODELS
 
 
-def is_escalation(run: sa.Row[Any]) -> bool:
+def is_escalation(run: Any) -> bool:
     """Whether a hosted model went on where another model had stopped (`run --escalate`)."""
     return run.parent_policy not in (None, run.policy) and is_hosted(run.policy)
 
@@ -92,7 +91,7 @@ def stats(
     return 0
 
 
-def facts(connection: sa.Connection, user: User | None, by: By | None) -> Iterator[sa.Row[Any]]:
+def facts(connection: sa.Connection, user: User | None, by: By | None) -> Iterable[Any]:
     """A row for each run, without texts."""
     runs, verdicts, turns = schema.runs, schema.verdicts, schema.turns.c
     parent, later = runs.alias(), verdicts.alias()
@@ -101,9 +100,8 @@ def facts(connection: sa.Connection, user: User | None, by: By | None) -> Iterat
     prompt, completion, cost = (_usage(connection, name) for name in said)
     read = sa.func.coalesce(turns.context_tokens, prompt, 0)
     sampled = sa.func.coalesce(turns.sampled_tokens, completion, 0)
-    own = sa.select(
-        turns.run_id, sa.func.sum(read + sampled).label("tokens"), sa.func.sum(cost).label("cost")
-    )
+    sums = sa.func.sum(read + sampled).label("tokens"), sa.func.sum(cost).label("cost")
+    own = sa.select(turns.run_id, *sums)
     own = own.join_from(schema.turns, runs).where(turns.turn >= sa.func.coalesce(runs.c.parent_step, 0))
     used = own.group_by(turns.run_id).subquery()
     columns = (runs.c[name] for name in ("started", "ended", "policy", "project", "directory", "owner"))
@@ -118,7 +116,7 @@ def facts(connection: sa.Connection, user: User | None, by: By | None) -> Iterat
     )  # fmt: skip
     if user is not None:
         query = query.where(user.sees(runs.c) if by is By.OWNER else user.made(runs.c))
-    yield from connection.execute(query)
+    return connection.execute(query)
 
 
 def _usage(connection: sa.Connection, name: str) -> sa.ColumnElement[Any]:
@@ -129,7 +127,7 @@ def _usage(connection: sa.Connection, name: str) -> sa.ColumnElement[Any]:
     return sa.cast(sa.cast(api, JSON)[("usage", name)].astext, sa.Double)
 
 
-def tally(runs: Iterator[sa.Row[Any]], by: By | None) -> list[RunStats]:
+def tally(runs: Iterable[Any], by: By | None) -> list[RunStats]:
     """The runs by what they have in common, in the order of the newest of each; one of none without `by`."""
     groups: dict[Any, RunStats] = {} if by else {None: RunStats("all")}
     prices: list[float] = []
@@ -146,7 +144,7 @@ def tally(runs: Iterator[sa.Row[Any]], by: By | None) -> list[RunStats]:
     return list(groups.values())
 
 
-def _group(run: sa.Row[Any], by: By | None) -> tuple[Any, str]:
+def _group(run: Any, by: By | None) -> tuple[Any, str]:
     """What the run is counted under, and how that is shown."""
     match by:
         case By.WEEK:
