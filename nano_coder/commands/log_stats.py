@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from rich.table import Table
+from rich.table import Column, Table
 from sqlalchemy.dialects.postgresql import JSON
 from typer import Option
 
@@ -160,13 +161,12 @@ def _group(run: Any, by: By | None) -> tuple[Any, str]:
 
 
 def _show(rows: Sequence[RunStats]) -> None:
-    names = ("solved locally", "by escalation", "hosted", "failed", "dollars", "not spent", "tokens", "hours")
-    table = Table("", "runs", *names, box=None)
+    names = "runs", "local", "escalated", "hosted", "failed", "dollars", "not spent", "tokens", "hours"
+    columns = (Column(name, no_wrap=True, justify="right") for name in names)
+    table = Table(Column("", overflow="fold"), *columns, box=None)
     for row in rows:
         spared = "unknown" if row.dollars_not_spent is None else f"{row.dollars_not_spent:.2f}"
-        solved = row.solved_locally, row.solved_by_escalation, row.solved_hosted, row.failed
-        table.add_row(
-            printable(row.name), *map(str, (row.runs, *solved)), f"{row.dollars:.2f}", spared,
-            f"{row.tokens:,}", f"{row.hours:.1f}",
-        )  # fmt: skip
-    Console().print(table)
+        counts = row.runs, row.solved_locally, row.solved_by_escalation, row.solved_hosted, row.failed
+        spent = f"{row.dollars:.2f}", spared, f"{row.tokens:,}", f"{row.hours:.1f}"
+        table.add_row(printable(row.name), *map(str, counts), *spent)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)

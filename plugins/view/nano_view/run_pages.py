@@ -9,6 +9,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from nano_shared import schema
+from nano_shared.owners import User
 from nano_shared.schema import ESCAPED, ExactText
 from nano_shared.store import LogStore
 from nano_shared.types import Value
@@ -25,7 +26,7 @@ _CUT = ("task_key", "policy", "policy_id", "prompt", "stop", "failure_kind", "tr
 _PLAIN = ("parent_step", "reward", "turns", "sampled_tokens", "trainable", "started", "ended", "level")
 _runs = sa.table(
     "runs",
-    *(sa.column(name, ExactText) for name in _EXACT),
+    *(sa.column(name, ExactText) for name in (*_EXACT, "owner", "share")),
     *(sa.column(name, sa.Text) for name in _CUT),
     *(sa.column(name) for name in _PLAIN),
 )
@@ -60,9 +61,15 @@ class RunChoice(Value):
 
 
 def read_page(
-    connection: sa.Connection, chosen: RunChoice, after: Cursor | None, limit: int, order: str = "newest"
+    connection: sa.Connection,
+    chosen: RunChoice,
+    after: Cursor | None,
+    limit: int,
+    order: str = "newest",
+    user: User | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of the view `runs` after the cursor (started, id); `order` may be "best" or "worst" reward.
+    """Rows of the view `runs` after the cursor (started, id), without what others show to nobody; `order` may
+    be "best" or "worst" reward.
 
     Long texts are cut. Only the order "newest" takes a cursor.
     """
@@ -74,6 +81,8 @@ def read_page(
         query = query.where(_runs.c.reward.is_not(None)).order_by(ends[order], _runs.c.id)
     else:
         query = query.order_by(_runs.c.started.desc(), _runs.c.id.desc())
+    if user is not None:
+        query = query.where(user.sees(_runs.c))
     if after is not None:
         place = sa.tuple_(_runs.c.started, _runs.c.id)
         query = query.where(
@@ -234,7 +243,7 @@ class RunPages:
     ) -> list[dict[str, Any]]:
         """Rows of the view `runs`, newest first; see `read_page`."""
         query = chosen or RunChoice()
-        return self._store.read(lambda c: read_page(c, query, after, limit, order))
+        return self._store.read(lambda c: read_page(c, query, after, limit, order, self._store.user))
 
     def groups(
         self, chosen: RunChoice | None = None, after: Cursor | None = None, *, limit: int = 50
