@@ -133,7 +133,7 @@ def test_a_deletion_says_what_goes_and_asks(nano: Nano, tmp_path: Path) -> None:
     assert "nothing was deleted: --yes" in err
     assert nano("log", "show", runs[0].id)[0] == 0
     code, out, _ = nano("log", "delete", "last", runs[0].id, "-C", tmp_path / "ann", "--yes")
-    assert (code, out.split(",")[0]) == (0, "deleted: 2 runs and 5 files that nothing else needs")
+    assert (code, out.split(",")[0]) == (0, "deleted: 2 runs and 4 files that nothing else needs")
     assert json.loads(nano("log", "list", "--json", "--by", "all")[1])[0]["id"] == theirs.id
     assert f"is of {CEM}, who alone deletes it" in nano("log", "delete", theirs.id, "--yes")[2]
     assert nano("log", "delete", theirs.id, "--yes", "--json", by=CEM)[0] == 0

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from nano_shared import schema
-from nano_shared.owners import User
 from nano_shared.schema import ESCAPED, ExactText
 from nano_shared.store import LogStore
 from nano_shared.types import Value
@@ -66,10 +65,10 @@ def read_page(
     after: Cursor | None,
     limit: int,
     order: str = "newest",
-    user: User | None = None,
+    shown: sa.ColumnElement[bool] | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of the view `runs` after the cursor (started, id), without what others show to nobody; `order` may
-    be "best" or "worst" reward.
+    """Rows of the view `runs` after the cursor (started, id), of those that are `shown`; `order` may be
+    "best" or "worst" reward.
 
     Long texts are cut. Only the order "newest" takes a cursor.
     """
@@ -81,8 +80,8 @@ def read_page(
         query = query.where(_runs.c.reward.is_not(None)).order_by(ends[order], _runs.c.id)
     else:
         query = query.order_by(_runs.c.started.desc(), _runs.c.id.desc())
-    if user is not None:
-        query = query.where(user.sees(_runs.c))
+    if shown is not None:
+        query = query.where(shown)
     if after is not None:
         place = sa.tuple_(_runs.c.started, _runs.c.id)
         query = query.where(
@@ -242,8 +241,9 @@ class RunPages:
         order: str = "newest",
     ) -> list[dict[str, Any]]:
         """Rows of the view `runs`, newest first; see `read_page`."""
-        query = chosen or RunChoice()
-        return self._store.read(lambda c: read_page(c, query, after, limit, order, self._store.user))
+        query, user = chosen or RunChoice(), self._store.user
+        shown = None if user is None else user.sees(_runs.c)
+        return self._store.read(lambda c: read_page(c, query, after, limit, order, shown))
 
     def groups(
         self, chosen: RunChoice | None = None, after: Cursor | None = None, *, limit: int = 50
