@@ -31,14 +31,15 @@ from pydantic import (
 from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import PLUGINS, Extensions, call_extension, missing_plugin
-from nano_shared.files import NotReadable, read_regular
+from nano_shared.files import NotReadable, read_regular, real_path
+from nano_shared.owners import User, usual_name
 from nano_shared.policy import DecodeIds
 from nano_shared.printable import printable
 from nano_shared.redact.redactor import RedactConfig, Redactor
 from nano_shared.redact.runs import RedactingStore
 from nano_shared.settings import no_such_setting
 from nano_shared.store import LogStore
-from nano_shared.types import Limits, Usage
+from nano_shared.types import Limits, Share, Usage
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -282,6 +283,10 @@ class CoreConfig(BaseModel):
     between turns; none: 4, or a fifth of a GPU's memory if that is more"""
     log: str | None = None
     """path of the log, or postgresql://...?blobs=FOLDER|s3://BUCKET/PREFIX; none: NANO_HOME/log.db"""
+    owner: str | None = None
+    """whose runs they are in a log that several people share; none: USER@HOST"""
+    share: Share = Share.TEAM
+    """what others may do with these runs: never (not even see them), team (look at them), train"""
     profile: str | None = None
     """interface profile: prompts, tools and dialect; none: what the model was trained with"""
     tools: tuple[str, ...] = ()
@@ -512,6 +517,8 @@ def _tightened(key: str, below: Any, requested: Any) -> tuple[Any, dict[str, Any
             kept = False if requested is False else below
         case "redact":
             return _tightened_redaction(below, requested)
+        case "share":
+            kept = min(below, requested, key=list(Share).index)
         case _:
             kept = below
     return kept, {} if kept == requested else {key: requested}
@@ -587,13 +594,26 @@ def parse_toml(path: Path, content: bytes) -> dict[str, Any]:
     return table
 
 
+def open_store(config: AgentConfig, directory: Path = Path(), *, create: bool = True) -> LogStore:
+    """The log of a configuration, used as its owner; `last` is of the directory. Raises as LogStore.open."""
+    return LogStore.open(config.log, create=create, user=user_of(config, directory))
+
+
+def user_of(config: AgentConfig, directory: Path = Path()) -> User:
+    return User(name=config.owner or usual_name(), share=config.share, directory=str(real_path(directory)))
+
+
 def redacting_store(
     store: LogStore, decode: DecodeIds | None = None, config: AgentConfig | None = None
 ) -> LogStore:
     """The store, or one that redacts on write if the configuration says so (None: the current one).
 
     `decode` is needed to mask only the ids that spell a secret; without it all ids of a run with a secret are
-    masked. Everything that executes runs writes through this. Raises ConfigError for invalid settings.
+    masked. Everything that executes runs writes through this, as the owner that the configuration names.
+    Raises ConfigError for invalid settings.
     """
-    settings = (config or load_config({}, Path())[0]).redact
-    return RedactingStore(store, Redactor(settings), decode) if settings.on == "write" else store
+    config = config or load_config({}, Path())[0]
+    store.user = store.user or user_of(config)
+    if config.redact.on != "write":
+        return store
+    return RedactingStore(store, Redactor(config.redact), decode)

@@ -544,14 +544,14 @@ def train_sft(
 
 
 def undamaged(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
-    """The runs without damage in their columns, oldest first; damaged ones are counted in `refused`."""
+    """The runs that nothing bars, by their columns, oldest first; the others are counted in `refused`."""
     whole = []
     for run in store.facts():
-        damage = next((code for code in blocking(run) if code.damage), None)
-        if damage is None:
+        bar = next((code for code in blocking(run) if code.bars), None)
+        if bar is None:
             whole.append((run.started, run.id))
         else:
-            refused[damage.value] += 1
+            refused[bar.value] += 1
     for _, run_id in sorted(whole):
         yield store.get(run_id)
 

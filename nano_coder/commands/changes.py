@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from typer import Option
 
 from nano_coder.agent.actions import workspace_after, workspaces_since
-from nano_coder.commands.options import Log, RunArgument, open_log
+from nano_coder.commands.display import on_terminal
+from nano_coder.commands.options import DirectoryOption, Log, RunArgument, open_log
 from nano_shared import snapshot, snapshot_change
 from nano_shared.errors import UsageError
 from nano_shared.logged_run import edited_workspace
@@ -27,11 +29,12 @@ def apply(
 ) -> int:
     """Apply what RUN changed to the directory that it was made in.
 
-    Stops with the list of files that changed since, touching none.
+    That of another owner's run has to be named with -C, or confirmed on a terminal. Stops with the list of
+    files that changed since, touching none.
     """
     store = open_log(log, directory or Path())
     trajectory = store.get(run)
-    place = directory_of(trajectory, directory)
+    place = directory_of(trajectory, directory, store)
     changed = apply_to(trajectory, place, store)
     for path in changed:
         print(printable(path))
@@ -42,8 +45,9 @@ def apply(
     return 0
 
 
-def directory_of(trajectory: Trajectory, given: Path | None) -> Path:
-    """The directory that a run is of, or the one that the user names. Raises UsageError without one."""
+def directory_of(trajectory: Trajectory, given: Path | None, store: LogStore) -> Path:
+    """The directory that a run is of, or the one that the user names. Raises UsageError without one, and for
+    that of another owner's run where the user does not consent on a terminal."""
     if given is not None:
         return given
     if trajectory.directory is None:
@@ -53,6 +57,11 @@ def directory_of(trajectory: Trajectory, given: Path | None) -> Path:
             f"run {trajectory.id} was made in {trajectory.directory}, which is no directory any more; "
             "name another with -C"
         )
+    if store.user is not None and not store.user.owns(trajectory.owner):
+        whose = f"run {trajectory.id} is of {trajectory.owner}, who made it in {trajectory.directory}"
+        if not on_terminal():
+            raise UsageError(f"{whose}; name a directory with -C")
+        typer.confirm(printable(f"{whose}. Go on there?"), abort=True, err=True)
     return Path(trajectory.directory)
 
 
@@ -83,13 +92,14 @@ def diff(
         int | None,
         Option("--at", metavar="STEP", help="As it was after this step, as `log show` counts them."),
     ] = None,
+    directory: DirectoryOption = Path(),
     log: Log = None,
 ) -> int:
     """Print the unified diff of RUN against the workspace it started from.
 
     Into a pipe or a file it is a patch that `git apply` takes, binary files included.
     """
-    store = open_log(log)
+    store = open_log(log, directory)
     trajectory = store.get(run)
     text, shown = trajectory.diff, sys.stdout.isatty()
     named = any(line.startswith(("Binary files ", "Large files ")) for line in text.splitlines())
@@ -128,7 +138,7 @@ def undo(
     """
     store = open_log(log, directory or Path())
     trajectory = store.get(run)
-    place = directory_of(trajectory, directory)
+    place = directory_of(trajectory, directory, store)
     target = workspace_after(trajectory, step)
     edits = (edited_workspace(row) for row in reversed(store.feedback(trajectory.id)))
     stages = [*filter(None, edits), *workspaces_since(trajectory, step)]
@@ -145,18 +155,19 @@ def undo(
 def restore(
     run: RunArgument,
     step: Annotated[int, Option("--at", metavar="STEP", help="As `log show` counts them; 0 is the start.")],
-    directory: Annotated[
+    target: Annotated[
         Path, Option("--to", metavar="DIR", help="Where to write it: a directory that is new or empty.")
     ],
+    directory: DirectoryOption = Path(),
     log: Log = None,
 ) -> int:
     """Write the workspace as it was after STEP of RUN to DIR. Version control and caches are in no log."""
-    store = open_log(log)
+    store = open_log(log, directory)
     workspace = workspace_after(store.get(run), step)
-    if directory.is_symlink() or directory.exists():
-        if not directory.is_dir():
-            raise UsageError(f"{directory} is not a directory; --to names a new or empty one")
-        if any(directory.iterdir()):
-            raise UsageError(f"{directory} is not empty; --to names a new or empty directory")
-    snapshot.materialise(workspace, store.blobs, directory)
+    if target.is_symlink() or target.exists():
+        if not target.is_dir():
+            raise UsageError(f"{target} is not a directory; --to names a new or empty one")
+        if any(target.iterdir()):
+            raise UsageError(f"{target} is not empty; --to names a new or empty directory")
+    snapshot.materialise(workspace, store.blobs, target)
     return 0

@@ -16,6 +16,7 @@ from nano_coder.config import (
     TABLES,
     SettingsTable,
     configured,
+    open_store,
     parse_toml,
     project_tables,
     read_config,
@@ -91,11 +92,10 @@ def tools(setup: Setup, directory: DirectoryOption = Path(), as_json: JsonOption
     from nano_coder.models.opening import usual_profile
     from nano_coder.sandbox.backend import open_sandbox
     from nano_coder.tools.tool import TOOLS, further_tools
-    from nano_shared.store import LogStore
 
     config = setup.config
     more = further_tools(
-        config, lambda: (open_sandbox(config.sandbox, image=config.image), LogStore.open(config.log))
+        config, lambda: (open_sandbox(config.sandbox, image=config.image), open_store(config))
     )
     usual = find_profile(config.profile or usual_profile(config.model))
     profile = with_tools(usual if config.profile else days_profile(usual), more)

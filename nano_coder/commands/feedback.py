@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from nano_coder.commands.options import Log, open_log
+from nano_coder.commands.options import DirectoryOption, Log, open_log
 from nano_coder.config import redacting_store
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
@@ -54,7 +54,8 @@ class Given:
 
 def command(
     run: Annotated[
-        str | None, Argument(metavar="RUN", help="An id, the beginning of one, or `last`.")
+        str | None,
+        Argument(metavar="RUN", help="An id, the beginning of one, or `last`, your newest run in -C."),
     ] = None,
     step: Annotated[
         int | None, Option(metavar="N", help="Of this step, as `log show` counts them, from 1.")
@@ -79,6 +80,7 @@ def command(
     replace: Annotated[bool, Option("--replace", help="With --reward: of a run that has a verdict.")] = False,
     author: Annotated[str | None, Option(metavar="NAME", help="Who says so.")] = None,
     as_list: Annotated[bool, Option("--list", help="Show what was said, of RUN or of all runs.")] = False,
+    directory: DirectoryOption = Path(),
     log: Log = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -101,13 +103,13 @@ def command(
     if as_list:
         if given.anything or reward is not None:
             raise UsageError("--list only reads; leave out what is to be said, or leave out --list")
-        return _list(run, log, as_json=as_json)
+        return _list(run, open_log(log, directory), as_json=as_json)
     if run is None:
-        raise UsageError("name the run that this is said of: nano-coder feedback RUN; `last` is the newest")
+        raise UsageError("name the run that this is said of: nano-coder feedback RUN; `last` is your newest")
     if reward is not None:
         if given.anything:
             raise UsageError("--reward goes alone; say the rest in a second command")
-        return _reward(run, reward, replace, log, as_json=as_json)
+        return _reward(run, reward, replace, open_log(log, directory), as_json=as_json)
     if replace:
         raise UsageError("--replace goes with --reward")
     if given.empty:
@@ -115,20 +117,20 @@ def command(
             "nothing is said; give --good, --bad, --note, --prefer, --edit, --outcome or --reward, or --list"
             " to read"
         )
-    with open_log(log) as store:
+    with open_log(log, directory) as store:
         trajectory = store.get(run)
         rows = list(feedback_rows(given, trajectory, store))
         _show(redacting_store(store).add_feedback(trajectory.id, *rows), store, as_json=as_json)
     return 0
 
 
-def _reward(name: str, reward: float, replace: bool, log: str | None, *, as_json: bool) -> int:
+def _reward(name: str, reward: float, replace: bool, opened: LogStore, *, as_json: bool) -> int:
     """Reward the runs of the session of that name, or the run."""
     from nano_coder.serve.given_reward import give_reward
 
     if not math.isfinite(reward):
         raise UsageError(f"--reward {reward} is no finite number")
-    with open_log(log) as store:
+    with opened as store:
         runs = store.session_runs(name) or [store.resolve(name)]
         given = give_reward(redacting_store(store), runs, reward, replace=replace)
     rewarded = {"runs": given, "reward": reward}
@@ -223,8 +225,8 @@ def _rival(other: str, run: Trajectory, store: LogStore) -> str:
 # ------------------------------------------------------------------------------------------ listing
 
 
-def _list(run: str | None, log: str | None, *, as_json: bool) -> int:
-    with open_log(log) as store:
+def _list(run: str | None, opened: LogStore, *, as_json: bool) -> int:
+    with opened as store:
         which = None if run is None else store.resolve(run)
         _show(store.all_feedback(run=which), store, as_json=as_json)
     return 0

@@ -16,8 +16,8 @@ from rich.table import Table
 from typer import Argument, Option
 
 from nano_coder.commands.display import Display
-from nano_coder.commands.options import Log, RunArgument, ToolOption, Verbose, open_log
-from nano_coder.config import load_config
+from nano_coder.commands.options import DirectoryOption, Log, RunArgument, ToolOption, Verbose, open_log
+from nano_coder.config import load_config, open_store
 from nano_coder.tools.tool import TOOLS
 from nano_coder.verify.trainable import RefusalCode, RunFinding, findings
 from nano_shared.command_line import Console, JsonOption, emit, lazy_app
@@ -35,19 +35,23 @@ if TYPE_CHECKING:
 command = lazy_app(
     "nano-coder.log",
     {
-        "list": (f"{__name__}:list_runs", "The newest runs, a line each."),
+        "list": (f"{__name__}:list_runs", "Your newest runs, a line each."),
         "show": (f"{__name__}:show", "One run whole: the task, each step, the diff, the verdict."),
         "verify": (f"{__name__}:verify", "May runs train a policy gradient, and if not, why?"),
         "export": ("nano_coder.commands.log_transfer:export", "Write runs in another format."),
         "import": ("nano_coder.commands.log_transfer:import_runs", "Add the runs of files to the log."),
         "migrate": ("+cluster", "Copy a log into another, as to Postgres."),
         "redact": (f"{__name__}:redact", "Take the secrets out of runs for good."),
+        "delete": ("nano_coder.commands.log_delete:delete", "Delete runs, and files that only they need."),
+        "prune": ("nano_coder.commands.log_delete:prune", "Delete your old runs."),
+        "stats": ("nano_coder.commands.log_stats:stats", "What became of your runs, and what they cost."),
         "path": (f"{__name__}:path", "Where the log is."),
     },
     help="Look at the log of runs, and move runs in and out of it.",
 )
 _WIDTHS = {
     "run": 16, "started": 16, "policy": 10, "task": 16, "turns": 5, "tokens": 6, "stop": 13, "reward": 6,
+    "owner": 20,
 }  # fmt: skip
 """characters that a column needs to be of use"""
 _LEFT_OUT = ("policy", "tokens", "started", "turns", "task", "stop")
@@ -57,19 +61,20 @@ _PIPED = 200
 
 def list_runs(
     limit: Annotated[int, Option("-n", min=1, help="Newest runs shown.")] = 20,
+    by: Annotated[str | None, Option(metavar="OWNER|all", help="Whose, if not yours.")] = None,
     log: Log = None,
     as_json: JsonOption = False,
 ) -> int:
-    """The newest runs, a line each."""
-    runs = open_log(log).runs(limit=limit)
-    emit(runs, as_json, lambda: _show_list(runs))
+    """Your newest runs, a line each; those of others, too, that their owners share, with --by all."""
+    runs = open_log(log).runs(limit, by)
+    emit(runs, as_json, lambda: _show_list(runs, owners=by is not None))
     return 0
 
 
-def _show_list(runs: Sequence[RunSummary]) -> None:
+def _show_list(runs: Sequence[RunSummary], *, owners: bool) -> None:
     console = Console(width=None if sys.stdout.isatty() else _PIPED)
     table = Table(box=None)
-    columns = _columns(console.width)
+    columns = _columns(console.width, owners)
     needed = sum(_WIDTHS[name] + 2 for name in columns)
     spare, console.width = console.width - needed, max(console.width, needed)
     for name in columns:
@@ -86,14 +91,15 @@ def _show_list(runs: Sequence[RunSummary]) -> None:
             "tokens": str(run.sampled_tokens),
             "stop": run.stop or "unfinished",
             "reward": "" if run.reward is None else f"{run.reward:g}",
+            "owner": printable(run.owner or ""),
         }
         table.add_row(*(cells[name] for name in columns))
     console.print(table)
 
 
-def _columns(width: int) -> list[str]:
-    """The columns that fit; the run and its reward stay at any width."""
-    columns = list(_WIDTHS)
+def _columns(width: int, owners: bool) -> list[str]:
+    """The columns that fit; the run, its reward and owner stay at any width."""
+    columns = [name for name in _WIDTHS if owners or name != "owner"]
     for name in _LEFT_OUT:
         if sum(_WIDTHS[column] + 2 for column in columns) <= width:
             break
@@ -101,9 +107,15 @@ def _columns(width: int) -> list[str]:
     return columns
 
 
-def show(run: RunArgument, verbose: Verbose = False, log: Log = None, as_json: JsonOption = False) -> int:
+def show(
+    run: RunArgument,
+    directory: DirectoryOption = Path(),
+    verbose: Verbose = False,
+    log: Log = None,
+    as_json: JsonOption = False,
+) -> int:
     """One run whole: the task, each step, the diff, the verdict."""
-    store = open_log(log)
+    store = open_log(log, directory)
     trajectory = store.get(run)
 
     def tell() -> None:
@@ -117,15 +129,19 @@ def show(run: RunArgument, verbose: Verbose = False, log: Log = None, as_json: J
     return 0
 
 
-def redact(runs: Annotated[list[str], Argument(metavar="RUN...")], log: Log = None) -> int:
+def redact(
+    runs: Annotated[list[str], Argument(metavar="RUN...")],
+    directory: DirectoryOption = Path(),
+    log: Log = None,
+) -> int:
     """Take the secrets out of RUNS for good: what they held before is dropped, not kept beside it.
 
     The rules are those of `redact` in nano.toml. All token ids of a run that held a secret become
     placeholders: it trains no policy gradient any more. Snapshots of workspaces stay as they are.
     """
-    config, _ = load_config({"log": log}, Path())
+    config, _ = load_config({"log": log}, directory)
     redactor = Redactor(config.redact)
-    with LogStore.open(config.log, create=False) as store:
+    with open_store(config, directory, create=False) as store:
         for run in runs:
             changed = redact_run(store, store.resolve(run), redactor)
             print(f"run {store.resolve(run)}: {'redacted' if changed else 'nothing to redact'}")
@@ -147,6 +163,7 @@ def verify(
         str | None, Option(help="With --deep: where that policy lies, if not under the name that a run has.")
     ] = None,
     tools: ToolOption = None,
+    directory: DirectoryOption = Path(),
     log: Log = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -162,7 +179,7 @@ def verify(
     runs = runs or []
     for tool in tools or []:
         TOOLS.give(tool)
-    with open_log(log) as store:
+    with open_log(log, directory) as store:
         checked: set[str] = set()
         looks = (_look(facts, store, deep, model, checked) for facts in _facts(store, runs))
         return _tell_one(next(looks), as_json) if len(runs) == 1 else _tell_all(looks, as_json)

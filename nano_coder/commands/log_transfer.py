@@ -12,7 +12,15 @@ from typing import Annotated, Any, TextIO
 from typer import Argument, Option
 
 from nano_coder.agent.profiles import logged_opening, logged_tools
-from nano_coder.commands.options import Log, PolicyChoice, SinceChoice, SuccessChoice, TaskChoice, open_log
+from nano_coder.commands.options import (
+    DirectoryOption,
+    Log,
+    PolicyChoice,
+    SinceChoice,
+    SuccessChoice,
+    TaskChoice,
+    open_log,
+)
 from nano_coder.formats import RUN_FORMATS, Calls, RunFormat, message_rows
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, Refused, UsageError
@@ -43,6 +51,7 @@ def export(
         Option(help="messages: calls in the assistant's text as they were written, or in `tool_calls`."),
     ] = "text",
     redact: Annotated[bool, Option("--redact", help="Take secrets out first; blobs stay behind.")] = False,
+    directory: DirectoryOption = Path(),
     log: Log = None,
 ) -> int:
     """Write RUNS, or every run that the filters choose, in another format.
@@ -65,7 +74,7 @@ def export(
     choice = ChosenRuns(
         names=tuple(runs or ()), task=task, since=moment(since), policy=policy, successes=successes
     )
-    with open_log(log) as store:
+    with open_log(log, directory) as store:
         chosen = choice.read(store)
         if redact:
             chosen = redacted_runs(chosen, store.blobs)

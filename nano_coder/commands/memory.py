@@ -13,13 +13,12 @@ from typer import Argument, Option
 
 from nano_coder.commands.options import Log
 from nano_coder.commands.run import open_editor
-from nano_coder.config import load_config
+from nano_coder.config import load_config, open_store
 from nano_shared.command_line import JsonOption, emit, lazy_app
 from nano_shared.errors import UsageError
 from nano_shared.notes import Note, Notes
 from nano_shared.printable import one_line, printable
 from nano_shared.redact.redactor import Redactor
-from nano_shared.store import LogStore
 
 command = lazy_app(
     "nano-coder.memory",
@@ -103,6 +102,6 @@ def forget(
 
 def _notes(directory: Path, log: str | None, everywhere: bool = False) -> Notes:
     config, _ = load_config({"log": log}, directory)
-    store = LogStore.open(config.log, create=False)
+    store = open_store(config, create=False)
     project = None if everywhere else str(directory.resolve())
     return store.notes(project, Redactor(config.redact).scrub)

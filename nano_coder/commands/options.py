@@ -16,6 +16,7 @@ from nano_coder.config import (
     TEMPERATURE,
     AgentConfig,
     load_config,
+    open_store,
     overriding_limits,
     parse_limits,
     user_config_path,
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from nano_shared.store import LogStore
     from nano_shared.types import InstructionFile, Trajectory
 
-RunArgument = Annotated[str, Argument(metavar="RUN", help="An id, the beginning of one, or `last`.")]
+RunArgument = Annotated[
+    str, Argument(metavar="RUN", help="An id, the beginning of one, or `last`, your newest run in -C.")
+]
 Log = Annotated[str | None, Option("--log", help="Path of the log, or postgresql://... of one.")]
 Limit = Annotated[
     list[str] | None,
@@ -155,10 +158,8 @@ def log_of_environment() -> tuple[str, ...]:
 
 def open_log(log: str | None, directory: Path = Path(), *, create: bool = False) -> LogStore:
     """The log of --log, else as configured. Raises LogError where there is none and `create` is not set."""
-    from nano_shared.store import LogStore
-
     _refuse_missing(directory)
-    return LogStore.open(load_config({"log": log}, directory)[0].log, create=create)
+    return open_store(load_config({"log": log}, directory)[0], directory, create=create)
 
 
 def open_runtime(

@@ -21,6 +21,7 @@ from nano_coder.commands.options import (
     reopen_runtime,
 )
 from nano_coder.commands.run import make_task, open_work, take_snapshot
+from nano_coder.config import open_store
 from nano_coder.run.execution import Runtime, grade_run, refuse_ended, resume_run, run_task, with_limits
 from nano_coder.run.fork import fork_run, refuse_step, refuse_unsaid, say_to_run
 from nano_shared.command_line import Console, JsonOption, emit
@@ -31,7 +32,13 @@ from nano_shared.types import Trajectory, Value
 
 
 @agent_options("model", "base_url", "net", "log")
-def resume(run: RunArgument, setup: Setup, verbose: Verbose = False, as_json: JsonOption = False) -> int:
+def resume(
+    run: RunArgument,
+    setup: Setup,
+    directory: DirectoryOption = Path(),
+    verbose: Verbose = False,
+    as_json: JsonOption = False,
+) -> int:
     """Go on with RUN (an id, the beginning of one, or `last`) from its last finished turn."""
 
     def go_on(logged: Trajectory, runtime: Runtime) -> Trajectory:
@@ -46,6 +53,7 @@ def say(
     run: RunArgument,
     message: Annotated[str, Argument(metavar="TEXT", help="What to do next, or - for standard input.")],
     setup: Setup,
+    directory: DirectoryOption = Path(),
     seed: Annotated[int | None, Option(help="Seed of the sampling.")] = None,
     verbose: Verbose = False,
     as_json: JsonOption = False,
@@ -69,7 +77,7 @@ def _continued(
 ) -> int:  # fmt: skip
     """Go on with a logged run, grade it and show its end. `refuse` comes before the model, which takes
     seconds to load."""
-    store = LogStore.open(setup.config.log, create=False)
+    store = open_store(setup.config, setup.directory, create=False)
     logged = store.get(run)
     refuse(logged)
     display = Display(quiet=as_json, verbose=verbose)
@@ -114,6 +122,7 @@ def fork(
     run: RunArgument,
     setup: Setup,
     at: Annotated[int, Option(metavar="STEP", help="As `log show` counts them; 0 is the start.")],
+    directory: DirectoryOption = Path(),
     n: Annotated[int, Option("--n", min=1, help="Continuations.")] = 8,
     seed: Annotated[
         int | None, Option(help="Seed of the sampling; without it each call samples anew.")
@@ -133,7 +142,7 @@ def fork(
         raise UsageError("--check is empty; give a shell line, or leave it out to grade as the run was")
     if setup.sources["temperature"] == "default":
         setup = setup._replace(config=setup.config.model_copy(update={"temperature": 1.0}))
-    store = LogStore.open(setup.config.log, create=False)
+    store = open_store(setup.config, setup.directory, create=False)
     parent = store.get(run)
     parent = parent.model_copy(update={"task": with_limits(parent.task, setup.limits)})
     refuse_step(parent, at)  # before the model is loaded, which takes seconds
@@ -192,7 +201,7 @@ def chat(
     Every message is a run of the log, so `log show`, `fork`, `apply` and the training know it. Nothing is
     applied before you say /apply.
     """
-    store = LogStore.open(setup.config.log)
+    store = open_store(setup.config, directory)
     runtime = open_work(setup, store)
     print(_HELP, file=sys.stderr)
     run: Trajectory | None = None

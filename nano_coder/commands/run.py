@@ -32,7 +32,7 @@ from nano_coder.commands.options import (
     instructions_of,
     open_runtime,
 )
-from nano_coder.config import SPREADING, UNTRUSTED_CHECK, task_limits
+from nano_coder.config import SPREADING, UNTRUSTED_CHECK, open_store, task_limits
 from nano_coder.run.execution import Runtime, Stop, attempt_task
 from nano_coder.run.side_by_side import best_of, passed, run_tries
 from nano_coder.sandbox.request import say_unread
@@ -86,7 +86,7 @@ def command(
     if reflect and not setup.config.check:
         raise UsageError("--reflect needs a --check: without one no attempt fails")
     setup = _with_tries(_with_advice(setup), reflect)
-    store = LogStore.open(setup.config.log)
+    store = open_store(setup.config, directory)
     start = take_snapshot(setup, store)
     display = Display(quiet=as_json, verbose=verbose)
     runtime = open_work(setup, store)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from nano_coder.commands.options import Setup, agent_options
-from nano_coder.config import AgentConfig
+from nano_coder.config import AgentConfig, open_store
 from nano_coder.serve.access import Access, opened_access
 from nano_coder.views import VIEWS
 from nano_shared.errors import ConfigError, UsageError
@@ -76,10 +76,9 @@ def command(
             raise
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
     from nano_coder.serve.conversations import Conversations, end_interrupted
-    from nano_shared.store import LogStore
 
     with listening_socket(host, port) as listening:  # before a model is loaded for nothing
-        store = LogStore.open(config.log)
+        store = open_store(config)
         end_interrupted(store, ServerLimits().idle_seconds)
         opener = _ModelOpener(config, store)
         conversations = Conversations(opener.open(config.model))

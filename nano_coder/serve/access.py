@@ -29,6 +29,8 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 SHORTEST = 16
 """characters of a key where other machines may try keys"""
 _LONGEST = 512
+ADMIN_OWNER = "admin"
+"""owner of sessions under an admin key"""
 _HASHES = 50_000
 """rounds by which the log's name of a key's owner says nothing of the key"""
 
@@ -108,7 +110,7 @@ class Access:
     def owner(self, request: Request) -> str:
         caller = self.caller(request)
         if caller is Caller.ADMIN:
-            return "admin"
+            return ADMIN_OWNER
         if caller is not Caller.CLIENT:
             return ""
         key = _key_of(request)

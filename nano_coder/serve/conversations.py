@@ -18,6 +18,7 @@ from typing import NamedTuple
 from nano_coder import __version__
 from nano_coder.agent.dialects.dialect import function_schema
 from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve.access import ADMIN_OWNER
 from nano_coder.serve.given_reward import end_conversation, give_reward
 from nano_coder.serve.request import ClientMessage, ModelAnswer, ModelRequest, OnText, split_at_stop
 from nano_coder.serve.served_model import ServedModel
@@ -248,7 +249,10 @@ class Conversations:
     ) -> HeldConversation:
         tools = [function_schema(tool) for tool in request.tools]
         kind = RAW_PROMPT if request.prompt_ids else AMBIGUOUS_TOOLS if parents else CLIENT_TOOLS
-        return self._hold(self._new_run(request, kind + content_hash(tools), model), session, [], model)
+        run = self._new_run(request, kind + content_hash(tools), model)
+        if session.owner not in ("", ADMIN_OWNER) and not self.is_rollout:  # else it is the server's owner's
+            run = run.model_copy(update={"owner": session.owner})
+        return self._hold(run, session, [], model)
 
     def _new_run(self, request: ModelRequest, tools_hash: str, model: ServedModel) -> Trajectory:
         first = next((m.text for m in request.messages if m.role is Role.USER), "")

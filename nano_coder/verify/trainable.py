@@ -69,6 +69,7 @@ class RefusalCode(StrEnum):
         "ambiguous parent",
         "several logged conversations could be its beginning; give each client a session",
     )
+    NO_CONSENT = "no consent", "it is another owner's, who lets nobody train on it (share = train does)"
     # damage
     BROKEN_ROWS = "broken rows", "its token rows are out of order"
     MISSING_TURN = "missing turn", "a turn between others is not there"
@@ -120,6 +121,11 @@ class RefusalCode(StrEnum):
         """Whether the log does not hold what happened: such a run must not be used for training at all."""
         return self in DAMAGE
 
+    @property
+    def bars(self) -> bool:
+        """Whether nothing of the run may be used, to imitate or compare either."""
+        return self.damage or self is RefusalCode.NO_CONSENT
+
 
 _CODES = list(RefusalCode)
 DAMAGE = frozenset(
@@ -154,6 +160,8 @@ def verify(trajectory: Trajectory) -> list[RunFinding]:
 
 def findings(run: RunFacts) -> Iterator[RunFinding]:
     """As `verify`, from facts."""
+    if run.withheld:
+        yield blocks(RefusalCode.NO_CONSENT)
     yield from _finished(run)
     yield from _tokens(run)
     yield from _interface(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,10 +13,13 @@ from typing import Annotated, Literal
 from typer import Option
 
 from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, open_log
+from nano_coder.verify.trainable import RefusalCode
 from nano_rl.commands.options import Log
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable
 from nano_shared.run_facts import ChosenRuns, moment
+from nano_shared.store import LogStore
+from nano_shared.types import Trajectory
 
 
 def command(
@@ -42,7 +46,8 @@ def command(
     refused, written = Counter[str](), 0
     with open_log(log) as store, new_file(out) as file:
         for _, ids in groupby(choice.ids(store, by_task=True), key=lambda found: found[1]):
-            for row in token_rows((store.get(run) for run, _ in ids), refused, baseline=baseline):
+            runs = _consented(store, [run for run, _ in ids], refused)
+            for row in token_rows(runs, refused, baseline=baseline):
                 file.write(json.dumps(row) + "\n")
                 written += 1
         if not written:
@@ -55,3 +60,12 @@ def command(
     if out is not None:
         print(f"{written} rows in {out}")
     return 0
+
+
+def _consented(store: LogStore, ids: Sequence[str], refused: Counter[str]) -> Iterator[Trajectory]:
+    for run_id in ids:
+        run = store.get(run_id)
+        if store.withholds(run):
+            refused[RefusalCode.NO_CONSENT.value] += 1
+        else:
+            yield run

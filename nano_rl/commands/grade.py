@@ -10,7 +10,7 @@ from typing import Annotated
 from rich.table import Column, Table
 from typer import Argument, Option
 
-from nano_coder.commands.options import open_log
+from nano_coder.commands.options import DirectoryOption, open_log
 from nano_coder.grading.grade import GRADERS, by_grader, find_grader, grade_folder
 from nano_coder.run.execution import regrade_run
 from nano_rl.commands.options import Log
@@ -18,6 +18,7 @@ from nano_rl.commands.session import sandbox_opener
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.command_line import Console, JsonOption, emit
 from nano_shared.errors import UsageError
+from nano_shared.store import LogStore
 from nano_shared.types import Task, Verdict
 
 _SHOWN = 3
@@ -34,6 +35,7 @@ def command(
         str | None, Option(metavar="NAME", help=f"{', '.join(map(repr, GRADERS))}; the last word is enough.")
     ] = None,
     as_json: JsonOption = False,
+    directory: DirectoryOption = Path(),
     log: Log = None,
 ) -> int:
     """Grade RUNs of the log from what is stored of them, or one folder against one task.
@@ -44,7 +46,7 @@ def command(
     if runs:
         if task_name is not None or workspace is not None or answer is not None:
             raise UsageError("RUNs are graded by their own tasks; leave out --task, --workspace and --answer")
-        return grade_runs(runs, name, log, as_json=as_json)
+        return grade_runs(runs, name, open_log(log, directory), as_json=as_json)
     if task_name is None or workspace is None:
         raise UsageError("name runs of the log, or a folder: --task FILE.jsonl#ID --workspace DIR")
     if not workspace.is_dir():
@@ -54,8 +56,8 @@ def command(
     return 0 if verdict.reward is not None else 1
 
 
-def grade_runs(names: Sequence[str], grader: str, log: str | None, *, as_json: bool) -> int:
-    with open_log(log) as store:
+def grade_runs(names: Sequence[str], grader: str, opened: LogStore, *, as_json: bool) -> int:
+    with opened as store:
         ids = list(dict.fromkeys(store.resolve(name) for name in names))
         sandbox = sandbox_opener()()
         columns = ("task", "verdict", "reward", "checks passed", "tampering", "failure")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.commands.options import open_log
-from nano_coder.config import AgentConfig, load_config, overriding_limits, redacting_store
+from nano_coder.config import AgentConfig, load_config, open_store, overriding_limits, redacting_store
 from nano_coder.environment import Environments
 from nano_coder.models.opening import (
     OWN_MODELS,
@@ -39,7 +39,6 @@ from nano_shared.checkpoint import LATEST, checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.policy import InterfaceProfile
 from nano_shared.settings import Settings
-from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def policy_runtime(
     if sources["temperature"] == "flag" and config.temperature is not None:
         temperature = config.temperature
     sandbox = sandbox_opener(config)()
-    store = LogStore.open(config.log)
+    store = open_store(config)
     tools = [TOOLS.give(tool).spec.name for tool in config.tools]
     opened = open_policy(model or config.model, config, dtype=dtype_of(config, sources))
     return Runtime(
@@ -167,7 +166,7 @@ def training_runtime(given: TrainArguments, settings: TrainConfig) -> tuple[Open
     config, sources = load_config(asked, Path())
     tools = [TOOLS.give(tool).spec.name for tool in config.tools]
     sandbox = sandbox_opener(config)()
-    store = LogStore.open(config.log)
+    store = open_store(config)
     name = name_to_train(config.model)
     opened = open_weights(
         name, dtype=settings.dtype, profile=config.profile, device=config.device,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.table import Table
 from typer import Argument, Option
 
-from nano_coder.commands.options import open_log
+from nano_coder.commands.options import DirectoryOption, open_log
 from nano_rl.commands.options import KeepGoing, Log, Seed, TaskFile
 from nano_rl.tasks.suite import TaskSuite, find_suite, suite_names
 from nano_rl.tasks.task_file import draw_tasks, read_tasks, refuse_unwritable, write_tasks
@@ -300,6 +300,7 @@ def from_log(
     ] = 0,
     seed: Seed = 0,
     as_json: JsonOption = False,
+    directory: DirectoryOption = Path(),
     log: Log = None,
 ) -> int:
     """Make a task of each RUN (an id, the beginning of one, or `last`).
@@ -308,6 +309,7 @@ def from_log(
     what an agent changed, with tests and configuration as they were. A run that passes gives the oracle; of a
     mutant, on which the check must fail, the oracle is the line put back.
     """
+    from nano_coder.verify.trainable import RefusalCode
     from nano_rl.commands.session import sandbox_opener
     from nano_rl.tasks.from_log import distinct, mutant_tasks, task_from_run
 
@@ -315,8 +317,10 @@ def from_log(
         raise UsageError("--check is empty; give a shell line, or leave it out to keep the run's own check")
     if as_json and out is None:
         raise UsageError("--json prints what was made, so the rows need a file: name one with -o")
-    store = open_log(log)
+    store = open_log(log, directory)
     chosen = [store.get(run) for run in runs]
+    if kept := next((run for run in chosen if store.withholds(run)), None):
+        raise UsageError(f"run {kept.id} of {kept.owner}: {RefusalCode.NO_CONSENT.meaning}")
     sandbox = sandbox_opener()()
     if out is not None:
         refuse_unwritable(out)

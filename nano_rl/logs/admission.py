@@ -111,12 +111,12 @@ class JudgedRun:
 def refusal_of(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
     """The first reason why a run may not train a policy gradient, regardless of its group; None if it may.
 
-    Damage is checked first.
+    What bars every use is checked first.
     """
     found = list(blocking(run))
-    damage = next((code for code in found if code.damage), None)
-    if damage:
-        return damage
+    bar = next((code for code in found if code.bars), None)
+    if bar:
+        return bar
     if run.task.is_control:
         return RefusalCode.CONTROL
     if run.task.split == Split.TEST:
@@ -149,7 +149,7 @@ def _refuse_copies(runs: Sequence[CheckedRun]) -> list[CheckedRun]:
     seen: set[bytes] = set()
     judged = []
     for run, refusal in runs:
-        if refusal is None or not refusal.damage:
+        if refusal is None or not refusal.bars:
             draw = run.draw
             if run.turns and draw in seen:
                 refusal = RefusalCode.DUPLICATE
@@ -216,11 +216,11 @@ _WORTHLESS = (
     RefusalCode.UNFINISHED, RefusalCode.OURS, RefusalCode.NO_TURNS, RefusalCode.CONTROL,
     RefusalCode.TEST_SPLIT, RefusalCode.OTHER_PROFILE, RefusalCode.DUPLICATE, RefusalCode.OTHER_TASK,
 )  # fmt: skip
-"""refusals, besides damage, that exclude a run from every use"""
+"""refusals, besides those that bar every use, that exclude a run from all of them"""
 
 
 def _worthless(code: RefusalCode | None) -> bool:
-    return code is not None and (code.damage or code in _WORTHLESS)
+    return code is not None and (code.bars or code in _WORTHLESS)
 
 
 def may_imitate(run: RunFacts, code: RefusalCode) -> bool:

@@ -459,16 +459,17 @@ def _verified(store: LogStore, verifier: RunVerifier, run: RunFacts) -> RefusalC
 def _undamaged(
     store: LogStore, target: TargetPolicy, verify: RunCheck | None, known: set[str], refused: Counter[str]
 ) -> Iterator[tuple[RunFacts, RefusalCode | None]]:
-    """The runs of a log that are neither damaged nor copies, each with why policy gradients may not use it.
+    """The runs of a log that nothing bars and that are no copies, each with why policy gradients may not use
+    it.
 
-    Damaged runs and copies are counted in `refused`. Runs in `known` are skipped, and all ids are added to
+    Barred runs and copies are counted in `refused`. Runs in `known` are skipped, and all ids are added to
     it.
     """
     facts = (run for run in store.facts() if run.id not in known)
     for checked in check_runs(facts, target, verify):
         for about, code in checked:
             known.add(about.id)
-            if code is not None and (code.damage or code is RefusalCode.DUPLICATE):
+            if code is not None and (code.bars or code is RefusalCode.DUPLICATE):
                 refused[code.value] += 1
             else:
                 yield about, code

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from nano_shared.errors import LogError
@@ -18,6 +20,10 @@ from nano_shared.files import content_hash, full_disk_explained, replacing, user
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
 # workspaces are snapshotted after each turn: speed matters more than the last tenth of the size
 _COMPRESSION = 1
+KEPT_SECONDS = 3600.0
+"""for which a blob that was put stays, whether or not anything names it: what needs it is logged later"""
+_RENEWED = 600.0
+"""age at which a blob that is put again is renewed"""
 
 
 class BlobStore:
@@ -52,13 +58,13 @@ class BlobStore:
                 yield blob
 
     def put(self, data: bytes) -> str:
-        """Store bytes durably, and return their id.
+        """Store bytes durably, and return their id; `remove` spares them for an hour.
 
         Raises LogError when the disk is full or the folder cannot be written.
         """
         blob = content_hash(data)
         target = self.path(blob)
-        if not target.exists():
+        if not _is_renewed(target):
             with full_disk_explained(self.root):
                 try:
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +89,35 @@ class BlobStore:
 
     def __contains__(self, blob: str) -> bool:
         return self.path(blob).exists()
+
+    def remove(self, blob: str) -> int | None:
+        """Remove a blob that nobody needs. Returns the bytes that it took; None where it stays, since it was
+        put within the last hour, or may not be removed."""
+        path, before = self.path(blob), time.time() - KEPT_SECONDS
+        aside = path.with_name(f"{path.name}.removed")
+        try:
+            if path.stat().st_mtime > before:
+                return None
+            path.rename(aside)
+            found = aside.stat()
+            if found.st_mtime > before:  # another process has put it meanwhile
+                aside.rename(path)
+                return None
+            aside.unlink()
+        except FileNotFoundError:
+            return 0
+        except OSError:
+            return None
+        return found.st_size
+
+
+def _is_renewed(path: Path) -> bool:
+    """Whether the file is there, and young enough now to be spared by `remove`."""
+    with suppress(FileNotFoundError, PermissionError):  # it is written anew
+        if time.time() - path.stat().st_mtime > _RENEWED:
+            os.utime(path)
+        return True
+    return False
 
 
 def pack(data: bytes) -> bytes:

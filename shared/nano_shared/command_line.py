@@ -68,7 +68,7 @@ COMMON = frozenset(
     ("-C", "--model", "--temperature", "--tasks", "--env", "--agent", "--task", "--since", "--policy",
      "--sandbox", "--image", "--at", "--out", "--log", "--json", "--verbose", "--seed", "--tool", "--net",
      "--limit", "--base-url", "--profile", "--device", "--python", "--agent-folders", "--log-to", "--config",
-     "--set", PRINT)
+     "--set", "--by", "--yes", PRINT)
 )  # fmt: skip
 """options that many commands share: they stand last in a command's help, in a panel of their own"""
 COMMON_PANEL = "Common options"

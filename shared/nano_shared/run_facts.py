@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from nano_shared import schema
 from nano_shared.errors import UsageError
 from nano_shared.logged_run import LoggedRun
+from nano_shared.owners import User
 from nano_shared.schema import tools_by_hash, turn_row, verdict_row, verdict_seal
 from nano_shared.types import (
     REDACTED_ID,
@@ -53,7 +54,7 @@ _SEALED = ("seal", "turn_rewards", "checks", "check_run")
 """further columns that the seal of a verdict is computed from"""
 _RUN = (
     "id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "parent", "parent_step",
-    "answer", "started",
+    "answer", "started", "owner", "share",
 )  # fmt: skip
 _TURN = (
     "turn", "policy_id", "policy_version", "token_row", "context_tokens", "sampled_tokens", "sampling",
@@ -75,6 +76,8 @@ class RunFilter:
     """unix seconds"""
     policy: str | None = None
     """a policy as the user named it, or the id of weights that sampled a turn"""
+    user: User | None = None
+    """who reads: hides what others share with nobody; None: hides nothing"""
 
     def select(self, *columns: Any, by_task: bool) -> sa.Select[Any]:
         """These columns of the selected runs and their tasks: by task key and oldest first, or oldest first.
@@ -89,7 +92,7 @@ class RunFilter:
         if self.policy is not None:
             sampled = sa.exists().where(turns.c.run_id == runs.c.id, turns.c.policy_id == self.policy)
             query = query.where(sa.or_(runs.c.policy == self.policy, sampled))
-        return query
+        return query if self.user is None else query.where(self.user.sees(runs.c))
 
     def takes(self, task_key: str) -> bool:
         return self.task is None or fnmatchcase(task_key, self.task)
@@ -134,7 +137,7 @@ def succeeded(run: Trajectory) -> bool:
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-def moment(text: str | None, *, now: float | None = None) -> float | None:
+def moment(text: str | None, *, now: float | None = None, option: str = "--since") -> float | None:
     """Unix seconds of a date, a date and time, unix seconds, or so long ago as 90m. Raises UsageError."""
     if text is None:
         return None
@@ -147,7 +150,7 @@ def moment(text: str | None, *, now: float | None = None) -> float | None:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         raise UsageError(
-            f"--since {text!r} is no time; write a date (2026-11-20), a time (2026-11-20T09:30), or so long"
+            f"{option} {text!r} is no time; write a date (2026-11-20), a time (2026-11-20T09:30), or so long"
             " ago (90m, 12h, 7d, 2w)"
         ) from None
 
@@ -258,6 +261,8 @@ class RunFacts:
     """tools beside those of the profile"""
     opinions: bool = False
     """whether feedback rates the run"""
+    withheld: bool = False
+    """whether it is of an owner who lets no other user learn from it"""
 
     id = _column("id")
     policy = _column("policy")
@@ -268,6 +273,7 @@ class RunFacts:
     parent = _column("parent")
     parent_step = _column("parent_step")
     answer = _column("answer")
+    owner = _column("owner")
     started = _column("started")
 
     @property
@@ -328,6 +334,7 @@ def stream_facts(connection: sa.Connection, chosen: RunFilter) -> Iterator[RunFa
                 verdict=None if columns["trust"] is None else _verdict(columns),
                 sealed=None if seal is None else seal == verdict_seal(row.id, row.task_id, columns),
                 opinions=bool(row.opinions), given_tools=tools_of(tuple(row.given_tools or ())),
+                withheld=chosen.user is not None and not chosen.user.may_learn(row.owner, row.share),
                 columns={name: getattr(row, name) for name in _RUN},
             )  # fmt: skip
 

@@ -119,7 +119,7 @@ def _plain(text: str) -> bool:
     return True
 
 
-FIRST = HEAD = "0011"
+FIRST = HEAD = "0012"
 """oldest and newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
@@ -161,9 +161,13 @@ runs = Table(
     Column("diff", ExactText, nullable=False),
     Column("given_tools", Json),  # hashes of tools beside the profile's; NULL for none, and in older versions
     Column("directory", ExactText),  # NULL where a task brought its files, and in runs of older versions
+    Column("owner", ExactText),  # these three are NULL in runs of older versions
+    Column("project", ExactText),  # NULL without a directory
+    Column("share", ExactText),
     Index("log_runs_started", "started", "id"),
     Index("log_runs_task", "task_id"),
     Index("log_runs_parent", "parent"),
+    Index("log_runs_directory", "directory", "started"),
 )
 
 turns = Table(
@@ -281,6 +285,12 @@ given_tools = Table(
     Index("log_given_tools_name", "name"),
 )
 
+unneeded = Table(  # blobs of deleted runs that are still to be removed, if nothing else needs them
+    "log_unneeded",
+    metadata,
+    Column("blob", ExactText, primary_key=True),
+)
+
 notes = Table(  # beside it an index of its text: log_notes_text in SQLite, the column `words` in Postgres
     "log_notes",
     metadata,
@@ -320,7 +330,7 @@ HINT = "see `nano-coder log list`"
 _RUN_FIELDS = (
     "id", "policy", "profile", "profile_hash", "template_hash", "tools_hash", "runtime_version", "parent",
     "parent_step", "seed", "snapshot", "started", "ended", "stop", "stop_detail", "answer", "diff",
-    "directory",
+    "directory", "owner", "project", "share",
 )  # fmt: skip
 _TURN_FIELDS = (
     "thought", "parse_error", "parser", "repairs", "snapshot", "started", "ended", "delegated_by",
@@ -579,7 +589,12 @@ def feedback_of(connection: sa.Connection, run_id: str) -> tuple[Feedback, ...]:
 # compiled once: SQLAlchemy caches on the statement, and compiling costs more than SQLite's own work
 _RUN = sa.bindparam("run", type_=runs.c.id.type)
 _RUN_IS_THERE = sa.select(sa.literal(1)).where(runs.c.id == _RUN)
-_TASK_IS_THERE = sa.select(sa.literal(1)).where(tasks.c.id == sa.bindparam("task"))
+# locks the row where databases do: a deletion must not take the task before its run is there
+_TASK_IS_THERE = (
+    sa.select(sa.literal(1))
+    .where(tasks.c.id == sa.bindparam("task"))
+    .with_for_update(of=tasks, read=True, key_share=True)
+)
 _TURN_COUNT = sa.select(sa.func.count()).where(turns.c.run_id == _RUN)
 _STOP_AND_TURNS = (
     sa.select(runs.c.stop, _TURN_COUNT.scalar_subquery()).where(runs.c.id == _RUN).with_for_update(of=runs)

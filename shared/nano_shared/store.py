@@ -6,7 +6,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from nano_shared.errors import LogError, NanoError
 from nano_shared.files import new_run_id
 from nano_shared.logged_run import Feedback, LoggedRun, Said
 from nano_shared.notes import Notes, Scrub
+from nano_shared.owners import EVERYBODY, User
 from nano_shared.run_facts import RunFacts, RunFilter, stream_facts
 from nano_shared.schema import HINT, ClientRequest, ExactText
 from nano_shared.types import (
@@ -60,12 +61,14 @@ class RunSummary(Value):
     sampled_tokens: int
     trainable: bool
     """every turn holds token ids and log-probs"""
+    owner: str | None = None
 
 
 # times and counts are as in the view; text needs the type that undoes its escapes
-_texts = {"id", "task_key", "prompt", "policy", "policy_id", "stop"}
+_texts = {"id", "task_key", "prompt", "policy", "policy_id", "stop", "owner", "share"}
+_shown = tuple(RunSummary.model_fields)
 _summaries = sa.table(
-    "runs", *(sa.column(name, ExactText if name in _texts else None) for name in RunSummary.model_fields)
+    "runs", *(sa.column(name, ExactText if name in _texts else None) for name in (*_shown, "share"))
 )
 _AMBIGUOUS_SHOWN = 3
 _MOST_ANSWERS = 64
@@ -95,13 +98,20 @@ class LogStore:
     Every method raises LogError if the log is locked for too long, damaged, read-only or out of space.
     """
 
-    def __init__(self, database: Database, blobs: BlobStore) -> None:
+    def __init__(self, database: Database, blobs: BlobStore, user: User | None = None) -> None:
         self.database = database
         self.blobs = blobs
+        self.user = user
+        """whose the runs are that are added, and who is shown others; None: nobody's, and all are shown"""
 
     @classmethod
     def open(
-        cls, url: str | Path | None = None, *, create: bool = True, blobs: str | Path | None = None
+        cls,
+        url: str | Path | None = None,
+        *,
+        create: bool = True,
+        blobs: str | Path | None = None,
+        user: User | None = None,
     ) -> LogStore:
         """Open a log by path or SQLAlchemy URL; None is `log.db` in NANO_HOME. Applies missing migrations.
 
@@ -110,7 +120,7 @@ class LogStore:
         Raises LogError for a file that is no log, is newer than this program, or cannot be written.
         """
         database = open_database(url, create=create)
-        return cls(database, open_blobs(blobs or database.blobs))
+        return cls(database, open_blobs(blobs or database.blobs), user)
 
     @property
     def url(self) -> str:
@@ -150,11 +160,16 @@ class LogStore:
                 f" and holds {len(trajectory.turns)}"
             )
 
+        signed = self._signed(trajectory)
+
         def work(connection: sa.Connection) -> None:
-            schema.insert_run(connection, trajectory)
-            schema.insert_turns(connection, trajectory.id, trajectory.turns)
+            schema.insert_run(connection, signed)
+            schema.insert_turns(connection, signed.id, signed.turns)
 
         self.database.write(work)
+
+    def _signed(self, trajectory: Trajectory) -> Trajectory:
+        return trajectory if self.user is None else self.user.signed(trajectory)
 
     def append_turn(self, run_id: str, turn: Turn, request: ClientRequest | None = None) -> None:
         """Add the next turn, and the client's request that it answers.
@@ -244,7 +259,9 @@ class LogStore:
         """Add a finished trajectory in one transaction."""
         verdicts = (trajectory.verdict,) if trajectory.verdict is not None else ()
         self.database.write(
-            lambda connection: _add(connection, LoggedRun(trajectory=trajectory, verdicts=verdicts))
+            lambda connection: _add(
+                connection, LoggedRun(trajectory=self._signed(trajectory), verdicts=verdicts)
+            )
         )
 
     def merge(self, runs: Callable[[], Iterable[LoggedRun]]) -> Merged:
@@ -257,7 +274,9 @@ class LogStore:
         def work(connection: sa.Connection) -> Merged:
             merged = Merged()
             for run in runs():
-                _merge(connection, run, merged)
+                # the directory on another machine is dropped: `apply` must not write where a file says
+                bare = run.trajectory.model_copy(update={"verdict": None, "directory": None})
+                _merge(connection, run.model_copy(update={"trajectory": self._signed(bare)}), merged)
             return merged
 
         return self.database.write(work)
@@ -296,22 +315,22 @@ class LogStore:
     # ------------------------------------------------------------------------------------ reading
 
     def resolve(self, run: str) -> str:
-        """The id of a run given by id, by unique prefix, or as "last". Raises LogError."""
+        """The id of a run given by id, by unique prefix, or as "last": the newest of the user's own in the
+        user's directory (the newest of all without a user). Raises LogError."""
         return self.database.read(partial(self._resolve, run))
 
     def _resolve(self, run: str, connection: sa.Connection) -> str:
         runs = schema.runs.c
         if run == "last":
-            newest = sa.select(runs.id).order_by(runs.started.desc(), runs.id.desc()).limit(1)
-            if (found := connection.scalar(newest)) is None:
-                raise LogError(f"log {self.url} holds no runs yet")
+            found = self._last(connection)
             passed = sa.exists().where(schema.verdicts.c.run_id == runs.id, schema.verdicts.c.reward >= 1)
             shortest = sa.func.length(runs.diff), runs.started
             winner = sa.select(runs.id).where(runs.id.in_(_side_by_side(found)), passed).order_by(*shortest)
             return str(connection.scalar(winner.limit(1)) or found)
-        if run and connection.scalar(sa.select(runs.id).where(runs.id == run)) is not None:
+        shown = sa.select(runs.id).where(self.user.sees(runs) if self.user else sa.true())
+        if run and connection.scalar(shown.where(runs.id == run)) is not None:
             return run
-        begins = sa.select(runs.id).where(runs.id.startswith(run, autoescape=True)).order_by(runs.id)
+        begins = shown.where(runs.id.startswith(run, autoescape=True)).order_by(runs.id)
         ids = connection.scalars(begins.limit(_AMBIGUOUS_SHOWN + 1)).all() if run else []
         if len(ids) == 1:
             return str(ids[0])
@@ -319,6 +338,26 @@ class LogStore:
             some = ", ".join(ids[:_AMBIGUOUS_SHOWN]) + (", ..." if len(ids) > _AMBIGUOUS_SHOWN else "")
             raise LogError(f"run {run!r} is ambiguous: it begins {some}; give more of the id")
         raise LogError(f"no run {run!r} in log {self.url}; {HINT}")
+
+    def _last(self, connection: sa.Connection) -> str:
+        """Id of the user's newest run in the user's directory. Raises LogError, which names the one there
+        is."""
+        runs, user = schema.runs.c, self.user
+        newest = sa.select(runs.id, runs.owner, runs.directory).order_by(runs.started.desc(), runs.id.desc())
+        newest = newest.limit(1)
+        own = newest if user is None else newest.where(user.made(runs))
+        here = own if user is None else own.where(runs.directory == user.directory)
+        if (found := connection.execute(here).first()) is not None:
+            return str(found.id)
+        other = newest if user is None else newest.where(user.sees(runs))
+        found = connection.execute(own).first() or connection.execute(other).first()
+        if user is None or found is None:
+            raise LogError(f"log {self.url} holds no runs yet")
+        whose = "your newest" if user.owns(found.owner) else f"the newest, of {found.owner},"
+        where = f"in {found.directory}" if found.directory else "of no directory"
+        raise LogError(
+            f"there is no run of yours in {user.directory}; {whose} is {found.id} {where}: name it by its id"
+        )
 
     def get(self, run: str) -> Trajectory:
         """A run by id, by unique prefix, or as "last", equal to what was appended. Raises LogError."""
@@ -334,6 +373,10 @@ class LogStore:
         if not found or schema.tool_hash(tool) in {row.hash for row in found}:
             return None
         return ToolSpec.model_validate(found[0].spec), found[0].first_seen
+
+    def withholds(self, run: Trajectory) -> bool:
+        """Whether the run is of an owner who does not let the user learn from it."""
+        return self.user is not None and not self.user.may_learn(run.owner, run.share)
 
     def task(self, run_id: str) -> Task:
         """The task of a run, without loading the run. `run_id` is a whole id. Raises LogError for an unknown
@@ -354,9 +397,12 @@ class LogStore:
 
     def ids(self, chosen: RunFilter | None = None, *, by_task: bool = False) -> list[tuple[str, str]]:
         """Id and task key of the selected runs: oldest first, or task by task."""
-        chosen = chosen or RunFilter()
+        chosen = self._seen(chosen)
         found = self._all(chosen.select(schema.runs.c.id, schema.tasks.c.key, by_task=by_task))
         return [(run, key) for run, key in found if chosen.takes(key)]
+
+    def _seen(self, chosen: RunFilter | None) -> RunFilter:
+        return replace(chosen or RunFilter(), user=self.user)
 
     def side_by_side(self, run_id: str) -> list[str]:
         """Ids of the runs of a task in a directory that were under way together, this one among them: its
@@ -368,12 +414,17 @@ class LogStore:
 
         Nothing is validated: damaged rows are returned as they are. Close the iterator if it is left early.
         """
-        return self.database.stream(lambda connection: stream_facts(connection, chosen or RunFilter()))
+        return self.database.stream(lambda connection: stream_facts(connection, self._seen(chosen)))
 
-    def runs(self, limit: int | None = None) -> list[RunSummary]:
-        """The newest runs, newest last."""
-        newest_first = _summaries.c.started.desc(), _summaries.c.id.desc()
-        found = self._all(sa.select(_summaries).order_by(*newest_first).limit(limit))
+    def runs(self, limit: int | None = None, by: str | None = EVERYBODY) -> list[RunSummary]:
+        """The newest runs, newest last: of an owner, of all, or (None) of the user."""
+        table = _summaries.c
+        query = sa.select(*(table[name] for name in _shown)).order_by(table.started.desc(), table.id.desc())
+        if self.user is not None:
+            query = query.where(self.user.made(table) if by is None else self.user.sees(table))
+        if by not in (None, EVERYBODY):
+            query = query.where(table.owner == by)
+        found = self._all(query.limit(limit))
         return [RunSummary(**row._mapping) for row in reversed(found)]
 
     def session_runs(self, session: str, owner: str | None = None) -> list[str]:
@@ -490,7 +541,7 @@ def _side_by_side(run_id: str) -> sa.Select[Any]:
     return (
         sa.select(runs.id)
         .where(this.id == run_id, runs.task_id == this.task_id, runs.directory == this.directory)
-        .where(runs.parent.is_(None), this.parent.is_(None))
+        .where(runs.parent.is_(None), this.parent.is_(None), runs.owner.is_not_distinct_from(this.owner))
         .where(runs.started <= sa.func.coalesce(this.ended, runs.started))
         .where(this.started <= sa.func.coalesce(runs.ended, this.started))
         .order_by(runs.started, runs.id)
@@ -523,15 +574,14 @@ def _merge(connection: sa.Connection, run: LoggedRun, merged: Merged) -> None:
 
     Raises LogError if the log holds another run with that id.
     """
-    # the directory on another machine is dropped: `apply` must not write where an imported file says
-    bare = {"verdict": None, "directory": None}
-    run = run.model_copy(update={"trajectory": run.trajectory.model_copy(update=bare)})
     if not schema.is_there(connection, run.trajectory.id):
         _add(connection, run)
         merged.added += 1
         return
     there = _load(connection, run.trajectory.id)
-    if there.trajectory.model_copy(update=bare) != run.trajectory:
+    # whose it is does not matter here: a file of an older version says nothing of it
+    apart = dict.fromkeys(("verdict", "directory", "owner", "project", "share"))
+    if there.trajectory.model_copy(update=apart) != run.trajectory.model_copy(update=apart):
         raise LogError(
             f"run {run.trajectory.id} is in the log with another content; import into another log with --log"
         )

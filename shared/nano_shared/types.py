@@ -576,6 +576,16 @@ class ToolSpec(Value):
     """string parameter that the compact dialect writes raw, after the header line"""
 
 
+class Share(StrEnum):
+    """Who of those that share a log may use a run, beside its owner."""
+
+    NEVER = "never"
+    """nobody: others are not shown it"""
+    TEAM = "team"
+    """others may look at it, and train nothing on it"""
+    TRAIN = "train"
+
+
 class Trajectory(Value):
     """One execution: the task, every turn, why it stopped, and what it left behind."""
 
@@ -594,6 +604,12 @@ class Trajectory(Value):
     """workspace before the first action"""
     directory: str | None = None
     """absolute path that the workspace was copied from; None for a task that brings its files"""
+    owner: str | None = None
+    """whose run it is, as USER@HOST or a hash of a client's key; None in runs of older versions"""
+    project: str | None = None
+    """what the directory is of: `git:` and the first commit of its history, else a path; None without one"""
+    share: Share | None = None
+    """the owner's consent; None in runs of older versions"""
     parent: str | None = None
     """run this one was forked from"""
     parent_step: int | None = Field(None, ge=0)

@@ -32,6 +32,9 @@ CREATE VIEW runs AS SELECT
   r.seed,  -- of the run
   r.snapshot,  -- workspace before the first action, a blob id
   r.directory,  -- what the workspace is a copy of, NULL for a task with its own files
+  r.owner,  -- whose run it is, NULL in runs of older versions
+  r.project,  -- git: and the first commit of the directory's history, else a path, NULL without a directory
+  r.share,  -- never, team or train: what others may do with it
   r.profile,  -- interface profile
   r.profile_hash,  -- its content hash
   r.template_hash,  -- of the chat template

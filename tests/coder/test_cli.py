@@ -179,7 +179,7 @@ def test_a_run_prints_one_object_and_is_applied_later(
     assert [(r["id"], r["prompt"], r["reward"]) for r in listed] == [(run, "Say two.", 1.0)]
     assert run in cli("log", "list").stdout
     assert json.loads(cli("log", "show", run[:12], "--json").stdout)["task"]["check"] == CHECK
-    told = cli("log", "show", "last")
+    told = cli("log", "show", "last", "-C", str(project))
     assert "Say two." in told.stdout
     assert "edited a.py" in told.stdout
     assert cli("log", "path").stdout == f"{home / 'log.db'}\n"
@@ -215,10 +215,10 @@ def test_a_failed_check_shows_what_it_printed(cli: Cli, endpoint: Endpoint, proj
     endpoint.script = list(EDIT)
     check = "echo seen; echo '\033[31mbad' >&2; exit 3"
     done = cli("run", "Say two.", "-C", str(project), "--check", check, *endpoint.flags)
-    for told in (done.stdout, cli("log", "show", "last").stdout):
+    for told in (done.stdout, cli("log", "show", "last", cwd=project).stdout):
         assert "check: failed (exit code 3) on the original tests plus the diff" in told
         assert "│ seen\n│ bad\n" in told
-    shown = json.loads(cli("log", "show", "last", "--json").stdout)["verdict"]["check_run"]
+    shown = json.loads(cli("log", "show", "last", "--json", cwd=project).stdout)["verdict"]["check_run"]
     assert (shown["exit_code"], shown["output"]) == (3, "seen\nbad")
 
 
@@ -229,20 +229,25 @@ def test_changes_are_applied_and_taken_back_where_the_run_was_made(
     other.mkdir()
     (other / "a.py").write_text("one\n")
     endpoint.script = list(EDIT)
-    assert cli("run", "Say two.", "-C", "project", *endpoint.flags).returncode == 0
-    shown = cli("diff", "last", cwd=other)
+    done = cli("run", "Say two.", "-C", "project", "--json", *endpoint.flags)
+    run = json.loads(done.stdout)["run"]
+    shown = cli("diff", "last", "-C", str(project), cwd=other)
     assert shown.stderr == f"changes to {project}\n"
-    applied = cli("apply", "last", cwd=other)
+    for command in ("apply", "undo", "diff"):  # `last` is of the directory that one is in
+        refused(
+            cli(command, "last", cwd=other), 2, f"no run of yours in {other}", run, str(project), "by its id"
+        )
+    applied = cli("apply", run, cwd=other)
     assert (applied.stdout, applied.stderr) == ("a.py\n", f"applied to {project}\n")
     assert [(p / "a.py").read_text() for p in (project, other)] == ["two\n", "one\n"]
-    undone = cli("undo", "last", cwd=other)
+    undone = cli("undo", run, cwd=other)
     assert (undone.stdout, undone.stderr) == ("a.py\n", f"taken back in {project}\n")
     assert (project / "a.py").read_text() == "one\n"
-    assert cli("apply", "last", "-C", ".", cwd=other).stdout == "a.py\n"
+    assert cli("apply", run, "-C", ".", cwd=other).stdout == "a.py\n"
     assert [(p / "a.py").read_text() for p in (project, other)] == ["one\n", "two\n"]
     project.rename(tmp_path / "moved")
     for command in ("apply", "undo"):
-        refused(cli(command, "last", cwd=other), 2, str(project), "no directory any more", "-C")
+        refused(cli(command, run, cwd=other), 2, str(project), "no directory any more", "-C")
 
 
 def test_a_run_that_names_no_directory_is_applied_to_a_named_one_alone(
@@ -250,8 +255,11 @@ def test_a_run_that_names_no_directory_is_applied_to_a_named_one_alone(
 ) -> None:
     runtime = a_runtime(home, [act("shell", command="echo two > a.py"), act("submit")])
     with runtime.store:
-        run_task(a_task(files={"a.py": "one\n"}), runtime)
-    refused(cli("apply", "last", cwd=project), 2, "names no directory", "-C")
+        run = run_task(a_task(files={"a.py": "one\n"}), runtime)
+    refused(
+        cli("apply", "last", cwd=project), 2, f"your newest is {run.id} of no directory: name it by its id"
+    )
+    refused(cli("apply", run.id, cwd=project), 2, "names no directory", "-C")
     assert (project / "a.py").read_text() == "one\n"
 
 
@@ -306,7 +314,7 @@ def test_a_disk_that_is_full_names_the_file(cli: Cli, fresh: Cli, endpoint: Endp
     def allow_little() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
-    applied = fresh("apply", "last", preexec_fn=allow_little, input="")
+    applied = fresh("apply", "last", "-C", str(project), preexec_fn=allow_little, input="")
     refused(applied, 2, str(project), "cannot change 'large': File too large")
     assert sorted(path.name for path in project.iterdir()) == ["a.py", "untracked.txt"]
 
@@ -319,9 +327,9 @@ def test_names_that_are_not_utf_8_are_names(cli: Cli, endpoint: Endpoint, tmp_pa
     done = cli("run", "Rename.", "-C", str(project), "--apply", "--check", "ls m*", *endpoint.flags)
     assert (done.returncode, "│ m\\xfe\n" in done.stderr, "check: passed" in done.stdout) == (0, True, True)
     assert os.listdir(os.fsencode(project)) == [b"m\xfe"]
-    assert "pro\\udcfe" in cli("undo", "last").stderr
+    assert "pro\\udcfe" in cli("undo", "last", cwd=project).stderr
     assert os.listdir(os.fsencode(project)) == [b"n\xff.txt"]
-    shown = cli("log", "show", "last", "--json")
+    shown = cli("log", "show", "last", "--json", "-C", str(project))
     assert json.loads(shown.stdout)["directory"] == str(project)
 
 
@@ -351,7 +359,7 @@ def test_an_interrupted_run_can_be_resumed(cli: Cli, endpoint: Endpoint, project
     result = json.loads(out)
     assert (result["stop"], result["turns"]) == ("interrupted", 1)
     endpoint.script = [EDIT[1]]
-    resumed = cli("resume", "last", "--json", *endpoint.flags)
+    resumed = cli("resume", "last", "-C", str(project), "--json", *endpoint.flags)
     assert resumed.returncode == 0
     assert (json.loads(resumed.stdout)["run"], json.loads(resumed.stdout)["diff"]) == (
         result["run"], result["diff"],
@@ -593,19 +601,19 @@ def test_no_text_of_a_model_drives_the_terminal(cli: Cli, home: Path) -> None:
     bad = "\x1b]0;owned\x07 [/bold] [red] \\"
     write = act("shell", HERMES_1, command="printf '\\033[2J[/x]' > 'e\x1b[/vil]_test.py'; printf '\\033[2J'")
     runtime = a_runtime(home, [write, act("submit", HERMES_1, answer=bad)], profile=HERMES_1)
-    run_task(a_task(prompt=bad), runtime)
-    for command in (("log", "list"), ("log", "show", "last"), ("log", "verify", "last")):
+    run = run_task(a_task(prompt=bad), runtime).id
+    for command in (("log", "list"), ("log", "show", run), ("log", "verify", run)):
         done = cli(*command)
         assert done.returncode == (command[1] == "verify")
         assert "\x1b" not in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
-    assert "[red]" in cli("log", "show", "last").stdout
+    assert "[red]" in cli("log", "show", run).stdout
 
 
 def test_a_run_with_half_a_surrogate_pair_is_printed_as_json(cli: Cli, home: Path) -> None:
     path = '<tool_call>{"name": "read_file", "arguments": {"path": "\\ud800"}}</tool_call>'
-    run_task(a_task(), a_runtime(home, [path, act("submit", HERMES_1)], profile=HERMES_1))
-    done = cli("log", "show", "last", "--json")
+    run = run_task(a_task(), a_runtime(home, [path, act("submit", HERMES_1)], profile=HERMES_1))
+    done = cli("log", "show", run.id, "--json")
     assert json.loads(done.stdout)["turns"][0]["calls"][0]["arguments"] == {"path": "\ud800"}
 
 
@@ -642,8 +650,9 @@ def test_long_outputs_are_folded_on_a_terminal_and_whole_on_request(
 ) -> None:
     endpoint.script = hermes(("shell", {"command": "seq 100"}), ("submit", {}))
     assert cli("run", "Count.", "-C", str(project), *endpoint.flags).returncode == 0
-    assert "│ 50\n" in cli("log", "show", "last").stdout
-    folded, whole = (on_a_terminal(home, "log", "show", "last", *flag) for flag in ((), ("-v",)))
+    show = ("log", "show", "last", "-C", str(project))
+    assert "│ 50\n" in cli(*show).stdout
+    folded, whole = (on_a_terminal(home, *show, *flag) for flag in ((), ("-v",)))
     assert [f"│ {n}\n" in folded for n in (1, 50, 100)] == [True, False, True]
     assert "86 more lines; -v shows them" in folded
     assert [f"│ {n}\n" in whole for n in (1, 50, 100)] == [True] * 3

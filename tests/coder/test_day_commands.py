@@ -83,10 +83,10 @@ def test_a_run_is_gone_on_with_and_applied_message_by_message(home: Path, projec
         done = nano("run", "Mend it.", "-C", str(work), *at, "--apply", "--json")
         assert done.returncode == 0, done.stderr
         assert (work / "a.py").read_text() == "one\n2\n"
-        said = nano("say", "last", "And the first line.", "--base-url", server.base_url)
+        said = nano("say", "last", "And the first line.", "-C", str(work), "--base-url", server.base_url)
         assert "going on from" in said.stderr
         assert "answer: now 1" in said.stdout
-        assert nano("apply", "last").returncode == 0, "the first part is applied already"
+        assert nano("apply", "last", "-C", str(work)).returncode == 0, "the first part is applied already"
         assert (work / "a.py").read_text() == "1\n2\n"
         typed = "/apply\nGo on.\n/diff\nAnd on.\n/apply\n/what\n/quit\n"
         chat = nano("chat", "-C", str(work), *at, typed=typed)
@@ -103,7 +103,7 @@ def test_a_run_is_gone_on_with_and_applied_message_by_message(home: Path, projec
         "And the first line."
     )
     assert "reads AGENTS.md, shown as untrusted data" in chat.stderr
-    refused = nano("say", "last", " ")
+    refused = nano("say", "last", " ", "-C", str(work))
     assert (refused.returncode, refused.stderr) == (2, "error: the message is empty; say what to do next\n")
 
 

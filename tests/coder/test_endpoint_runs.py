@@ -261,7 +261,7 @@ def cli(tmp_path: Path) -> Cli:
             **plain, "NANO_HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": str(tmp_path / "config"),
             "OPENAI_API_KEY": key, "OPENAI_BASE_URL": server.base_url, "NANO_RETRY_SECONDS": "0.5",
         }  # fmt: skip
-        return forked.run("nano-coder", *arguments, env=env, cwd=os.getcwd())
+        return forked.run("nano-coder", *arguments, env=env, cwd=tmp_path / "project")
 
     return run
 

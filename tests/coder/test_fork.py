@@ -200,18 +200,19 @@ def test_the_command_prints_a_line_a_fork_and_the_success_rate(
     ("arguments", "says"),
     [
         (("nosuch", "--at", "1"), "no run 'nosuch'"),
-        (("last", "--at", "9"), "no step 9"),
-        (("last", "--at", "1"), "not at hand"),
-        (("last", "--at", "1", "--check", " "), "--check is empty"),
-        (("last",), "--at"),
-        (("last", "--at", "1", "--n", "0"), "--n"),
+        (("RUN", "--at", "9"), "no step 9"),
+        (("RUN", "--at", "1"), "not at hand"),
+        (("RUN", "--at", "1", "--check", " "), "--check is empty"),
+        (("RUN",), "--at"),
+        (("RUN", "--at", "1", "--n", "0"), "--n"),
     ],
 )
 def test_bad_input_is_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
 ) -> None:
-    a_parent(tmp_path)
-    code, out, err = command(capsys, tmp_path / "log.db", *arguments)
+    parent, _ = a_parent(tmp_path)
+    named = (parent.id if argument == "RUN" else argument for argument in arguments)
+    code, out, err = command(capsys, tmp_path / "log.db", *named)
     assert code == 2
     assert says in err
     assert out == ""

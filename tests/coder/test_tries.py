@@ -280,7 +280,7 @@ def test_the_winner_is_shown_logged_with_its_siblings_and_applied_as_the_last(
         loser = next(run.id for run in logged if run.id != winner)
     assert f"one of {len(tries)} tries; passed: {winner}" in cli("log", "show", loser).stdout
     assert "tries" not in cli("log", "show", json.loads(once.stdout)["run"]).stdout
-    assert cli("apply", "last").stdout == "a.py\n"
+    assert cli("apply", "last", cwd=project).stdout == "a.py\n"
     assert (project / "a.py").read_text() == "three\n"
 
 
@@ -363,4 +363,4 @@ def test_ctrl_c_ends_all_and_keeps_what_was_done(
     assert [(one["reward"], one["stop"]) for one in result["tries"]] == [(None, "interrupted")] * 2
     with LogStore.open(home / "log.db") as store:
         assert sum(len(store.get(one["run"]).turns) for one in result["tries"]) == 2
-    assert "one of 2 tries; passed: none" in cli("log", "show", "last").stdout
+    assert "one of 2 tries; passed: none" in cli("log", "show", "last", cwd=project).stdout

@@ -40,6 +40,7 @@ from nano_shared.types import (
     Completion,
     Finish,
     Sampling,
+    Share,
     StopReason,
     Task,
     ToolCall,
@@ -316,3 +317,20 @@ def test_under_the_policy_that_sampled_the_log_nothing_is_lost(
     stale = json.loads(capsys.readouterr().out)["effective_sample_size"]
     assert 0 < stale["of_tokens"] < 0.9
     assert stale["effective_tokens"] == pytest.approx(stale["of_tokens"] * report["tokens"])
+
+
+def test_runs_of_others_teach_where_their_owners_let_them(
+    tmp_path: Path, no_model: None, capsys: Any
+) -> None:
+    with LogStore.open(tmp_path / "log.db") as store:
+        for number, share in enumerate((None, *Share)):
+            owner = "me" if share is None else f"{share}@host"
+            for reward in (0.0, 1.0):
+                store.append(a_run(f"{owner}-{reward}", reward, owner=owner, share=share, seed=number))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("NANO_OWNER", "me")
+        assert run_admit("--log", str(tmp_path / "log.db"), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["uses"] == {"policy gradient": 4, "preference": 0, "imitation": 0, "nothing": 2}
+    (refusal,) = report["refusals"]
+    assert (refusal["code"], refusal["runs"], refusal["damage"]) == ("no consent", 2, False)

@@ -40,7 +40,7 @@ def test_verdicts_of_several_graders_stand_side_by_side(
 ) -> None:
     log = tmp_path / "log.db"
     run = _logged(log)
-    assert _grade("last", "--log", str(log)) == 0
+    assert _grade(run, "--log", str(log)) == 0
     assert _grade(run, "--log", str(log), "--grader", "fraction", "--json") == 0
     out = capsys.readouterr().out
     told = json.loads(out.splitlines()[-1])

@@ -84,7 +84,7 @@ def test_a_workspace_that_text_cannot_hold_stays_in_the_log(
     assert not made.portable
     assert made.task.snapshot == start
     out, log = tmp_path / "tasks.jsonl", str(tmp_path / "log.db")
-    command(capsys, "from-log", "last", "-o", str(out), "--log", log)
+    command(capsys, "from-log", run.id, "-o", str(out), "--log", log)
     code, said, _ = command(capsys, "check", str(out), "--json", "--log", log)
     assert code == 0, said
 
@@ -92,8 +92,8 @@ def test_a_workspace_that_text_cannot_hold_stays_in_the_log(
 def test_a_run_that_failed_is_a_task_that_nobody_is_known_to_solve(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a_run(tmp_path)
-    code, out, err = command(capsys, "from-log", "last", "--log", str(tmp_path / "log.db"))
+    run, _ = a_run(tmp_path)
+    code, out, err = command(capsys, "from-log", run.id, "--log", str(tmp_path / "log.db"))
     assert code == 0
     assert Task.model_validate_json(out).oracle is None  # rows alone on standard output
     assert "no run is known to solve it" in err
@@ -102,10 +102,10 @@ def test_a_run_that_failed_is_a_task_that_nobody_is_known_to_solve(
 def test_a_check_that_names_no_program_is_told_apart_from_one_that_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a_run(tmp_path)
+    run, _ = a_run(tmp_path)
     log, out = str(tmp_path / "log.db"), str(tmp_path / "tasks.jsonl")
     for check, told in (("nosuch-program -q", True), ("grep -q four a.py", False)):
-        code, said, _ = command(capsys, "from-log", "last", "--check", check, "-o", out, "--log", log)
+        code, said, _ = command(capsys, "from-log", run.id, "--check", check, "-o", out, "--log", log)
         assert code == 0  # what is missing now may be what the agent is asked to make
         assert "no run is known to solve it" in said
         assert ("names a program that is not there" in said) is told
@@ -115,9 +115,9 @@ def test_a_run_that_fails_is_not_said_to_solve_what_its_tasks_own_oracle_solves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     oracle = (OracleAction(name="write_file", arguments={"path": "a.py", "content": "three\n"}),)
-    a_run(tmp_path, oracle=oracle)
+    run, _ = a_run(tmp_path, oracle=oracle)
     log, out = str(tmp_path / "log.db"), str(tmp_path / "tasks.jsonl")
-    code, said, _ = command(capsys, "from-log", "last", "-o", out, "--log", log)
+    code, said, _ = command(capsys, "from-log", run.id, "-o", out, "--log", log)
     assert code == 0
     assert "reward 0.0; its own oracle solves it, the run does not" in said
 

@@ -55,7 +55,8 @@ def setup_of(runtime: Runtime, open_policy: OpenWorkerPolicy, config: AgentConfi
     address = store.address if "://" in store.address else str(Path(store.address).resolve())
     return WorkerSetup(
         version=__version__, machine=machine(), log=address, blobs=store.blobs.address,
-        witness=store.put_blob(new_run_id().encode()), open_policy=open_policy, config=config,
+        witness=store.put_blob(new_run_id().encode()), open_policy=open_policy,
+        config=config if store.user is None else config.model_copy(update={"owner": store.user.name}),
         profile=runtime.profile, policy_name=runtime.policy_name, limits=dict(runtime.settings.limits),
         hosts=runtime.settings.hosts, tool_files=TOOLS.files, environments=runtime.environments.references,
     )  # fmt: skip

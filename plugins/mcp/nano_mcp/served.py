@@ -49,7 +49,7 @@ def _tools(directory: Path) -> list[Callable[..., Any]]:
 
     async def diff(run: str = "last") -> str:
         """Show what a run changed, as a unified diff."""
-        return await _called(["diff", "--", run])
+        return await _called(["diff", "-C", str(directory), "--", run])
 
     async def apply(run: str) -> str:
         """Apply what a run changed to the directory. Stops, touching nothing, where files changed since."""

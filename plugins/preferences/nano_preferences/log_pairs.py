@@ -90,11 +90,11 @@ def log_pairs(
 
 
 def _whole(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
-    """The runs that are neither damaged nor copies, oldest first."""
+    """The runs that nothing bars and that are no copies, oldest first."""
     kept = []
     for checked in check_runs(store.facts(), TargetPolicy()):
         for run, code in checked:
-            if code is not None and (code.damage or code is RefusalCode.DUPLICATE):
+            if code is not None and (code.bars or code is RefusalCode.DUPLICATE):
                 refused[code.value] += 1
             else:
                 kept.append((run.started, run.id))

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from typer import Argument, Option
 
-from nano_coder.commands.options import Log, open_log
+from nano_coder.commands.options import DirectoryOption, Log, open_log
 from nano_coder.commands.serve import listening_socket
 from nano_coder.serve.access import Access, opened_access
 from nano_shared.errors import ConfigError, UsageError
@@ -46,6 +46,7 @@ def command(
             help="Weights that score the tokens: entropy, importance ratio, or mismatch with the sampler."
         ),
     ] = None,
+    directory: DirectoryOption = Path(),
     log: Log = None,
 ) -> int:
     """Look at the log in a browser: runs with their tokens, groups, forks, and trainings.
@@ -58,7 +59,7 @@ def command(
         listening = listening_socket(host, port)
     elif not out.absolute().parent.is_dir():
         raise UsageError(f"no such directory: {out.parent}; --out names a file in one that exists")
-    store = open_log(log)
+    store = open_log(log, directory)
     ids = [store.resolve(run) for run in runs or ()]
     start = f"#/run?id={quote(ids[0])}" if ids else "#/runs"
     from nano_view.answers import LogView

@@ -25,7 +25,7 @@ _CUT = ("task_key", "policy", "policy_id", "prompt", "stop", "failure_kind", "tr
 _PLAIN = ("parent_step", "reward", "turns", "sampled_tokens", "trainable", "started", "ended", "level")
 _runs = sa.table(
     "runs",
-    *(sa.column(name, ExactText) for name in _EXACT),
+    *(sa.column(name, ExactText) for name in (*_EXACT, "owner", "share")),
     *(sa.column(name, sa.Text) for name in _CUT),
     *(sa.column(name) for name in _PLAIN),
 )
@@ -60,9 +60,15 @@ class RunChoice(Value):
 
 
 def read_page(
-    connection: sa.Connection, chosen: RunChoice, after: Cursor | None, limit: int, order: str = "newest"
+    connection: sa.Connection,
+    chosen: RunChoice,
+    after: Cursor | None,
+    limit: int,
+    order: str = "newest",
+    shown: sa.ColumnElement[bool] | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of the view `runs` after the cursor (started, id); `order` may be "best" or "worst" reward.
+    """Rows of the view `runs` after the cursor (started, id), of those that are `shown`; `order` may be
+    "best" or "worst" reward.
 
     Long texts are cut. Only the order "newest" takes a cursor.
     """
@@ -74,6 +80,8 @@ def read_page(
         query = query.where(_runs.c.reward.is_not(None)).order_by(ends[order], _runs.c.id)
     else:
         query = query.order_by(_runs.c.started.desc(), _runs.c.id.desc())
+    if shown is not None:
+        query = query.where(shown)
     if after is not None:
         place = sa.tuple_(_runs.c.started, _runs.c.id)
         query = query.where(
@@ -233,8 +241,9 @@ class RunPages:
         order: str = "newest",
     ) -> list[dict[str, Any]]:
         """Rows of the view `runs`, newest first; see `read_page`."""
-        query = chosen or RunChoice()
-        return self._store.read(lambda c: read_page(c, query, after, limit, order))
+        query, user = chosen or RunChoice(), self._store.user
+        shown = None if user is None else user.sees(_runs.c)
+        return self._store.read(lambda c: read_page(c, query, after, limit, order, shown))
 
     def groups(
         self, chosen: RunChoice | None = None, after: Cursor | None = None, *, limit: int = 50

@@ -285,7 +285,7 @@ class RedactingStore(LogStore):
     """
 
     def __init__(self, store: LogStore, redactor: Redactor, decode: DecodeIds | None) -> None:
-        super().__init__(store.database, store.blobs)
+        super().__init__(store.database, store.blobs, store.user)
         self.redactor = redactor
         self._decode = decode
         self._runs: dict[str, _Run] = {}

@@ -9,7 +9,7 @@ from alembic import op
 
 from nano_shared.schema import NOTES_INDEX, metadata
 
-revision = "0011"
+revision = "0012"
 down_revision = None
 
 
@@ -25,6 +25,8 @@ def upgrade() -> None:
                     column.name, column.type, nullable=column.nullable, server_default=column.server_default
                 )
                 op.add_column(table.name, new)
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)
     if "log_notes" not in earlier:
         for statement in NOTES_INDEX[connection.dialect.name]:
             op.execute(statement)

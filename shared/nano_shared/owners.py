@@ -1,0 +1,95 @@
+"""Whose run it is: its owner and its project, and which runs a user sees and may learn from.
+
+A run without an owner is of an older version, or of nobody who said so: it counts as everybody's own.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+
+import sqlalchemy as sa
+
+from nano_shared.types import Share, Trajectory
+
+EVERYBODY = "all"
+"""in place of an owner: the runs of all"""
+_SECONDS = 5
+"""for git to find a first commit"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """Who uses a log."""
+
+    name: str
+    """as runs name their owner"""
+    share: Share = Share.TEAM
+    """consent of the runs that the user makes"""
+    directory: str = ""
+    """absolute path of the directory whose newest run is `last`"""
+
+    def signed(self, run: Trajectory) -> Trajectory:
+        """The run as the user's own, where it has no owner yet, and with its project."""
+        project = run.project or (project_of(run.directory) if run.directory else None)
+        signed = {"owner": run.owner or self.name, "share": run.share or self.share, "project": project}
+        return run.model_copy(update=signed)
+
+    def owns(self, owner: str | None) -> bool:
+        return owner in (None, self.name)
+
+    def may_learn(self, owner: str | None, share: str | None) -> bool:
+        """Whether what the user trains may learn from a run: the user's own, or one that its owner gave."""
+        return self.owns(owner) or share == Share.TRAIN
+
+    def sees(self, columns: sa.ColumnCollection[str, sa.ColumnElement[str]]) -> sa.ColumnElement[bool]:
+        """SQL: whether the user is shown a run; `columns` hold its `owner` and `share`."""
+        return sa.or_(self.made(columns), columns["share"].is_distinct_from(Share.NEVER.value))
+
+    def made(self, columns: sa.ColumnCollection[str, sa.ColumnElement[str]]) -> sa.ColumnElement[bool]:
+        """SQL: whether a run is the user's own."""
+        return sa.or_(columns["owner"].is_(None), columns["owner"] == self.name)
+
+
+def usual_name() -> str:
+    """USER@HOST"""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user that has no name
+        user = f"uid{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+@cache
+def project_of(directory: str) -> str:
+    """Identity of a user's directory, which a moved one and a clone keep: the first commit of its history.
+
+    Without a history (or with a shallow one, whose first commit is another later) the root of its work tree,
+    or the directory.
+    """
+    where = ("rev-parse", "--is-shallow-repository", "--show-toplevel")
+    shallow, _, root = _git(directory, *where).partition("\n")
+    first = _git(directory, "rev-list", "--first-parent", "--max-parents=0", "HEAD")
+    if first and shallow == "false":
+        return f"git:{first}"
+    return root or directory
+
+
+def _git(directory: str, *arguments: str) -> str:
+    """What git prints; empty where it fails. It starts no program and reaches no network that the repository
+    names."""
+    env = {
+        "PATH": os.environ.get("PATH", ""), "HOME": "/nonexistent", "LC_ALL": "C",
+        "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "", "GIT_TERMINAL_PROMPT": "0",
+    }  # fmt: skip
+    command = ("git", "-c", "core.fsmonitor=false", "-C", directory, *arguments)
+    try:
+        done = subprocess.run(command, capture_output=True, env=env, timeout=_SECONDS, check=False)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""
+    return os.fsdecode(done.stdout).strip() if done.returncode == 0 else ""
