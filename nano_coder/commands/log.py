@@ -107,11 +107,15 @@ def show(run: RunArgument, verbose: Verbose = False, log: Log = None, as_json: J
     trajectory = store.get(run)
 
     def tell() -> None:
-        Display(quiet=False, verbose=verbose, answer=True).whole(trajectory)
-        if len(tries := store.side_by_side(trajectory.id)) > 1:
-            facts = store.facts(RunFilter(runs=tuple(tries)))
-            passed = [one.id for one in facts if one.reward is not None and one.reward >= 1]
+        display = Display(quiet=False, verbose=verbose, answer=True)
+        display.whole(trajectory)
+        group = list(store.facts(RunFilter(runs=tuple(store.side_by_side(trajectory.id)))))
+        tries = [one for one in group if one.policy == group[0].policy]
+        if len(tries) > 1:
+            passed = [one.id for one in tries if one.reward is not None and one.reward >= 1]
             print(f"one of {len(tries)} tries; passed: {', '.join(passed) or 'none'}")
+        for one in group[len(tries) :]:
+            display.escalated(store.get(one.id))
 
     emit(trajectory, as_json, tell)
     return 0

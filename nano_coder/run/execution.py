@@ -615,12 +615,17 @@ def _refuse_unserved(task: Task, runtime: Runtime) -> None:
         )
     if runtime.settings.agent is not None and task.network != "none":
         raise UsageError(f"an agent of others has no way out but its model ({task.network}); leave out --net")
+    refuse_unpriced(runtime.policy, task.limits.max_cost)
+
+
+def refuse_unpriced(policy: Policy, max_cost: float | None) -> None:
+    """Raises ConfigError for a limit of dollars on a policy whose price is not known."""
     # policies that cost nothing have no `price` at all
-    if task.limits.max_cost is not None and getattr(runtime.policy, "price", 0) is None:
+    if max_cost is not None and getattr(policy, "price", 0) is None:
         raise ConfigError(
-            f"max_cost = {task.limits.max_cost:g}: the price of {runtime.policy.id} is not known; write"
-            f" [prices.{runtime.policy.id.partition(':')[2]!r}] with input and output, dollars for a million"
-            " tokens, into your configuration"
+            f"max_cost = {max_cost:g}: the price of {policy.id} is not known; write"
+            f" [prices.{policy.id.partition(':')[2]!r}] with input and output, dollars for a million tokens,"
+            " into your configuration"
         )
 
 

@@ -76,6 +76,8 @@ BEYOND = {
     "tool_memory_mb": "100000",
     "tool_output_bytes": "2000000000",
     "tries": "64",
+    "escalate": "'openai:m'",
+    "escalate_from": "'best'",
 }
 
 

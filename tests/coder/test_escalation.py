@@ -1,0 +1,212 @@
+"""A task whose check the local model fails goes to a hosted one, whose success the local policy imitates."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import forked
+import pytest
+from executions import SUBMIT, act
+from strict_api import KEY, Fail, Say, call, strict_api
+from test_cli import refused
+
+from nano_coder.agent.profiles import COMPACT_1, PROFILES, hosted_profile
+from nano_shared.store import LogStore
+
+CHECK = "grep -q three a.py"
+READ, EDIT = call("read_file", path="a.py"), call("edit_file", path="a.py", line=1, new="three")
+SOLVES = (Say("I look.", (READ,)), Say(None, (EDIT, call("submit", answer="done"))))
+WRONG = act("write_file", path="a.py", content="two\n")
+POLICY = f"""
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_shared.types import Role
+
+
+class Wrong(ScriptedPolicy):
+    def complete(self, conversation, sampling):
+        acted = any(message.role is Role.ASSISTANT for message in conversation.messages)
+        text = {SUBMIT!r} if acted else {WRONG!r}
+        return ScriptedPolicy([text], tokens=True, id="wrong").complete(conversation, sampling)
+
+
+def wrong(name, options):
+    return Wrong([])
+"""
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "a.py").write_text("one\n")
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def cli(tmp_path: Path, home: Path) -> Run:
+    (tmp_path / "wrong.py").write_text(POLICY)
+
+    def run(
+        server: Any, *arguments: str, program: str = "nano-coder", key: str | None = KEY
+    ) -> subprocess.CompletedProcess[str]:
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(("NANO_", "OPENAI_"))}
+        env = {**plain, "NANO_HOME": str(home), "XDG_CONFIG_HOME": str(home / "config")}
+        env |= {"NANO_RETRY_SECONDS": "0.5"} | ({"OPENAI_API_KEY": key} if key else {})
+        env |= {"OPENAI_BASE_URL": server.base_url} if server else {}
+        return forked.run(program, *arguments, env=env, cwd=tmp_path)
+
+    return run
+
+
+@pytest.fixture
+def asked(tmp_path: Path, project: Path) -> tuple[str, ...]:
+    local = ("--model", f"{tmp_path}/wrong.py:wrong", "--profile", "compact-1")
+    return ("run", "Say three.", "-C", str(project), "--check", CHECK, *local)
+
+
+def to(model: str = "gpt-4o") -> tuple[str, ...]:
+    return ("--escalate", f"openai:{model}")
+
+
+def test_the_hosted_model_gets_the_task_after_the_tries_with_the_local_tools(
+    cli: Run, asked: tuple[str, ...], project: Path, home: Path
+) -> None:
+    with strict_api(*SOLVES) as (server, script):
+        done = cli(server, *asked, *to(), "--tries", "2", "--json", "--apply", "--max-cost", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    result = json.loads(done.stdout)
+    escalation, tries = result["escalation"], result["tries"]
+    assert (result["run"], result["winner"], result["applied"]) == (
+        escalation["run"],
+        escalation["run"],
+        True,
+    )
+    assert [one["reward"] for one in tries] == [0.0, 0.0]
+    assert escalation["cost"] == result["usage"]["cost"] == pytest.approx(0.0074, abs=0.01)
+    assert (escalation["model"], escalation["reward"]) == ("openai:gpt-4o", 1.0)
+    assert (project / "a.py").read_text() == "three\n"
+    with LogStore.open(home / "log.db") as store:
+        run, parent = store.get(result["run"]), store.get(escalation["parent"])
+    assert parent.id in [one["run"] for one in tries]
+    assert (run.snapshot, run.task.id, run.profile) == (parent.snapshot, parent.task.id, "api-for-compact-1")
+    sent = script.seen[0]
+    assert {tool["function"]["name"]: tool["function"]["parameters"] for tool in sent["tools"]} == {
+        tool.name: tool.parameters for tool in COMPACT_1.tools
+    }
+    assert [message["role"] for message in sent["messages"]] == ["system", "user"]
+    assert "temperature" not in sent, "that of the tries is not the hosted model's"
+    shown = cli(None, "log", "show", parent.id).stdout
+    assert f"openai:gpt-4o: passed, for ${escalation['cost']:.4f} (run {run.id})" in shown
+    assert "one of 2 tries; passed: none" in shown
+
+
+def test_from_the_best_it_reads_what_was_done_and_what_the_check_said(
+    cli: Run, asked: tuple[str, ...], home: Path
+) -> None:
+    with strict_api(Say(None, (EDIT, call("submit")))) as (server, script):
+        done = cli(server, *asked, *to(), "--escalate-from", "best", "--json")
+    result = json.loads(done.stdout)
+    assert (done.returncode, result["escalation"]["reward"]) == (0, 1.0)
+    messages = script.seen[0]["messages"]
+    assert [message["role"] for message in messages] == [
+        "system", "user", "assistant", "tool", "assistant", "tool", "user",
+    ]  # fmt: skip
+    assert messages[2]["tool_calls"][0]["function"]["name"] == "write_file"
+    assert "Not solved yet" in messages[-1]["content"]
+    assert "+two" in messages[-1]["content"]
+    with LogStore.open(home / "log.db") as store:
+        run = store.get(result["run"])
+    assert (run.inherited, len(run.own_turns)) == (2, 1)
+    assert "-one" in run.diff
+
+
+def test_where_it_fails_too_the_local_run_is_the_result(cli: Run, asked: tuple[str, ...], home: Path) -> None:
+    with strict_api(Say(None, (call("submit"),))) as (server, _):
+        done = cli(server, *asked, *to())
+    assert done.returncode == 1
+    assert "openai:gpt-4o: failed, for $0.0" in done.stderr
+    assert "+two" in done.stdout
+    with LogStore.open(home / "log.db") as store:
+        assert len(store.runs()) == 2
+
+
+def test_a_run_that_passes_is_not_escalated(cli: Run, asked: tuple[str, ...]) -> None:
+    with strict_api(Fail(500)) as (server, script):
+        done = cli(server, *(a.replace("three a", "two a") for a in asked), *to(), "--json")
+    assert done.returncode == 0
+    assert "escalation" not in json.loads(done.stdout)
+    assert not script.tried
+
+
+@pytest.mark.parametrize(
+    ("step", "words", "code"),
+    [
+        (Fail(400, body=b'{"error": {"message": "m does not support tools"}}'), "cannot call tools", 1),
+        (Fail(401, body=b'{"error": {"message": "bad key"}}'), "give the server's API key", 3),
+        (Fail(500), "policy_error", 1),
+    ],
+)
+def test_a_server_that_refuses_leaves_the_local_result(
+    cli: Run, asked: tuple[str, ...], step: Fail, words: str, code: int
+) -> None:
+    with strict_api(step) as (server, _):
+        done = cli(server, *asked, *to())
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "+two" in done.stdout
+
+
+def test_what_cannot_be_escalated_is_refused_before_any_work(
+    cli: Run, asked: tuple[str, ...], home: Path
+) -> None:
+    at = asked.index("--check")
+    unchecked, model = (*asked[:at], *asked[at + 2 :]), asked[asked.index("--model") + 1]
+    hosted = (*asked[: asked.index("--model")], "--model", "openai:little")
+    with strict_api(*SOLVES) as (server, script):
+        refused(cli(server, *unchecked, *to()), 2, "--escalate needs a --check")
+        refused(cli(server, *hosted, *to()), 2, "comes after a local model", "openai:little")
+        refused(cli(server, *asked, "--escalate", model), 2, "the model that runs the task anyway")
+        refused(cli(server, *asked, "--escalate", "shipped"), 2, "name a hosted model, as openai:NAME")
+        refused(cli(None, *asked, *to(), key=None), 3, "openai:gpt-4o needs an API key")
+        priceless = cli(server, *asked, *to("nobody"), "--max-cost", "1")
+        refused(priceless, 3, "the price of openai:nobody is not known")
+        refused(cli(server, *asked, *to(), "--escalate-from", "middle"), 2, "escalate", "middle")
+        assert not script.tried
+    assert not LogStore.open(home / "log.db").runs()
+
+
+def test_a_user_setting_holds_where_it_can(cli: Run, asked: tuple[str, ...], home: Path) -> None:
+    (home / "config" / "nano").mkdir(parents=True)
+    (home / "config" / "nano" / "config.toml").write_text('escalate = "openai:gpt-4o"\n')
+    at = asked.index("--check")
+    with strict_api(*SOLVES) as (server, _):
+        unchecked = cli(server, *asked[:at], *asked[at + 2 :], "--json")
+        assert (unchecked.returncode, "escalation" in json.loads(unchecked.stdout)) == (0, False)
+        assert json.loads(cli(server, *asked, "--json").stdout)["escalation"]["reward"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["compact-1", "hermes-1", "native-1-glm", "workday-2-hermes-json"])
+def test_an_api_is_offered_the_tools_of_the_profile(name: str) -> None:
+    profile = PROFILES.find(name)
+    hosted = hosted_profile(profile)
+    assert (hosted.tools, hosted.task, hosted.observation) == (
+        profile.tools,
+        profile.task,
+        profile.observation,
+    )
+    assert PROFILES.find(hosted.name) == hosted
+    assert PROFILES.find(f"{hosted.name}+locate").tools == PROFILES.find(f"{name}+locate").tools
+    assert hosted.name in PROFILES
+    assert "api-for-nothing" not in PROFILES
+    assert hosted_profile(hosted) == hosted
