@@ -411,7 +411,7 @@ def _written(thought: str, calls: tuple[ToolCall, ...], profile: InterfaceProfil
     dialect = DIALECTS.find(profile.dialect)
     text = dialect.render(thought, calls, profile.tools)
     parsed = dialect.parse(text, profile.tools)
-    if (parsed.thought, parsed.calls, parsed.error) != (thought, calls, None):
+    if (parsed.thought, parsed.calls, parsed.error, parsed.repairs) != (thought, calls, None, ()):
         raise ValueError(
             f"the dialect {dialect.name} reads what it writes of {calls[0].name} as another call"
         )

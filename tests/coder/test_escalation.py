@@ -11,12 +11,23 @@ from typing import Any
 
 import forked
 import pytest
-from executions import SUBMIT, act
+from executions import SUBMIT, a_runtime, a_task, act
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from strict_api import KEY, Fail, Say, call, strict_api
 from test_cli import refused
 
-from nano_coder.agent.profiles import COMPACT_1, PROFILES, hosted_profile
+from nano_coder.agent.dialects.dialect import DIALECTS
+from nano_coder.agent.loop import in_dialect, written
+from nano_coder.agent.profiles import COMPACT_1, HERMES_1, PROFILES, hosted_profile
+from nano_coder.models.endpoint.policy import EndpointPolicy
+from nano_coder.run.execution import grade_run, run_task
+from nano_coder.verify.trainable import RefusalCode, imitation_refusal
+from nano_rl.logs.admission import TargetPolicy, Use, by_task
+from nano_shared.policy import InterfaceProfile
+from nano_shared.run_facts import facts_of
 from nano_shared.store import LogStore
+from nano_shared.types import ToolCall, Trajectory
 
 CHECK = "grep -q three a.py"
 READ, EDIT = call("read_file", path="a.py"), call("edit_file", path="a.py", line=1, new="three")
@@ -210,3 +221,114 @@ def test_an_api_is_offered_the_tools_of_the_profile(name: str) -> None:
     assert hosted.name in PROFILES
     assert "api-for-nothing" not in PROFILES
     assert hosted_profile(hosted) == hosted
+
+
+# ------------------------------------------------------------------- what the local policy learns of it
+
+DIALECT_PROFILES = {"compact": COMPACT_1, "hermes": HERMES_1} | {
+    name: PROFILES.find(f"native-1-{name}") for name in DIALECTS if name not in ("api", "compact", "hermes")
+}
+PLAIN = "abcdefghij XYZ019 ._/-+*=()\n'"
+any_text = st.text(st.characters(exclude_categories=["Cs"])) | st.text("@<>{}[]|`/\\\"' \nab=:")
+
+
+def calls_of(text: st.SearchStrategy[str]) -> st.SearchStrategy[list[ToolCall]]:
+    edits = st.builds(lambda path, new: {"path": path, "line": 3, "new": new}, text, text)
+    one = st.one_of(
+        st.builds(lambda given: ToolCall(name="edit_file", arguments=given), edits),
+        st.builds(lambda command: ToolCall(name="shell", arguments={"command": command}), text),
+        st.just(ToolCall(name="submit")),
+    )
+    return st.lists(one, min_size=1, max_size=3)
+
+
+def read_again(texts: list[tuple[str, tuple[ToolCall, ...]]], profile: InterfaceProfile) -> list[ToolCall]:
+    dialect = DIALECTS[profile.dialect]
+    return [call for text, _ in texts for call in dialect.parse(text, profile.tools).calls]
+
+
+@pytest.mark.parametrize("name", DIALECT_PROFILES)
+@settings(deadline=None)
+@given(thought=any_text, calls=calls_of(any_text))
+def test_what_a_dialect_writes_of_calls_it_reads_as_these_calls(
+    name: str, thought: str, calls: list[ToolCall]
+) -> None:
+    """Whatever they hold; else it says that it cannot write them."""
+    try:
+        texts = written(thought, calls, DIALECT_PROFILES[name])
+    except ValueError:
+        return
+    assert read_again(texts, DIALECT_PROFILES[name]) == calls
+
+
+@pytest.mark.parametrize("name", DIALECT_PROFILES)
+@settings(deadline=None)
+@given(thought=st.text("ab cd.\n"), calls=calls_of(st.text(PLAIN)))
+def test_every_dialect_can_write_plain_calls(name: str, thought: str, calls: list[ToolCall]) -> None:
+    texts = written(thought, calls, DIALECT_PROFILES[name])
+    assert read_again(texts, DIALECT_PROFILES[name]) == calls
+    assert len(texts) == (len(calls) if name == "compact" else 1)
+
+
+def demonstrated(folder: Path, *steps: Say, **task: Any) -> Trajectory:
+    with strict_api(*steps) as (server, _):
+        policy = EndpointPolicy("strong", server.base_url, KEY, own_temperature=True)
+        runtime = a_runtime(folder, policy=policy, profile=hosted_profile(COMPACT_1))
+        return grade_run(run_task(a_task(check=CHECK, **task), runtime), runtime)
+
+
+def test_several_calls_of_one_message_are_taught_one_by_one(tmp_path: Path) -> None:
+    run = demonstrated(tmp_path, Say("Both.", (READ, EDIT)), Say(None, (call("submit"),)))
+    ((judged,),) = by_task([facts_of(run)], TargetPolicy(profile=COMPACT_1))
+    assert (judged.use, judged.refusal) == (Use.IMITATION, RefusalCode.TEXT_ONLY)
+    turns = in_dialect(run, COMPACT_1).turns
+    texts = [turn.completion.text for turn in turns]
+    assert texts == ["Both.\n@read_file path=a.py", "@edit_file path=a.py line=1\nthree", "@submit"]
+    assert [[o.text for o in turn.observations] for turn in turns[:2]] == [
+        [seen.text] for seen in run.turns[0].observations
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "words"),
+    [
+        (Say("So:\n@submit", (EDIT,)), RefusalCode.UNWRITABLE, "turn 0 cannot be written: a thought cannot"),
+        (Say(None, (EDIT, call("bash", command="ls"))), RefusalCode.UNWRITABLE, "has no tool bash"),
+    ],
+)
+def test_what_cannot_be_written_is_said(tmp_path: Path, said: Say, code: RefusalCode, words: str) -> None:
+    run = demonstrated(tmp_path, said, Say(None, (call("submit"),)))
+    refusal = imitation_refusal(facts_of(run), COMPACT_1)
+    assert refusal is not None
+    assert refusal.kind == code
+    assert words in refusal.text
+
+
+def test_an_answer_in_prose_is_one_where_the_dialect_knows_it(tmp_path: Path) -> None:
+    run = demonstrated(tmp_path, Say(None, (EDIT,)), Say("It is done."), Say("Done."))
+    refusal = imitation_refusal(facts_of(run), COMPACT_1)
+    assert refusal is not None
+    assert "answers without a call" in refusal.text
+    assert imitation_refusal(facts_of(run), PROFILES.find("native-1-hermes-json")) is None
+
+
+@pytest.mark.slow
+def test_a_success_of_the_hosted_model_is_a_demonstration_for_the_local_one(
+    cli: Run, asked: tuple[str, ...], tiny_folder: Path, home: Path
+) -> None:
+    with strict_api(*SOLVES) as (server, _):
+        first = json.loads(cli(server, *asked, *to(), "--json").stdout)
+    escalated = first["escalation"]["run"]
+    report = cli(None, "admit", "--model", str(tiny_folder), "--json", program="nano-rl")
+    assert json.loads(report.stdout)["uses"]["imitation"] == 1, report.stderr
+    (verified,) = cli(None, "log", "verify", escalated, "--json").stdout.splitlines()
+    assert json.loads(verified)["imitation"] == {"profile": "compact-1", "may": True, "refusal": None}
+    failed = cli(None, "log", "verify", first["escalation"]["parent"])
+    assert "a policy of profile compact-1 may not imitate it: it did not pass" in failed.stdout
+    learned = cli(
+        None, "sft", "--from-logs", "--model", str(tiny_folder), "--name", "taught", "--epochs", "1",
+        program="nano-rl",
+    )  # fmt: skip
+    assert learned.returncode == 0, learned.stderr
+    assert "imitated from the log: 1 runs (1 no success)" in learned.stderr
+    assert "rows: 1, 1 of them texts" in learned.stderr
