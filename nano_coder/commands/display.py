@@ -359,7 +359,7 @@ def _how_it_ended(trajectory: Trajectory) -> str:
         return "passed" if trajectory.reward >= 1 else "failed"
     if trajectory.stop and trajectory.stop.ours:
         return f"{trajectory.stop}{_detail(trajectory)}"
-    return printable(outcome(trajectory))
+    return printable(outcome(trajectory)) if trajectory.verdict else "its check was ended"
 
 
 def exit_code(trajectory: Trajectory) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from nano_coder import __version__
 from nano_coder.agent.actions import WORKSPACE_LOST, Actions, Workspace, shorten, spill_path
@@ -45,7 +48,7 @@ from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.notes import Notes
 from nano_shared.policy import InterfaceProfile, Policy
 from nano_shared.store import LogStore, new_run_id
-from nano_shared.types import Observation, Sampling, StopReason, Task, Trajectory, Turn, Verdict
+from nano_shared.types import Limits, Observation, Sampling, StopReason, Task, Trajectory, Turn, Verdict
 
 if TYPE_CHECKING:
     from nano_coder.config import SearchSettings
@@ -58,27 +61,39 @@ REFLECTION = "reflection"
 
 
 class Stop(threading.Event):
-    """Set, it ends the runs that have it as interrupted, also in a completion or a tool call. Thread-safe."""
+    """Set, it ends the runs that have it as interrupted, also in a completion, a tool call or a check.
+    Thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._jails: set[Jail] = set()
+        self._jails: WeakSet[Jail] = WeakSet()
 
     def set(self) -> None:
         super().set()
         for jail in list(self._jails):
             jail.close()
 
-    @contextmanager
-    def closing(self, jail: Jail) -> Iterator[None]:
-        """Within the block `set` closes the jail, which ends what runs in it."""
+    def closes(self, jail: Jail) -> None:
+        """From now on `set` closes the jail, which ends what runs in it."""
         self._jails.add(jail)
-        try:
-            if self.is_set():
-                jail.close()
-            yield
-        finally:
-            self._jails.discard(jail)
+        if self.is_set():
+            jail.close()
+
+
+class StoppedSandbox:
+    """A sandbox whose jails a `Stop` closes."""
+
+    def __init__(self, sandbox: Sandbox, stop: Stop) -> None:
+        self._sandbox, self._stop = sandbox, stop
+        self.name, self.layers, self.python = sandbox.name, sandbox.layers, sandbox.python
+
+    def open(self, workspace: Path | None, limits: Limits) -> Jail:
+        jail = LazyJail(partial(self._sandbox.open, workspace, limits))
+        self._stop.closes(jail)
+        return jail
+
+    def with_image(self, name: str | None) -> Sandbox:
+        return StoppedSandbox(in_image(self._sandbox, name), self._stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,12 +369,9 @@ def _run(
     session: OpenSession | None = None,
     record: RecordedAnswers | None = None,
 ) -> Trajectory:
-    stop = runtime.hooks.stop
-    with (
-        runtime.store.claim(begun.id),
-        closing(_jail(begun, runtime)) as jail,
-        stop.closing(jail) if stop is not None else nullcontext(),
-    ):
+    with runtime.store.claim(begun.id), closing(_jail(begun, runtime)) as jail:
+        if (stop := runtime.hooks.stop) is not None:
+            stop.closes(jail)
         runtime.store.begin(begun)
         runtime.hooks.start(begun)
         return execute(begun, runtime, jail, session=session, record=record)
@@ -549,14 +561,18 @@ def _new_run(
 def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
     """Grade a finished run in a fresh jail, and log the verdict; of an environment's run, log what it gave.
 
-    A task without a check gets no verdict.
+    A task without a check gets no verdict, nor does a run whose grading the hooks' `stop` ended.
     """
     runtime.hooks.grading(trajectory)
+    sandbox, stop = runtime.sandbox, runtime.hooks.stop
     if isinstance(trajectory.task.hidden, EnvironmentChecks):
         verdict = trajectory.verdict or ungraded(str(trajectory.stop), trajectory.stop_detail or "")
     else:
-        found: Verdict | None = grade_trajectory(trajectory, runtime.sandbox, runtime.store.blobs)
-        if found is None:
+        if stop is not None:
+            sandbox = StoppedSandbox(sandbox, stop)
+        found: Verdict | None = grade_trajectory(trajectory, sandbox, runtime.store.blobs)
+        # what a jail that was closed says is no result, but for a pass, which nothing ends early
+        if found is None or (stop is not None and stop.is_set() and (found.reward or 0.0) < 1):
             return trajectory
         verdict = found
     runtime.store.add_verdict(trajectory.id, verdict)
