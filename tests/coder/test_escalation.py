@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ import pytest
 from executions import SUBMIT, a_runtime, a_task, act
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strict_api import KEY, Fail, Say, call, strict_api
-from test_cli import refused
+from strict_api import KEY, Fail, Handler, Say, call, strict_api
+from test_cli import argv, environment, refused
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.loop import in_dialect, written
@@ -176,6 +178,34 @@ def test_a_server_that_refuses_leaves_the_local_result(
     assert done.returncode == code
     assert words in done.stderr
     assert "+two" in done.stdout
+
+
+def test_ctrl_c_ends_the_hosted_run_and_keeps_what_was_done(
+    asked: tuple[str, ...], home: Path, tmp_path: Path, cli: Run
+) -> None:
+    waiting, over = threading.Event(), threading.Event()
+
+    def silent(handler: Handler) -> None:
+        waiting.set()
+        over.wait(60)
+
+    with strict_api(Say(None, (EDIT,)), silent) as (server, _):
+        env = {**environment(home), "OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": server.base_url}
+        with subprocess.Popen(
+            argv("nano-coder", *asked, *to(), "--json"), env=env, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ) as process:  # fmt: skip
+            assert waiting.wait(120)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        over.set()
+    assert (process.returncode, err) == (130, "")
+    result = json.loads(out)
+    assert (result["exit_code"], result["escalation"]["stop"]) == (130, "interrupted")
+    assert result["run"] == result["escalation"]["parent"]
+    with LogStore.open(home / "log.db") as store:
+        assert len(store.get(result["escalation"]["run"]).turns) == 1
 
 
 def test_what_cannot_be_escalated_is_refused_before_any_work(

@@ -169,6 +169,24 @@ def test_a_local_policy_ends_the_completion(tiny_folder: Path, one_thread: None)
     assert completion.tokens.sampled_ids == ()
 
 
+def test_a_local_policy_ends_a_prefill_before_its_next_layer(tiny_folder: Path, one_thread: None) -> None:
+    class AtSecondLayer(threading.Event):
+        asked = 0
+
+        def is_set(self) -> bool:
+            self.asked += 1
+            return self.asked > 1
+
+    policy = open_policy(str(tiny_folder), dtype="float32").policy
+    conversation = Conversation(first_messages(COMPACT_1, a_task(), ()))
+    conversation.stop = stop = AtSecondLayer()
+    sampling = Sampling(temperature=1.0, max_tokens=4, seed=1)
+    assert policy.complete(conversation, sampling).finish is Finish.CANCELLED
+    assert stop.asked == 2
+    conversation.stop = None
+    assert policy.complete(conversation, sampling).finish is Finish.LENGTH
+
+
 @pytest.mark.parametrize("answer", [None, 503])
 def test_a_hosted_policy_ends_the_completion(endpoint: Endpoint, answer: int | None) -> None:
     """While the server says nothing, and while a call is about to be repeated."""
