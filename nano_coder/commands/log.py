@@ -110,13 +110,15 @@ def show(run: RunArgument, verbose: Verbose = False, log: Log = None, as_json: J
     def tell() -> None:
         display = Display(quiet=False, verbose=verbose, answer=True)
         display.whole(trajectory)
-        group = list(store.facts(RunFilter(runs=tuple(store.side_by_side(trajectory.id)))))
-        tries = [one for one in group if one.policy == group[0].policy]
+        runs = tuple(store.side_by_side(trajectory.id))
+        group = list(store.facts(RunFilter(runs=runs)))
+        tries = [one for one in group if one.parent not in runs]
         if len(tries) > 1:
             passed = [one.id for one in tries if one.reward is not None and one.reward >= 1]
             print(f"one of {len(tries)} tries; passed: {', '.join(passed) or 'none'}")
-        for one in group[len(tries) :]:
-            display.escalated(store.get(one.id))
+        for one in group:
+            if one not in tries:
+                display.escalated(store.get(one.id))
 
     emit(trajectory, as_json, tell)
     return 0

@@ -34,8 +34,7 @@ from nano_coder.commands.options import (
     open_runtime,
 )
 from nano_coder.config import SPREADING, UNTRUSTED_CHECK, task_limits
-from nano_coder.run.escalation import escalate_run, failed_check
-from nano_coder.run.execution import Runtime, Stop, attempt_task, refuse_unpriced
+from nano_coder.run.execution import Runtime, Stop, attempt_task, escalate_run, refuse_unpriced
 from nano_coder.run.side_by_side import best_of, passed, run_tries
 from nano_coder.sandbox.request import say_unread
 from nano_shared import snapshot, snapshot_change
@@ -102,7 +101,8 @@ def command(
         result = _try(work, runtime, setup.config.tries, seed, display)
     else:
         result = _attempt(work, runtime, reflect, seed, display)
-    if hosted is not None and result.exit_code != INTERRUPTED and failed_check(result.run):
+    failed = result.exit_code != INTERRUPTED and result.run.reward is not None and not passed(result.run)
+    if hosted is not None and failed:
         result = _escalate(result, in_place_of(runtime, hosted, config), config.escalate_from, display)
     trajectory, several = result.run, setup.config.tries > 1 or hosted is not None
     apply_now = apply_changes and (passed(trajectory) or not several)

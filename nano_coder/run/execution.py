@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from nano_coder import __version__
 from nano_coder.agent.actions import WORKSPACE_LOST, Actions, Workspace, shorten, spill_path
 from nano_coder.agent.compaction import compaction_of
+from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.loop import Agent, Dialogue, last_main, observed_last, turn_cost, turn_length
 from nano_coder.agent.profiles import (
     COMPACT_1,
@@ -48,7 +49,19 @@ from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.notes import Notes
 from nano_shared.policy import InterfaceProfile, Policy
 from nano_shared.store import LogStore, new_run_id
-from nano_shared.types import Limits, Observation, Sampling, StopReason, Task, Trajectory, Turn, Verdict
+from nano_shared.types import (
+    ApiAnswer,
+    ApiCall,
+    Finish,
+    Limits,
+    Observation,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from nano_coder.config import SearchSettings
@@ -66,7 +79,7 @@ class Stop(threading.Event):
 
     def __init__(self) -> None:
         super().__init__()
-        self._jails: WeakSet[Jail] = WeakSet()
+        self._jails: set[Jail] = set()
 
     def set(self) -> None:
         super().set()
@@ -262,6 +275,38 @@ def reflect_run(failed: Trajectory, runtime: Runtime, *, seed: int | None = None
         )
     turns = observed_last(failed.turns, _reflection(failed, runtime))
     return branch_run(failed, turns, runtime, task=as_much_again(failed, runtime), seed=seed)
+
+
+def escalate_run(failed: Trajectory, runtime: Runtime, *, from_best: bool = False) -> Trajectory:
+    """Run the task of a failed run anew under the hosted policy of `runtime`, graded, with it as its parent.
+
+    `from_best` continues the failed run instead, as a second attempt that reads its diff and its check's
+    output; a run that nothing can follow is begun anew all the same. The profile is that of an API which
+    works in the place of the failed run's policy. Raises as `run_task` does.
+    """
+    if from_best and can_reflect(failed):
+        return grade_run(reflect_run(_told_to_api(failed), runtime), runtime)
+    return grade_run(branch_run(failed, (), runtime), runtime)
+
+
+def _told_to_api(run: Trajectory) -> Trajectory:
+    """The run as if an API had made its calls: a server reads the history as calls, not as text of another
+    dialect. Tokens are left out, since no server takes them."""
+    return run.model_copy(
+        update={"turns": tuple(turn if turn.is_summary else _told(turn) for turn in run.turns)}
+    )
+
+
+def _told(turn: Turn) -> Turn:
+    calls = tuple(
+        ApiCall(id=f"call_{turn.index}_{number}", name=call.name, arguments=json.dumps(call.arguments))
+        for number, call in enumerate(turn.calls)
+    )
+    said = turn.thought if calls else turn.completion.text
+    changes = {"text": said, "finish": Finish.STOP, "tokens": None, "api": ApiAnswer(calls=calls)}
+    return turn.model_copy(
+        update={"completion": turn.completion.model_copy(update=changes), "parser": Api.name}
+    )
 
 
 def as_much_again(run: Trajectory, runtime: Runtime) -> Task:
