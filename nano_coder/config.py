@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import platformdirs
 from pydantic import (
@@ -241,6 +241,10 @@ class CoreConfig(BaseModel):
     """shell line that says whether a task is done; it runs in the jail"""
     tries: int = Field(1, ge=1)
     """runs of a task with a check, side by side; the first that passes ends the others"""
+    escalate: str | None = None
+    """hosted model, as openai:NAME, that gets a task whose check the local model's runs failed"""
+    escalate_from: Literal["start", "best"] = "start"
+    """where it begins: from the task's files, or from the best failed run and its check's output"""
     max_turns: int = Field(100, ge=1)
     """of a run"""
     max_seconds: float = Field(3600.0, gt=0)

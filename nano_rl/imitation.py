@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nano_coder.agent.chat_template import ChatTemplate
-from nano_coder.agent.loop import text_in
+from nano_coder.agent.loop import in_dialect
 from nano_coder.agent.profiles import first_started, open_conversation, rendered, serving_profile, shown_files
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime, as_served
-from nano_coder.verify.trainable import blocking, may_teach
+from nano_coder.verify.trainable import RefusalCode, imitation_refusal, interface_refusal
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import OnRun, execute
 from nano_rl.learn.rows import Group, TrainSample, to_samples
-from nano_rl.rewards import outcome
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.task_file import read_models
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.policy import Conversation, InterfaceProfile
 from nano_shared.redact.redactor import MARKER
+from nano_shared.run_facts import facts_of
 from nano_shared.store import LogStore
 from nano_shared.types import (
     Completion,
@@ -34,7 +34,6 @@ from nano_shared.types import (
     Message,
     Role,
     Sampling,
-    Split,
     StopReason,
     Task,
     Trajectory,
@@ -98,10 +97,8 @@ class RunEncoder:
         )
 
     def speaks(self, run: Trajectory) -> bool:
-        """True if the run was made under the profile that serves its task, or by an API model whose calls the
-        profile can write, so that the policy may imitate its texts."""
-        serving = serving_profile(self.profile, run.task)
-        return run.profile_hash == serving.hash or _writes(serving, run)
+        """True if the policy may imitate the texts of the run (`interface_refusal`)."""
+        return interface_refusal(facts_of(run), self.profile) is None
 
     def rows(self, run: Trajectory, blobs: BlobStore | None = None) -> list[TrainSample]:
         """The samples of a run, from its logged tokens or its encoded texts; refused turns are not trained.
@@ -150,19 +147,6 @@ class RunEncoder:
         return self.template.encoder.decode(completion.tokens.sampled_ids).startswith(completion.text)
 
 
-def _writes(profile: InterfaceProfile, run: Trajectory) -> bool:
-    """Whether the profile has the tools that an API model called, and its dialect can write each turn."""
-    known = {tool.name for tool in profile.tools}
-    called = {call.name for turn in run.turns for call in turn.calls}
-    acts = [turn for turn in run.turns if not turn.is_aside]
-    if not called <= known or any(turn.completion.api is None or not turn.calls for turn in acts):
-        return False
-    try:
-        return all(text_in(turn, profile) for turn in run.turns)
-    except ValueError:
-        return False
-
-
 def imitation_samples(
     trajectory: Trajectory,
     profile: InterfaceProfile,
@@ -174,6 +158,7 @@ def imitation_samples(
     completions and their end-of-turn tokens. Refused turns, redacted completions and the turns before a fork
     are context."""
     samples, own = [], {turn.index for turn in trajectory.own_turns}
+    trajectory = in_dialect(trajectory, profile)
     for shown, turns in row_conversations(trajectory, profile, blobs):
         said = iter(turns)
         sampled = [next(said) if m.role is Role.ASSISTANT else None for m in shown.messages]
@@ -198,6 +183,7 @@ def run_conversation(
     was summarised is shown whole, and one that a client wrote anew as it was last. Raises LogError if that
     directory belongs to the task and is damaged or missing.
     """
+    trajectory = in_dialect(trajectory, profile)
     shown = _opened(trajectory, profile, blobs)
     sent = not any(turn.is_aside for turn in trajectory.turns)  # by a client
     for turn in trajectory.turns:
@@ -206,7 +192,7 @@ def run_conversation(
         for message in turn.messages if sent else ():
             shown.append(message)
         if not turn.is_aside:
-            _append(shown, turn, profile)
+            _append(shown, turn)
     return shown
 
 
@@ -216,8 +202,9 @@ def row_conversations(
     """The conversation of each row, with the turns of its assistant messages, None for those of the row
     before; without sub-agents' turns. One row if nothing was summarised or the profile summarises nothing."""
     form = serving_profile(profile, trajectory.task).compaction
+    trajectory = in_dialect(trajectory, profile)
     if any(map(trajectory.restates, trajectory.turns)):
-        return _client_rows(trajectory, profile)
+        return _client_rows(trajectory)
     if form is None or not trajectory.has_summary:
         turns: list[Turn | None] = [turn for turn in trajectory.turns if not turn.is_aside]
         return [(run_conversation(trajectory, profile, blobs), turns)]
@@ -230,18 +217,16 @@ def row_conversations(
             kept = sum(m.role is Role.ASSISTANT for m in turn.messages) if before else 0
             shown = _opened(trajectory, profile, blobs, summary)
             for earlier in main[number - 1 - kept : number - 1] if kept else ():
-                _append(shown, earlier, profile)
+                _append(shown, earlier)
             rows.append((shown, [None] * kept))
         if turn.is_summary:
             rows[-1][0].append(Message(role=Role.USER, content=form.request))
-        _append(rows[-1][0], turn, profile)
+        _append(rows[-1][0], turn)
         rows[-1][1].append(turn)
     return rows
 
 
-def _client_rows(
-    trajectory: Trajectory, profile: InterfaceProfile
-) -> list[tuple[Conversation, list[Turn | None]]]:
+def _client_rows(trajectory: Trajectory) -> list[tuple[Conversation, list[Turn | None]]]:
     """`row_conversations` of a run whose client wrote its history anew."""
     rows: list[tuple[Conversation, list[Turn | None]]] = []
     for turn in trajectory.turns:
@@ -251,7 +236,7 @@ def _client_rows(
         for message in turn.messages:
             shown.append(message)
             turns += [None] * (message.role is Role.ASSISTANT)
-        _append(shown, turn, profile)
+        _append(shown, turn)
         turns.append(turn)
     return rows
 
@@ -270,13 +255,10 @@ def _opened(
     return Conversation((*first, asked), tools=shown.tools, started=started)
 
 
-def _append(shown: Conversation, turn: Turn, profile: InterfaceProfile) -> None:
-    shown.append(Message(role=Role.ASSISTANT, content=text_in(turn, profile)))
+def _append(shown: Conversation, turn: Turn) -> None:
+    shown.append(Message(role=Role.ASSISTANT, content=turn.completion.text))
     for observation in turn.observations:
         shown.append(Message(role=Role.TOOL, content=observation.text))
-
-
-NO_DIRECTORY = "its directory is not in the log's blob store"
 
 
 def opens(run: Trajectory, blobs: BlobStore) -> bool:
@@ -327,26 +309,16 @@ def _completion(text: str, row: int, context: tuple[int, ...], written: tuple[in
 
 
 def succeeded(run: Trajectory) -> bool:
-    """True if a run may be imitated: it ended without a failure of ours, has a turn that was neither
-    redacted nor refused, and has outcome 1 on a task that is no impossible control."""
-    ended = run.stop is not None and not run.stop.ours
-    teaches = any(map(_teaches, run.own_turns))
-    earned = outcome(run.verdict) == 1.0 and may_teach(run.verdict)
-    return ended and teaches and not run.task.is_control and earned
-
-
-def refused(turn: Turn) -> bool:
-    """True if a turn could not be parsed, or a tool refused its call. Imitation keeps it as context, so that
-    the recovery is learned and the mistake is not; a command that ran and failed is no mistake."""
-    return turn.parse_error is not None or any(seen.refused for seen in turn.observations)
+    """True if a run may be imitated by a policy that says what it said (`imitation_refusal`)."""
+    return imitation_refusal(facts_of(run), None) is None
 
 
 def _teaches(turn: Turn) -> bool:
-    return not refused(turn) and not MARKER.search(turn.completion.text)
+    return not turn.refused and not MARKER.search(turn.completion.text)
 
 
 def imitated_samples(run: Trajectory) -> list[TrainSample]:
-    return to_samples(run, 1.0, imitation=True, context_turns=[t.index for t in run.turns if refused(t)])
+    return to_samples(run, 1.0, imitation=True, context_turns=[t.index for t in run.turns if t.refused])
 
 
 def own_successes(groups: Iterable[Group]) -> list[TrainSample]:
@@ -543,19 +515,6 @@ def train_sft(
     return train_rows(model, rows, config, folder, on_step, do_step, stop_after=config.stop_after)
 
 
-def undamaged(store: LogStore, refused: Counter[str]) -> Iterator[Trajectory]:
-    """The runs that nothing bars, by their columns, oldest first; the others are counted in `refused`."""
-    whole = []
-    for run in store.facts():
-        bar = next((code for code in blocking(run) if code.bars), None)
-        if bar is None:
-            whole.append((run.started, run.id))
-        else:
-            refused[bar.value] += 1
-    for _, run_id in sorted(whole):
-        yield store.get(run_id)
-
-
 def reader_of(opened: OpenedWeights) -> RunEncoder:
     template = local_policy(opened.loaded, opened.profile).template
     loaded = opened.loaded
@@ -603,20 +562,21 @@ def logged_successes(
 ) -> tuple[list[Trajectory], Counter[str]]:
     """(successful runs that may be imitated, oldest first, none of the test split; reason -> number of
     others). `keys` keeps the runs of some tasks."""
-    kept, refused = [], Counter[str]()
-    for run in undamaged(store, refused):
-        if keys is not None and run.task.key not in keys:
+    may, refused = list[tuple[float, str]](), Counter[str]()
+    for facts in store.facts():
+        if keys is not None and facts.task.key not in keys:
             continue
-        if run.task.split is Split.TEST:
-            refused["of the test split"] += 1
-        elif not succeeded(run):
-            refused["no success"] += 1
-        elif not reader.speaks(run):
-            refused[f"profile {run.profile}, not {reader.profile.name}"] += 1
-        elif not reader.reads(run) and not opens(run, store.blobs):
-            refused[NO_DIRECTORY] += 1
+        if (found := imitation_refusal(facts, reader.profile, store.blobs)) is not None:
+            refused[found.kind] += 1
         else:
+            may.append((facts.started, facts.id))
+    kept = []
+    for _, run_id in sorted(may):
+        run = store.get(run_id)
+        if reader.reads(run) or opens(run, store.blobs):
             kept.append(run)
+        else:
+            refused[RefusalCode.NO_DIRECTORY.value] += 1
     return kept, refused
 
 

@@ -36,6 +36,7 @@ from nano_shared.types import (
     Task,
     ToolCall,
     ToolSpec,
+    Trajectory,
     Turn,
 )
 
@@ -386,14 +387,59 @@ def observation_messages(turn: Turn) -> list[Message]:
     ]
 
 
-def text_in(turn: Turn, profile: InterfaceProfile) -> str:
-    """A completion as the profile's dialect writes it: its own text, or calls that an API returned beside it.
+def in_dialect(run: Trajectory, profile: InterfaceProfile) -> Trajectory:
+    """The run with the calls that an API returned beside the text written as the profile's dialect does; a
+    turn becomes several where the dialect writes one call a turn. Raises ValueError as `written` does."""
+    turns = (one for turn in run.turns for one in _in_dialect(turn, profile, one_each=not run.is_served))
+    return run.model_copy(update={"turns": tuple(turns)})
 
-    Raises ValueError for calls that the dialect cannot write.
-    """
+
+def _in_dialect(turn: Turn, profile: InterfaceProfile, *, one_each: bool) -> list[Turn]:
     if turn.completion.api is None or not turn.calls:
-        return turn.completion.text
-    return DIALECTS.find(profile.dialect).render(turn.thought, turn.calls, profile.tools)
+        return [turn]
+    parts = written(turn.thought, turn.calls, profile, one_each=one_each)
+    turns, seen = list[Turn](), 0
+    for text, calls in parts:
+        last = len(turns) + 1 == len(parts)
+        own = turn.observations[seen:] if last else turn.observations[seen : seen + len(calls)]
+        completion = turn.completion.model_copy(update={"text": text, "api": None})
+        turns.append(turn.model_copy(update={"completion": completion, "calls": calls, "observations": own}))
+        seen += len(calls)
+    return turns
+
+
+Written = tuple[str, tuple[ToolCall, ...]]
+"""a text, and the calls that a dialect reads in it"""
+
+
+def written(
+    thought: str, calls: Sequence[ToolCall], profile: InterfaceProfile, *, one_each: bool = True
+) -> list[Written]:
+    """A thought and calls as the profile's dialect writes them: in one text, or `one_each` in one for each
+    call where it cannot write them together. Each text is read again as the same calls.
+
+    Raises ValueError, with the reason, for calls that the dialect cannot write or the profile does not have.
+    """
+    known, thought = {tool.name for tool in profile.tools}, thought.strip()
+    if missing := [call.name for call in calls if call.name not in known]:
+        raise ValueError(f"profile {profile.name} has no tool {missing[0]}")
+    try:
+        return [_written(thought, tuple(calls), profile)]
+    except ValueError:
+        if not one_each or len(calls) < 2:
+            raise
+    return [_written("" if number else thought, (call,), profile) for number, call in enumerate(calls)]
+
+
+def _written(thought: str, calls: tuple[ToolCall, ...], profile: InterfaceProfile) -> Written:
+    dialect = DIALECTS.find(profile.dialect)
+    text = dialect.render(thought, calls, profile.tools)
+    parsed = dialect.parse(text, profile.tools)
+    if (parsed.thought, parsed.calls, parsed.error, parsed.repairs) != (thought, calls, None, ()):
+        raise ValueError(
+            f"the dialect {dialect.name} reads what it writes of {calls[0].name} as another call"
+        )
+    return text, calls
 
 
 def turn_length(turn: Turn, count: Callable[[str], int]) -> int:

@@ -6,6 +6,7 @@ in `nano.profiles`. `NAME+TOOL` is profile NAME with one more tool, for runs tha
 the tools, or which does not, so that the system message describes them. `workday-1-DIALECT` and
 `prompted-workday-1-DIALECT` are the same with the tools of a day's work, and show a project's AGENTS.md;
 `workday-2-DIALECT` and `prompted-workday-2-DIALECT` also let the policy summarise a full context.
+`api-for-PROFILE` is PROFILE with its tools offered through an API (`hosted_profile`).
 """
 
 from __future__ import annotations
@@ -157,13 +158,15 @@ class Profiles(Extensions[InterfaceProfile]):
 
     def find(self, name: str) -> InterfaceProfile:
         base, *more = name.split("+")
+        if base.startswith(_HOSTED):
+            return with_tools(hosted_profile(self.find(base.removeprefix(_HOSTED))), more)
         profile = native_profile(base) or super().find(base)
         if not is_reference(base) and profile.name != base:
             raise ConfigError(f"the profile {profile.name!r} is registered in nano.profiles as {base!r}")
         return with_tools(profile, more)
 
     def __contains__(self, name: object) -> bool:
-        base = str(name).partition("+")[0]
+        base = str(name).partition("+")[0].removeprefix(_HOSTED)
         known = super().__contains__(base) or native_dialect(base) in DIALECTS
         return known and missing_tools(str(name)) is None
 
@@ -198,6 +201,27 @@ def native_profile(name: str) -> InterfaceProfile | None:
 def days_profile(usual: InterfaceProfile) -> InterfaceProfile:
     """The workday profile of a model whose own profile is `usual`, for work on a user's project."""
     return find_profile("workday-2-api") if usual.name == API_1.name else usual
+
+
+_HOSTED = "api-for-"
+
+
+def hosted_profile(profile: InterfaceProfile) -> InterfaceProfile:
+    """The profile under which an API does the work of a policy of `profile`: the same tools, as schemas, task
+    message and observations, so that its calls can be written in the dialect of that policy."""
+    if profile.places:
+        return API_1  # which leads itself
+    if profile.dialect == API_1.dialect:
+        return profile
+    changes = {
+        "name": _HOSTED + profile.name,
+        "dialect": API_1.dialect,
+        "system": API_1.system if "{{ tools }}" in profile.system else profile.system,
+        "chat_template": None,
+        "completion_tokens": _API_TOKENS,
+        "describing": None,
+    }
+    return profile.model_copy(update=changes)
 
 
 PROFILES = Profiles("nano.profiles", InterfaceProfile)

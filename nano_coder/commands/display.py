@@ -84,7 +84,8 @@ class Display:
         self._run = trajectory.id
         self._steps = len(trajectory.turns)
         self._seconds = trajectory.task.limits.max_seconds
-        after = f", going on from {trajectory.parent}" if trajectory.parent else ""
+        how = "going on from" if trajectory.inherited else "in the place of"
+        after = f", {how} {trajectory.parent}" if trajectory.parent else ""
         self._progress.print(
             Text(f"run {trajectory.id}", "bold"), f"with {printable(trajectory.policy)}{after}"
         )
@@ -177,14 +178,17 @@ class Display:
 
     def tried(self, count: int, member: int, trajectory: Trajectory) -> None:
         """The end of one of several tries."""
-        how = outcome(trajectory)
-        if trajectory.reward is not None:
-            how = "passed" if trajectory.reward >= 1 else "failed"
-        elif trajectory.stop and trajectory.stop.ours:
-            how = f"{trajectory.stop}{_detail(trajectory)}"
         turns = len(trajectory.turns)
         self._progress.print(
-            f"try {member + 1} of {count}: {printable(how)} ({turns} turn{'s'[: turns != 1]})"
+            f"try {member + 1} of {count}: {_how_it_ended(trajectory)} ({turns} turn{'s'[: turns != 1]})"
+        )
+
+    def escalated(self, trajectory: Trajectory) -> None:
+        """The end of the hosted model's run after the local ones."""
+        cost = cost_of(trajectory)
+        price = "at a price that is not known" if cost is None else f"for ${cost:.4f}"
+        self._progress.print(
+            f"\n{printable(trajectory.policy)}: {_how_it_ended(trajectory)}, {price} (run {trajectory.id})"
         )
 
     def _grading(self, trajectory: Trajectory) -> None:
@@ -292,6 +296,12 @@ def spending(trajectory: Trajectory) -> dict[str, Any] | None:
     return total | {"cost": sum(costs) if len(costs) == len(usages) else None}
 
 
+def cost_of(trajectory: Trajectory) -> float | None:
+    """Dollars of a run's own turns; None where a price is not known."""
+    spent = spending(trajectory)
+    return spent["cost"] if spent else 0.0
+
+
 def _spending(spent: dict[str, Any]) -> str:
     cost = "" if spent["cost"] is None else f", ${spent['cost']:.4f}"
     return f"{spent['prompt']} tokens read ({spent['cached']} cached), {spent['completion']} written{cost}"
@@ -341,6 +351,15 @@ def _resting_on(verdict: Verdict, task: Task) -> str:
         changed = ", ".join(verdict.check_run.changed)
         return f", but rests on a changed script that it runs itself ({changed}), so nothing trains on it"
     return ""
+
+
+def _how_it_ended(trajectory: Trajectory) -> str:
+    """The end of a run in few words, of several that are told together."""
+    if trajectory.reward is not None:
+        return "passed" if trajectory.reward >= 1 else "failed"
+    if trajectory.stop and trajectory.stop.ours:
+        return f"{trajectory.stop}{_detail(trajectory)}"
+    return printable(outcome(trajectory)) if trajectory.verdict else "its check was ended"
 
 
 def exit_code(trajectory: Trajectory) -> int:

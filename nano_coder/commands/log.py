@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +19,9 @@ from nano_coder.commands.display import Display
 from nano_coder.commands.options import DirectoryOption, Log, RunArgument, ToolOption, Verbose, open_log
 from nano_coder.config import load_config, open_store
 from nano_coder.tools.tool import TOOLS
-from nano_coder.verify.trainable import RefusalCode, RunFinding, findings
+from nano_coder.verify.trainable import RefusalCode, RunFinding, findings, imitation_refusal
 from nano_shared.command_line import Console, JsonOption, emit, lazy_app
-from nano_shared.errors import UsageError
+from nano_shared.errors import NanoError, UsageError
 from nano_shared.printable import printable
 from nano_shared.redact.redactor import Redactor
 from nano_shared.redact.runs import redact_run
@@ -30,6 +30,7 @@ from nano_shared.store import LogStore, RunSummary
 
 if TYPE_CHECKING:
     from nano_coder.verify.deep import Certificate
+    from nano_shared.policy import InterfaceProfile
 
 
 command = lazy_app(
@@ -119,11 +120,17 @@ def show(
     trajectory = store.get(run)
 
     def tell() -> None:
-        Display(quiet=False, verbose=verbose, answer=True).whole(trajectory)
-        if len(tries := store.side_by_side(trajectory.id)) > 1:
-            facts = store.facts(RunFilter(runs=tuple(tries)))
-            passed = [one.id for one in facts if one.reward is not None and one.reward >= 1]
+        display = Display(quiet=False, verbose=verbose, answer=True)
+        display.whole(trajectory)
+        runs = tuple(store.side_by_side(trajectory.id))
+        group = list(store.facts(RunFilter(runs=runs)))
+        tries = [one for one in group if one.parent not in runs]
+        if len(tries) > 1:
+            passed = [one.id for one in tries if one.reward is not None and one.reward >= 1]
             print(f"one of {len(tries)} tries; passed: {', '.join(passed) or 'none'}")
+        for one in group:
+            if one not in tries:
+                display.escalated(store.get(one.id))
 
     emit(trajectory, as_json, tell)
     return 0
@@ -221,6 +228,10 @@ class _Look:
     """of --deep"""
     missing: UsageError | None
     """why --deep could not look: the policy is not at hand"""
+    profile: InterfaceProfile | None
+    """of the policy that would imitate it; None: one of the run's own profile"""
+    no_lesson: RunFinding | None
+    """why that policy may not imitate it"""
 
     @property
     def trainable(self) -> bool:
@@ -256,6 +267,9 @@ class _Look:
         yield f"run {self.facts.id} {'may' if self.trainable else 'may not'} train a policy gradient"
         for check in self.checks:
             yield f"  {'no: ' if check.blocks else 'ok: '}{printable(check.text)}"
+        who = f"a policy of profile {self.profile.name if self.profile else self.facts.profile}"
+        why = f"may not imitate it: {self.no_lesson.text}" if self.no_lesson else "may imitate it"
+        yield f"  {who} {printable(why)}"
         certificate = self.certificate
         if certificate is None:
             return
@@ -273,6 +287,11 @@ class _Look:
             "run": self.facts.id,
             "trainable": self.trainable,
             "findings": [check.as_dict() for check in self.checks],
+            "imitation": {
+                "profile": self.profile.name if self.profile else self.facts.profile,
+                "may": self.no_lesson is None,
+                "refusal": self.no_lesson.as_dict() if self.no_lesson else None,
+            },
         }
         if self.certificate is not None:
             fields["deep"] = self.certificate.as_dict()
@@ -293,4 +312,21 @@ def _look(facts: RunFacts, store: LogStore, deep: bool, model: str | None, check
     checks = list(findings(facts))
     if damage := store.check_blobs(facts.id, checked):
         checks.append(RunFinding(True, RefusalCode.DAMAGED_BLOB.value, damage))
-    return _Look(facts=facts, checks=checks, certificate=certificate, missing=missing)
+    profile = _learner()
+    refusal = imitation_refusal(facts, profile, store.blobs)
+    return _Look(
+        facts=facts, checks=checks, certificate=certificate, missing=missing, profile=profile,
+        no_lesson=refusal,
+    )  # fmt: skip
+
+
+@cache
+def _learner() -> InterfaceProfile | None:
+    """The profile of the model that `nano-rl sft` trains unless one is named; None where there is none."""
+    from nano_coder.agent.profiles import find_profile
+    from nano_coder.models.opening import usual_profile
+
+    try:
+        return find_profile(usual_profile(None))
+    except NanoError:
+        return None

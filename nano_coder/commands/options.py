@@ -27,12 +27,13 @@ from nano_shared.printable import without_password
 from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
+    from nano_coder.models.opening import OpenedPolicy
     from nano_coder.run.execution import Runtime
     from nano_coder.run.git_history import GitHistory
     from nano_coder.sandbox.protocol import Sandbox
     from nano_shared.policy import InterfaceProfile
     from nano_shared.store import LogStore
-    from nano_shared.types import InstructionFile, Trajectory
+    from nano_shared.types import InstructionFile, Sampling, Trajectory
 
 RunArgument = Annotated[
     str, Argument(metavar="RUN", help="An id, the beginning of one, or `last`, your newest run in -C.")
@@ -182,7 +183,6 @@ def open_runtime(
     from nano_coder.tools.tool import further_tools
     from nano_shared.checkpoint import project_of
     from nano_shared.redact.redactor import Redactor
-    from nano_shared.types import Sampling
 
     sandbox = _open_sandbox(config, directory)
     more = further_tools(config, lambda: (sandbox, store))
@@ -194,16 +194,33 @@ def open_runtime(
         sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None), config),
         profile=with_tools(profile, more),
-        sampling=Sampling(
-            temperature=TEMPERATURE if config.temperature is None else config.temperature,
-            max_tokens=config.max_completion_tokens or profile.completion_tokens,
-        ),
+        sampling=_sampling(config, profile),
         policy_name=opened.name,
         settings=RunSettings(
             limits=limits or {}, hosts=allowed_hosts(config.net), search=config.search, ends_repetition=True
         ),
         project=Project(notes=store.notes(str(directory.resolve()), Redactor(config.redact).scrub)),
     )
+
+
+def _sampling(config: AgentConfig, profile: InterfaceProfile) -> Sampling:
+    from nano_shared.types import Sampling
+
+    return Sampling(
+        temperature=TEMPERATURE if config.temperature is None else config.temperature,
+        max_tokens=config.max_completion_tokens or profile.completion_tokens,
+    )
+
+
+def in_place_of(local: Runtime, hosted: OpenedPolicy, config: AgentConfig) -> Runtime:
+    """The runtime in which a hosted model does the work of the local one, with the same tools."""
+    from nano_coder.agent.profiles import hosted_profile
+
+    profile = hosted_profile(local.profile)
+    return replace(
+        local, policy=hosted.policy, policy_name=hosted.name, profile=profile,
+        sampling=_sampling(config, profile),
+    )  # fmt: skip
 
 
 def _open_sandbox(config: AgentConfig, directory: Path) -> Sandbox:

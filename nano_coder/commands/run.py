@@ -16,24 +16,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer import Argument, Option
 
 from nano_coder.commands.changes import apply_to
-from nano_coder.commands.display import Display, exit_code, on_terminal, summary
+from nano_coder.commands.display import Display, cost_of, exit_code, on_terminal, summary
 from nano_coder.commands.options import (
     DirectoryOption,
     Setup,
     Verbose,
     agent_options,
     history_of,
+    in_place_of,
     instructions_of,
     open_runtime,
 )
 from nano_coder.config import SPREADING, UNTRUSTED_CHECK, open_store, task_limits
-from nano_coder.run.execution import Runtime, Stop, attempt_task
+from nano_coder.run.execution import Runtime, Stop, attempt_task, escalate_run, refuse_unpriced
 from nano_coder.run.side_by_side import best_of, passed, run_tries
 from nano_coder.sandbox.request import say_unread
 from nano_shared import snapshot, snapshot_change
@@ -48,10 +49,13 @@ from nano_shared.snapshot import EntryKind, make_snapshot, save
 from nano_shared.store import LogStore
 from nano_shared.types import Task, Trajectory
 
+if TYPE_CHECKING:
+    from nano_coder.models.opening import OpenedPolicy
+
 
 @agent_options(
-    "model", "base_url", "profile", "device", "check", "tries", "temperature", "sandbox", "image",
-    "net", "python", "log",
+    "model", "base_url", "profile", "device", "check", "tries", "escalate", "escalate_from", "max_cost",
+    "temperature", "sandbox", "image", "net", "python", "log",
 )  # fmt: skip
 def command(
     task: Annotated[str, Argument(metavar="TASK", help="Text, or - for standard input.")],
@@ -76,7 +80,8 @@ def command(
     DIR itself is not touched unless the changes are applied: with --apply, when you accept them at the end
     (as they are, or edited in $VISUAL or $EDITOR), or later with `nano-coder apply RUN`. What you answer on
     a terminal is kept as feedback on the run. With --tries it is the winner that is shown and applied: of
-    the runs that passed the check, the one with the shortest diff. They are sampled at 0.7, unless set.
+    the runs that passed the check, the one with the shortest diff. They are sampled at 0.7, unless set. With
+    --escalate the hosted model gets the task where they all failed, and its run is the winner if it passes.
     """
     prompt = _text(sys.stdin.buffer.read() if task == "-" else os.fsencode(task))
     if not prompt.strip():
@@ -85,6 +90,8 @@ def command(
         )
     if reflect and not setup.config.check:
         raise UsageError("--reflect needs a --check: without one no attempt fails")
+    hosted = _open_hosted(setup)
+    config = setup.config  # before the temperature that tries need, which is not the hosted model's
     setup = _with_tries(_with_advice(setup), reflect)
     store = open_store(setup.config, directory)
     start = take_snapshot(setup, store)
@@ -92,14 +99,14 @@ def command(
     runtime = open_work(setup, store)
     work = make_task(prompt, start, setup, runtime)
     if setup.config.tries > 1:
-        trajectory, more = _try(work, runtime, setup.config.tries, seed, display)
-        apply_now = apply_changes and passed(trajectory)
+        result = _try(work, runtime, setup.config.tries, seed, display)
     else:
-        runtime = replace(runtime, hooks=display.hooks())
-        with display.naming_the_run():
-            attempts = attempt_task(work, runtime, reflect=reflect, seed=seed)
-        trajectory, apply_now = attempts[-1], apply_changes
-        more = {"attempts": [{"run": a.id, "reward": a.reward} for a in attempts]} if reflect else {}
+        result = _attempt(work, runtime, reflect, seed, display)
+    failed = result.exit_code != INTERRUPTED and result.run.reward is not None and not passed(result.run)
+    if hosted is not None and failed:
+        result = _escalate(result, in_place_of(runtime, hosted, config), config.escalate_from, display)
+    trajectory, several = result.run, setup.config.tries > 1 or hosted is not None
+    apply_now = apply_changes and (passed(trajectory) or not several)
     accepted = trajectory.last_snapshot if apply_now else None
     if trajectory.diff and not apply_changes and not as_json and on_terminal():
         display.diff(trajectory)
@@ -108,21 +115,97 @@ def command(
         except typer.Abort:
             display.end(trajectory, applied=False)  # which says how the changes are had later
             raise
-    applied, problem = False, None
+    applied, problem = False, result.problem
     if trajectory.diff and accepted is not None:
         try:
             apply_to(trajectory, directory, store, accepted)
             applied = True
         except (NanoError, OSError, KeyboardInterrupt) as caught:
-            problem = caught  # raised after the result is printed
-    emit(
-        summary(trajectory, applied=applied) | more,
-        as_json,
-        lambda: display.end(trajectory, applied=applied),
-    )
-    if problem is not None:
-        raise _not_applied(problem, trajectory)
-    return int(more.get("exit_code", exit_code(trajectory)))
+            problem = _not_applied(caught, trajectory)
+    told = summary(trajectory, applied=applied) | result.told | {"exit_code": result.exit_code}
+    emit(told, as_json, lambda: display.end(trajectory, applied=applied))
+    if problem is not None:  # raised after the result is printed
+        raise problem
+    return result.exit_code
+
+
+INTERRUPTED = 130
+"""exit code after Ctrl-C"""
+
+
+class _Result(NamedTuple):
+    """What the runs of the command came to."""
+
+    run: Trajectory
+    """the one that is shown and applied"""
+    told: dict[str, Any]
+    """what `--json` says of all"""
+    exit_code: int
+    problem: BaseException | None = None
+    """of the escalation, raised after the result is printed"""
+
+
+ASKED = ("flag", "environment")
+"""sources of a setting that was meant for this very command"""
+
+
+def _refuse_asked(setup: Setup, setting: str, why: str) -> None:
+    """Raises UsageError for what this command asks for and cannot have; what only a file sets is left out."""
+    if setup.sources[setting] in ASKED:
+        raise UsageError(why)
+
+
+def _open_hosted(setup: Setup) -> OpenedPolicy | None:
+    """The model to escalate to; None without one. Raises UsageError and ConfigError before anything is done;
+    what only a file sets does not hold for runs that cannot be escalated."""
+    from nano_coder.models.opening import find_opener, is_hosted, open_policy
+
+    config = setup.config
+    if (name := config.escalate) is None:
+        return None
+    why = None
+    if not config.check:
+        why = "--escalate needs a --check, which says whether the local model failed"
+    elif config.model == name:
+        why = f"--escalate {name}: it is the model that runs the task anyway; name another one"
+    elif is_hosted(config.model):
+        why = f"--escalate {name} comes after a local model, and --model {config.model} is hosted"
+    if why is not None:
+        _refuse_asked(setup, "escalate", why)
+        return None
+    if find_opener(name) is None:
+        raise UsageError(f"--escalate {name}: name a hosted model, as openai:NAME")
+    opened = open_policy(name, config, own_temperature=config.temperature is None)
+    refuse_unpriced(opened.policy, config.max_cost)
+    return opened
+
+
+def _attempt(task: Task, runtime: Runtime, reflect: int, seed: int | None, display: Display) -> _Result:
+    """The last of the attempts, each of which sees why the one before failed."""
+    with display.naming_the_run():
+        attempts = attempt_task(task, replace(runtime, hooks=display.hooks()), reflect=reflect, seed=seed)
+    told = {"attempts": [{"run": one.id, "reward": one.reward} for one in attempts]} if reflect else {}
+    return _Result(attempts[-1], told, exit_code(attempts[-1]))
+
+
+def _escalate(local: _Result, runtime: Runtime, begins: str, display: Display) -> _Result:
+    """The hosted model's run if it passed, else the local result."""
+    stop = Stop()
+    runtime = replace(runtime, hooks=replace(display.hooks(), stop=stop))
+    with _interrupting(stop) as interrupts:
+        try:
+            run = escalate_run(local.run, runtime, from_best=begins == "best")
+        except NanoError as problem:  # a refused key: what the local model did is printed first
+            return local._replace(problem=problem)
+    display.escalated(run)
+    of_run = {
+        "run": run.id, "parent": run.parent, "model": run.policy, "reward": run.reward, "stop": run.stop,
+        "stop_detail": run.stop_detail, "cost": cost_of(run),
+    }  # fmt: skip
+    told = {**local.told, "winner": run.id if passed(run) else None, "escalation": of_run}
+    if passed(run):
+        return _Result(run, told, exit_code(run))
+    return local._replace(told=told, exit_code=INTERRUPTED if interrupts else local.exit_code)
 
 
 def _with_advice(setup: Setup) -> Setup:
@@ -158,7 +241,7 @@ def _tell_once(name: str) -> None:
 def _with_tries(setup: Setup, reflect: int) -> Setup:
     """The setup as its tries need it. Raises UsageError where they cannot be made; those that only a file
     sets are one then, as they are of a hosted model."""
-    from nano_coder.models.opening import MODELS
+    from nano_coder.models.opening import is_hosted
 
     config, count = setup.config, setup.config.tries
     if count == 1:
@@ -170,20 +253,16 @@ def _with_tries(setup: Setup, reflect: int) -> Setup:
         why = "--tries makes attempts side by side, and --reflect one after another: leave out one of the two"
     elif config.temperature == 0:
         why = f"temperature 0 makes {count} equal runs: leave --temperature out, which is {SPREADING} then"
-    asked = setup.sources["tries"] in ("flag", "environment")
-    if why and asked:
-        raise UsageError(why)
-    hosted = (config.model or "").partition(":")[0] in MODELS
-    if why or (hosted and not asked):
+    if why is not None:
+        _refuse_asked(setup, "tries", why)
+    if why or (is_hosted(config.model) and setup.sources["tries"] not in ASKED):
         return setup._replace(config=config.model_copy(update={"tries": 1}))
     spread = SPREADING if config.temperature is None else config.temperature
     return setup._replace(config=config.model_copy(update={"temperature": spread}))
 
 
-def _try(
-    task: Task, runtime: Runtime, count: int, seed: int | None, display: Display
-) -> tuple[Trajectory, dict[str, Any]]:
-    """The winner of `count` tries, or the best that failed, and what `--json` says of all."""
+def _try(task: Task, runtime: Runtime, count: int, seed: int | None, display: Display) -> _Result:
+    """The winner of `count` tries, or the best that failed."""
     stop = Stop()
     with _interrupting(stop) as interrupts:
         runs = run_tries(task, runtime, count, stop, seed=seed, on_end=partial(display.tried, count))
@@ -191,8 +270,8 @@ def _try(
         raise typer.Abort
     best = best_of(runs)
     tries = [{"run": run.id, "reward": run.reward, "stop": run.stop} for run in runs]
-    more = {"winner": best.id if passed(best) else None, "tries": tries}
-    return best, more | ({"exit_code": 130} if interrupts and not passed(best) else {})
+    told = {"winner": best.id if passed(best) else None, "tries": tries}
+    return _Result(best, told, INTERRUPTED if interrupts and not passed(best) else exit_code(best))
 
 
 @contextlib.contextmanager

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nano_coder import __version__
 from nano_coder.agent.actions import WORKSPACE_LOST, Actions, Workspace, shorten, spill_path
 from nano_coder.agent.compaction import compaction_of
+from nano_coder.agent.dialects.api import Api
 from nano_coder.agent.loop import Agent, Dialogue, last_main, observed_last, turn_cost, turn_length
 from nano_coder.agent.profiles import (
     COMPACT_1,
@@ -47,7 +51,19 @@ from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.notes import Notes
 from nano_shared.policy import InterfaceProfile, Policy
 from nano_shared.store import LogStore, new_run_id
-from nano_shared.types import Observation, Sampling, StopReason, Task, Trajectory, Turn, Verdict
+from nano_shared.types import (
+    ApiAnswer,
+    ApiCall,
+    Finish,
+    Limits,
+    Observation,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from nano_coder.config import SearchSettings
@@ -60,7 +76,8 @@ REFLECTION = "reflection"
 
 
 class Stop(threading.Event):
-    """Set, it ends the runs that have it as interrupted, also in a completion or a tool call. Thread-safe."""
+    """Set, it ends the runs that have it as interrupted, also in a completion, a tool call or a check.
+    Thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,16 +88,27 @@ class Stop(threading.Event):
         for jail in list(self._jails):
             jail.close()
 
-    @contextmanager
-    def closing(self, jail: Jail) -> Iterator[None]:
-        """Within the block `set` closes the jail, which ends what runs in it."""
+    def closes(self, jail: Jail) -> None:
+        """From now on `set` closes the jail, which ends what runs in it."""
         self._jails.add(jail)
-        try:
-            if self.is_set():
-                jail.close()
-            yield
-        finally:
-            self._jails.discard(jail)
+        if self.is_set():
+            jail.close()
+
+
+class StoppedSandbox:
+    """A sandbox whose jails a `Stop` closes."""
+
+    def __init__(self, sandbox: Sandbox, stop: Stop) -> None:
+        self._sandbox, self._stop = sandbox, stop
+        self.name, self.layers, self.python = sandbox.name, sandbox.layers, sandbox.python
+
+    def open(self, workspace: Path | None, limits: Limits) -> Jail:
+        jail = LazyJail(partial(self._sandbox.open, workspace, limits))
+        self._stop.closes(jail)
+        return jail
+
+    def with_image(self, name: str | None) -> Sandbox:
+        return StoppedSandbox(in_image(self._sandbox, name), self._stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +279,38 @@ def reflect_run(failed: Trajectory, runtime: Runtime, *, seed: int | None = None
     return branch_run(failed, turns, runtime, task=as_much_again(failed, runtime), seed=seed)
 
 
+def escalate_run(failed: Trajectory, runtime: Runtime, *, from_best: bool = False) -> Trajectory:
+    """Run the task of a failed run anew under the hosted policy of `runtime`, graded, with it as its parent.
+
+    `from_best` continues the failed run instead, as a second attempt that reads its diff and its check's
+    output; a run that nothing can follow is begun anew all the same. The profile is that of an API which
+    works in the place of the failed run's policy. Raises as `run_task` does.
+    """
+    if from_best and can_reflect(failed):
+        return grade_run(reflect_run(_told_to_api(failed), runtime), runtime)
+    return grade_run(branch_run(failed, (), runtime), runtime)
+
+
+def _told_to_api(run: Trajectory) -> Trajectory:
+    """The run as if an API had made its calls: a server reads the history as calls, not as text of another
+    dialect. Tokens are left out, since no server takes them."""
+    return run.model_copy(
+        update={"turns": tuple(turn if turn.is_summary else _told(turn) for turn in run.turns)}
+    )
+
+
+def _told(turn: Turn) -> Turn:
+    calls = tuple(
+        ApiCall(id=f"call_{turn.index}_{number}", name=call.name, arguments=json.dumps(call.arguments))
+        for number, call in enumerate(turn.calls)
+    )
+    said = turn.thought if calls else turn.completion.text
+    changes = {"text": said, "finish": Finish.STOP, "tokens": None, "api": ApiAnswer(calls=calls)}
+    return turn.model_copy(
+        update={"completion": turn.completion.model_copy(update=changes), "parser": Api.name}
+    )
+
+
 def as_much_again(run: Trajectory, runtime: Runtime) -> Task:
     """The run's task, which allows beside its limits what the run has used."""
     limits, count, own = run.task.limits, runtime.policy.count, run.own_turns
@@ -356,12 +416,9 @@ def _run(
     session: OpenSession | None = None,
     record: RecordedAnswers | None = None,
 ) -> Trajectory:
-    stop = runtime.hooks.stop
-    with (
-        runtime.store.claim(begun.id),
-        closing(_jail(begun, runtime)) as jail,
-        stop.closing(jail) if stop is not None else nullcontext(),
-    ):
+    with runtime.store.claim(begun.id), closing(_jail(begun, runtime)) as jail:
+        if (stop := runtime.hooks.stop) is not None:
+            stop.closes(jail)
         runtime.store.begin(begun)
         runtime.hooks.start(begun)
         return execute(begun, runtime, jail, session=session, record=record)
@@ -552,14 +609,18 @@ def _new_run(
 def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
     """Grade a finished run in a fresh jail, and log the verdict; of an environment's run, log what it gave.
 
-    A task without a check gets no verdict.
+    A task without a check gets no verdict, nor does a run whose grading the hooks' `stop` ended.
     """
     runtime.hooks.grading(trajectory)
+    sandbox, stop = runtime.sandbox, runtime.hooks.stop
     if isinstance(trajectory.task.hidden, EnvironmentChecks):
         verdict = trajectory.verdict or ungraded(str(trajectory.stop), trajectory.stop_detail or "")
     else:
-        found: Verdict | None = grade_trajectory(trajectory, runtime.sandbox, runtime.store.blobs)
-        if found is None:
+        if stop is not None:
+            sandbox = StoppedSandbox(sandbox, stop)
+        found: Verdict | None = grade_trajectory(trajectory, sandbox, runtime.store.blobs)
+        # what a jail that was closed says is no result, but for a pass, which nothing ends early
+        if found is None or (stop is not None and stop.is_set() and (found.reward or 0.0) < 1):
             return trajectory
         verdict = found
     runtime.store.add_verdict(trajectory.id, verdict)
@@ -620,12 +681,17 @@ def _refuse_unserved(task: Task, runtime: Runtime) -> None:
         )
     if runtime.settings.agent is not None and task.network != "none":
         raise UsageError(f"an agent of others has no way out but its model ({task.network}); leave out --net")
+    refuse_unpriced(runtime.policy, task.limits.max_cost)
+
+
+def refuse_unpriced(policy: Policy, max_cost: float | None) -> None:
+    """Raises ConfigError for a limit of dollars on a policy whose price is not known."""
     # policies that cost nothing have no `price` at all
-    if task.limits.max_cost is not None and getattr(runtime.policy, "price", 0) is None:
+    if max_cost is not None and getattr(policy, "price", 0) is None:
         raise ConfigError(
-            f"max_cost = {task.limits.max_cost:g}: the price of {runtime.policy.id} is not known; write"
-            f" [prices.{runtime.policy.id.partition(':')[2]!r}] with input and output, dollars for a million"
-            " tokens, into your configuration"
+            f"max_cost = {max_cost:g}: the price of {policy.id} is not known; write"
+            f" [prices.{policy.id.partition(':')[2]!r}] with input and output, dollars for a million tokens,"
+            " into your configuration"
         )
 
 

@@ -1,4 +1,5 @@
-"""Whether a logged run may train a policy gradient: what its columns say, and the closed set of refusals."""
+"""Whether a logged run may train a policy gradient, or be imitated: what its columns say, and the closed set
+of refusals."""
 
 from __future__ import annotations
 
@@ -8,17 +9,22 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from nano_coder.agent.dialects.api import Api
+from nano_coder.agent.dialects.api import API, Api
 from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.agent.profiles import logged_profile, missing_tools, without_delegate
+from nano_coder.agent.loop import written
+from nano_coder.agent.profiles import logged_profile, missing_tools, serving_profile, without_delegate
+from nano_shared.blobs import BlobStore
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.policy import InterfaceProfile
+from nano_shared.redact.redactor import MARKER
 from nano_shared.run_facts import RunFacts, TurnFacts, facts_of
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
     CLIENT_TOOLS,
+    Split,
     StopReason,
+    ToolCall,
     ToolSpec,
     Trajectory,
     Trust,
@@ -40,7 +46,7 @@ class RefusalCode(StrEnum):
     UNFINISHED = "unfinished", "it never ended: nano-coder resume goes on, or a reward ends a conversation"
     OURS = "failure of ours", "it ended in a failure that the policy could not cause"
     NO_TURNS = "no turns", "no turn was logged"
-    TEXT_ONLY = "text-only", "a turn has no token ids and log-probs; it can still imitate"
+    TEXT_ONLY = "text-only", "a turn has no token ids and log-probs"
     TRUNCATED_SAMPLING = (
         "truncated sampling",
         "a turn was sampled with top-p or top-k: its support is not the policy's",
@@ -52,16 +58,19 @@ class RefusalCode(StrEnum):
     GREEDY = "greedy", "a turn was decoded greedily: its log-probs are not those of a sample"
     REDACTED = (
         "redacted",
-        "some of its tokens were hidden, and what follows was sampled after the true ones (it can imitate)",
+        "some of its tokens were hidden, and what follows was sampled after the true ones",
     )
     # interface that it was made under
     OTHER_PROFILE = "other profile", "its profile was another one when it was made (the hash differs)"
     ANOTHER_PROFILE = "another profile", "it was made under another profile than this policy's"
+    UNWRITABLE = "calls of another dialect", "this policy's dialect and tools cannot write its calls"
     ANOTHER_TEMPLATE = "another chat template", "it was made under another chat template than this policy's"
     # verdict
     NO_VERDICT = "no verdict", "no verdict: give a --check, or grade it with nano-rl grade"
     NO_REWARD = "no reward", "its verdict has no reward, since its grading failed"
     LOW_TRUST = "low trust", "its verdict cannot be trusted enough (a judge, or tests beside the solution)"
+    NO_SUCCESS = "no success", "it did not pass what graded it"
+    NO_DIRECTORY = "no directory", "its directory is not in the log's blob store"
     # excluded from training
     CONTROL = "impossible control", "an impossible control: any pass is a hack"
     TEST_SPLIT = "of the test split", "its task is held out to evaluate by"
@@ -213,7 +222,7 @@ def _tokens(run: RunFacts) -> Iterator[RunFinding]:
         why = f": {bare.no_tokens}" if bare.no_tokens else ""
         yield blocks(
             RefusalCode.TEXT_ONLY,
-            f"text-only: no token ids and log-probs for turn {bare.index}{why} (it can still imitate)",
+            f"text-only: no token ids and log-probs for turn {bare.index}{why}",
         )
         return
     if any(turn.is_redacted for turn in run.turns):
@@ -385,9 +394,100 @@ def _verdict(run: RunFacts) -> Iterator[RunFinding]:
         )
 
 
+def imitation_refusal(
+    run: RunFacts, profile: InterfaceProfile | None, blobs: BlobStore | None = None
+) -> RunFinding | None:
+    """Why a policy of this profile may not imitate a run; None if it may. Without a profile or `blobs`, what
+    they tell is not asked.
+
+    A text-only run needs the directory in which it began, whose files its first message lists.
+    """
+    for code in blocking(run):
+        if code.bars or code in _NO_LESSON:
+            return blocks(code)
+    if run.task.is_control:
+        return blocks(RefusalCode.CONTROL)
+    if run.task.split == Split.TEST:
+        return blocks(RefusalCode.TEST_SPLIT)
+    if outcome(run.verdict) != 1.0 or not may_teach(run.verdict):
+        return blocks(RefusalCode.NO_SUCCESS)
+    if all(turn.refused or MARKER.search(turn.text) for turn in run.own_turns):
+        return blocks(RefusalCode.NO_SUCCESS, "each of its turns was refused or redacted")
+    other = None if profile is None else interface_refusal(run, profile)
+    start = run.task.snapshot
+    if other is None and blobs is not None and not run.has_tokens and start and start not in blobs:
+        return blocks(RefusalCode.NO_DIRECTORY)
+    return other
+
+
+_NO_LESSON = (
+    RefusalCode.UNFINISHED, RefusalCode.OURS, RefusalCode.NO_TURNS, RefusalCode.OTHER_PROFILE,
+)  # fmt: skip
+"""findings beside those that bar a run after which a run is not imitated"""
+
+
+def interface_refusal(run: RunFacts, profile: InterfaceProfile) -> RunFinding | None:
+    """Why a policy of this profile cannot say what a run said: the run was made under another profile, and is
+    not an API's whose calls this one can write."""
+    serving = serving_profile(profile, run.task)
+    if hashes(serving)[0] == run.profile_hash:
+        return None
+    acts = [turn for turn in run.turns if not turn.is_summary and turn.delegated_by is None]
+    if any(turn.parser != Api.name for turn in acts):
+        text = f"it was made under profile {run.profile}, and this policy's is {serving.name}"
+        return blocks(RefusalCode.ANOTHER_PROFILE, text)
+    for turn in acts:
+        try:
+            _write(turn, serving, one_each=not run.tools_hash.startswith(CLIENT_TOOLS))
+        except ValueError as problem:
+            return blocks(RefusalCode.UNWRITABLE, f"turn {turn.index} cannot be written: {problem}")
+    return None
+
+
+def _write(turn: TurnFacts, profile: InterfaceProfile, *, one_each: bool) -> None:
+    """Write a turn of an API in the profile's dialect. Raises ValueError where that is not possible."""
+    if turn.calls:
+        calls = tuple(ToolCall(name=name, arguments=given) for name, given in turn.calls)
+        left = API.parse(turn.text, profile.tools)
+        written(left.thought if left.calls == calls else turn.text, calls, profile, one_each=one_each)
+    elif (
+        turn.parse_error is None and not DIALECTS.find(profile.dialect).parse(turn.text, profile.tools).prose
+    ):
+        raise ValueError(f"it answers without a call, which the dialect {profile.dialect} does not have")
+
+
 def may_teach(verdict: Verdict | None) -> bool:
     """Whether a good result may be imitated: not one that our own grader gives no trust."""
     return verdict is not None and not (by_us(verdict.grader) and verdict.trust == Trust.NONE)
+
+
+REWARD = "nano-reward 1"
+"""name and version of the composition, appended to the grader of a composed verdict"""
+_JOINT = " + "
+
+
+def composed_grader(grader: str, recipe: str) -> str:
+    """The grader of a composed verdict: the grader's name, and the recipe of the reward."""
+    return f"{base_grader(grader)}{_JOINT}{REWARD} {recipe}"
+
+
+def base_grader(grader: str) -> str:
+    return grader.split(f"{_JOINT}nano-reward ")[0]
+
+
+def is_composed(verdict: Verdict) -> bool:
+    return base_grader(verdict.grader) != verdict.grader
+
+
+def outcome(verdict: Verdict | None) -> float | None:
+    """The reward of the tests alone; None if nothing was graded, 0 with tampering.
+
+    For a composed verdict without tests (a judge alone), its reward.
+    """
+    if verdict is None:
+        return None
+    value = verdict.components.get("tests", verdict.reward) if is_composed(verdict) else verdict.reward
+    return 0.0 if verdict.tampering and value is not None else value
 
 
 def by_us(grader: str) -> bool:

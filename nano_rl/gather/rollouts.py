@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 from nano_coder.agent.loop import derived_seed
 from nano_coder.run.execution import Runtime, can_reflect, grade_run, is_reflection, reflect_run, run_task
 from nano_coder.run.side_by_side import AT_ONCE, OnRun, member_seed, run_side_by_side
+from nano_coder.verify.trainable import is_composed
 from nano_rl.checkpoints.evaluate import row_of
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, RowWriter
 from nano_rl.learn.rows import Group
 from nano_rl.rewards import Reward, outcome
-from nano_rl.rewards.reward import IMPOSSIBLE, is_composed
+from nano_rl.rewards.reward import IMPOSSIBLE
 from nano_rl.tasks.attempts import oracle_policy, run_in_project, runtime_for
 from nano_shared.errors import NanoError, PolicyError, SandboxError, UsageError
 from nano_shared.extensions import Extensions

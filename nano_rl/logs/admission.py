@@ -20,10 +20,9 @@ from typing import Any
 from nano_coder.agent.profiles import API_1, serving_profile
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.verify.deep import Scored, TokenCheck, gap_of, rescored
-from nano_coder.verify.trainable import RefusalCode, blocking, may_teach
+from nano_coder.verify.trainable import RefusalCode, blocking, imitation_refusal, interface_refusal, outcome
 from nano_coder.verify.trainable import hashes as profile_hashes
 from nano_rl.learn.rows import is_dead
-from nano_rl.rewards import outcome
 from nano_shared.policy import InterfaceProfile
 from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
@@ -126,8 +125,10 @@ def refusal_of(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
     profile = target.profile and serving_profile(target.profile, run.task)
     other = profile is not None and profile_hashes(profile)[0] != run.profile_hash
     # what an API's server rendered is known by its template and tokens: no profile is the policy's own
-    if other and not (run.profile == API_1.name and run.has_tokens):
-        return RefusalCode.ANOTHER_PROFILE
+    if profile is not None and other and not (run.profile == API_1.name and run.has_tokens):
+        if (unlike := interface_refusal(run, profile)) is not None:
+            return RefusalCode(unlike.kind)
+        return RefusalCode.ANOTHER_PROFILE if run.has_tokens else RefusalCode.TEXT_ONLY
     if RefusalCode.TEXT_ONLY in found:
         return RefusalCode.TEXT_ONLY
     if target.template_hash not in (None, run.template_hash):
@@ -175,7 +176,7 @@ def by_task(
     `verify` is applied to the runs that their columns admit.
     """
     for checked in check_runs(facts, target, verify):
-        yield _judged(checked)
+        yield _judged(checked, target.profile)
 
 
 def check_runs(
@@ -189,7 +190,7 @@ def check_runs(
         yield checked
 
 
-def _judged(runs: Sequence[CheckedRun]) -> list[JudgedRun]:
+def _judged(runs: Sequence[CheckedRun], profile: InterfaceProfile | None) -> list[JudgedRun]:
     """The best use of each run of one task."""
     rewards: dict[str, list[float]] = {}
     for run, code in runs:
@@ -206,7 +207,7 @@ def _judged(runs: Sequence[CheckedRun]) -> list[JudgedRun]:
         elif not _worthless(code):
             if run.id in pairable or run.opinions:
                 use = Use.PREFERENCE
-            elif outcome(run.verdict) == 1.0:
+            elif imitation_refusal(run, profile) is None:
                 use = Use.IMITATION
         judged.append(JudgedRun(run=run, use=use, refusal=code))
     return judged
@@ -221,13 +222,6 @@ _WORTHLESS = (
 
 def _worthless(code: RefusalCode | None) -> bool:
     return code is not None and (code.bars or code in _WORTHLESS)
-
-
-def may_imitate(run: RunFacts, code: RefusalCode) -> bool:
-    """True if a run that may not train a policy gradient can be imitated."""
-    if _worthless(code) or code is RefusalCode.ANOTHER_PROFILE:
-        return False
-    return outcome(run.verdict) == 1.0 and may_teach(run.verdict)
 
 
 def _pairable(runs: Iterable[RunFacts]) -> set[str]:

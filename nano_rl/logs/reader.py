@@ -28,10 +28,10 @@ from typing import Any
 
 from nano_coder.agent.profiles import serving_profile
 from nano_coder.models.opening import OpenedWeights, weights_id
-from nano_coder.verify.trainable import RefusalCode
+from nano_coder.verify.trainable import RefusalCode, imitation_refusal, interface_refusal
 from nano_rl.config import TrainConfig
 from nano_rl.learn.rows import Group, GroupMember, is_dead
-from nano_rl.logs.admission import RunCheck, RunVerifier, TargetPolicy, check_runs, may_imitate
+from nano_rl.logs.admission import RunCheck, RunVerifier, TargetPolicy, check_runs
 from nano_rl.record import USED, read_used
 from nano_shared import snapshot
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, read_checkpoint, resolve_checkpoint
@@ -391,10 +391,9 @@ def read_logs(
                 continue
             assert reason is not None  # a run of unknown age is refused
             refused[reason] += 1
-            can_imitate += code is not None and may_imitate(about, code)
+            can_imitate += code is not None and imitation_refusal(about, opened.profile) is None
             if keeps_rest and reason != LEARNED:
-                run = store.get(about.id)
-                rest += [run] if _may_teach(run, opened) else []
+                rest += [store.get(about.id)] if _may_teach(about, opened) else []
     admitted = _form_groups(_newest_content(found, refused), runs)
     if rescore is not None:
         admitted = [_rescored(group, rescore) for group in admitted]
@@ -489,7 +488,7 @@ def _training_refusal(
     return None
 
 
-def _may_teach(run: Trajectory, opened: OpenedWeights) -> bool:
+def _may_teach(run: RunFacts, opened: OpenedWeights) -> bool:
     """True if a run that policy gradients may not use may be imitated or compared."""
     return (
         run.stop is not None
@@ -497,7 +496,7 @@ def _may_teach(run: Trajectory, opened: OpenedWeights) -> bool:
         and bool(run.turns)
         and run.task.split is not Split.TEST
         and not run.task.is_control
-        and run.profile_hash == serving_profile(opened.profile, run.task).hash
+        and interface_refusal(run, opened.profile) is None
     )
 
 

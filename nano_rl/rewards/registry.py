@@ -21,8 +21,9 @@ from typing import Any
 from pydantic import Field, PrivateAttr
 
 from nano_coder.run.execution import Runtime
+from nano_coder.verify.trainable import outcome
 from nano_rl.config import RewardConfig
-from nano_rl.rewards.reward import TESTS, Gate, Part, Reward, Score, outcome
+from nano_rl.rewards.reward import TESTS, Gate, Part, Reward, Score
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import (
     call_extension,

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import Runtime
+from nano_coder.verify.trainable import composed_grader, outcome
 from nano_rl.learn.config import Config
 from nano_shared.errors import UsageError
 from nano_shared.extensions import call_extension, read_number
@@ -342,35 +343,6 @@ def _between(name: str, run: Trajectory, value: object) -> float | None:
             f"reward part {name} gave {shown!r:.80} to run {run.id}; a score lies between 0 and 1"
         )
     return given
-
-
-REWARD = "nano-reward 1"
-"""name and version of the composition, appended to the grader of a composed verdict"""
-_JOINT = " + "
-
-
-def composed_grader(grader: str, recipe: str) -> str:
-    """The grader of a composed verdict: the grader's name, and the recipe of the reward."""
-    return f"{base_grader(grader)}{_JOINT}{REWARD} {recipe}"
-
-
-def base_grader(grader: str) -> str:
-    return grader.split(f"{_JOINT}nano-reward ")[0]
-
-
-def is_composed(verdict: Verdict) -> bool:
-    return base_grader(verdict.grader) != verdict.grader
-
-
-def outcome(verdict: Verdict | None) -> float | None:
-    """The reward of the tests alone; None if nothing was graded, 0 with tampering.
-
-    For a composed verdict without tests (a judge alone), its reward.
-    """
-    if verdict is None:
-        return None
-    value = verdict.components.get("tests", verdict.reward) if is_composed(verdict) else verdict.reward
-    return 0.0 if verdict.tampering and value is not None else value
 
 
 class VisibleTests(Part):

@@ -58,7 +58,7 @@ _RUN = (
 )  # fmt: skip
 _TURN = (
     "turn", "policy_id", "policy_version", "token_row", "context_tokens", "sampled_tokens", "sampling",
-    "text", "parser", "delegated_by", "started", "ended",
+    "text", "parse_error", "parser", "delegated_by", "started", "ended",
 )  # fmt: skip
 _STOPS = {reason.value: reason for reason in StopReason}
 _Calls = tuple[tuple[str, dict[str, Any]], ...]
@@ -165,12 +165,16 @@ class TurnFacts:
     columns: Mapping[str, Any]
     """of the turn's row (`_turns`); sampled ids and log-probs are bytes"""
     calls: _Calls
+    refused: bool = False
+    """whether a tool refused a call of it, or no call could be read"""
 
     index = _column("turn")
     policy_id = _column("policy_id")
     policy_version = _column("policy_version")
     text = _column("text")
     delegated_by = _column("delegated_by")
+    parser = _column("parser")
+    parse_error = _column("parse_error")
 
     @property
     def row(self) -> int | None:
@@ -308,7 +312,10 @@ def facts_of(run: Trajectory) -> RunFacts:
     return RunFacts(
         task=run.task, task_id=run.task.listed.id, stop=run.stop, given_tools=run.given_tools,
         turns=tuple(
-            TurnFacts(columns=_stored(turn), calls=tuple((call.name, call.arguments) for call in turn.calls))
+            TurnFacts(
+                columns=_stored(turn), calls=tuple((call.name, call.arguments) for call in turn.calls),
+                refused=turn.refused,
+            )
             for turn in run.turns
         ),
         verdict=_verdict(verdict_row(run.id, run.verdict, 0.0)) if run.verdict else None,
@@ -386,18 +393,26 @@ def _turns(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Turn
         .where(turns.c.run_id.in_(ids))
         .order_by(turns.c.run_id, turns.c.turn)
     )  # fmt: skip
+    refused = calls.c.ok.is_(False) & calls.c.timed_out.is_(False)
+    refused &= calls.c.exit_code.is_(None) & calls.c.signal.is_(None)
     of_turns = (
-        sa.select(calls.c.run_id, calls.c.turn, calls.c.call_name, calls.c.arguments)
-        .where(calls.c.run_id.in_(ids), calls.c.call_name.is_not(None))
+        sa.select(calls.c.run_id, calls.c.turn, calls.c.call_name, calls.c.arguments, refused)
+        .where(calls.c.run_id.in_(ids))
         .order_by(calls.c.run_id, calls.c.turn, calls.c.position)
     )
-    by_turn = groupby(connection.execute(of_turns), key=lambda row: (row[0], row[1]))
-    called = {key: tuple((row[2], row[3]) for row in group) for key, group in by_turn}
+    of_calls = groupby(connection.execute(of_turns), key=lambda row: (row[0], row[1]))
+    by_turn = {key: [tuple(row[2:]) for row in group] for key, group in of_calls}
     found: dict[str, list[TurnFacts]] = {}
     for row in connection.execute(query):
         columns = {name: value for name, value in row._mapping.items() if name != "run_id"}
-        calls_of = called.get((row.run_id, row.turn), ())
-        found.setdefault(row.run_id, []).append(TurnFacts(columns=columns, calls=calls_of))
+        rows = by_turn.get((row.run_id, row.turn), ())
+        found.setdefault(row.run_id, []).append(
+            TurnFacts(
+                columns=columns,
+                calls=tuple((name, given) for name, given, _ in rows if name is not None),
+                refused=row.parse_error is not None or any(seen for _, _, seen in rows),
+            )
+        )
     return found
 
 

@@ -406,8 +406,14 @@ class LogStore:
 
     def side_by_side(self, run_id: str) -> list[str]:
         """Ids of the runs of a task in a directory that were under way together, this one among them: its
-        tries, oldest first. Empty for a run of no directory."""
-        return [str(row[0]) for row in self._all(_side_by_side(run_id))]
+        tries, oldest first; behind them the runs of another policy that followed one of them, with it as
+        their parent. Empty for a run of no directory that no other followed."""
+        found = self._all(_followed(schema.runs.c.id == run_id, schema.runs.c.parent))
+        root = str(found[0][0]) if found else run_id
+        tries = [str(row[0]) for row in self._all(_side_by_side(root))]
+        of_tries = schema.runs.c.parent.in_(tries or [root])
+        more = [str(row[0]) for row in self._all(_followed(of_tries, schema.runs.c.id))]
+        return [*(tries or [root] * bool(more)), *more]
 
     def facts(self, chosen: RunFilter | None = None) -> Iterator[RunFacts]:
         """The facts that decide whether each run may train, by task key and oldest first, in constant memory.
@@ -546,6 +552,13 @@ def _side_by_side(run_id: str) -> sa.Select[Any]:
         .where(this.started <= sa.func.coalesce(runs.ended, this.started))
         .order_by(runs.started, runs.id)
     )
+
+
+def _followed(which: sa.ColumnElement[bool], column: sa.Column[Any]) -> sa.Select[Any]:
+    """A column of those of the runs whose parent another policy executed, oldest first."""
+    runs, parent = schema.runs.c, schema.runs.alias().c
+    query = sa.select(column).where(which, parent.id == runs.parent, parent.policy != runs.policy)
+    return query.order_by(runs.started, runs.id)
 
 
 def _load(connection: sa.Connection, run_id: str) -> LoggedRun:

@@ -433,6 +433,12 @@ class Turn(Value):
     """of a sub-agent: index of the turn that delegated to it"""
 
     @property
+    def refused(self) -> bool:
+        """Whether it could not be parsed, or a tool refused its call; a command that ran and failed is no
+        refusal."""
+        return self.parse_error is not None or any(seen.refused for seen in self.observations)
+
+    @property
     def is_summary(self) -> bool:
         """Whether it summarises its row: the turn after it begins a new one."""
         return self.parser == SUMMARY

@@ -236,9 +236,12 @@ def test_what_an_api_did_is_imitated_in_the_words_of_another_dialect(tmp_path: P
     assert [dialect.parse(text, HERMES_1.tools).calls for text in said] == [turn.calls for turn in run.turns]
     encoder = RunEncoder(profile=HERMES_1, template=None, eos_id=0)  # type: ignore[arg-type]
     assert encoder.speaks(run)
-    assert not replace(encoder, profile=COMPACT_1).speaks(run), "several calls in one turn"
     exported = message_rows(run, (), calls="text")["messages"]
     assert [row["content"] for row in exported if row["role"] == "assistant"] == said
+    assert replace(encoder, profile=COMPACT_1).speaks(run)
+    one_each = [m.content for m in run_messages(run, COMPACT_1)[2:]]
+    assert [text.split()[0] for text in one_each[::2]] == ["I", "@shell", "@edit_file", "@submit"]
+    assert one_each[1::2] == [o.text for turn in run.turns for o in turn.observations]
 
 
 # ------------------------------------------------------------------------------------ the command line

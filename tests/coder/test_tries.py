@@ -94,15 +94,29 @@ def test_where_all_fail_the_best_is_one_that_did_something(tmp_path: Path) -> No
 
 
 def test_of_those_that_pass_together_the_shortest_diff_wins(tmp_path: Path) -> None:
-    both = threading.Barrier(2)
+    (longer,), _ = tried(tmp_path, [LONGER, SUBMIT])
+    (right,), _ = tried(tmp_path, [RIGHT, SUBMIT])
+    assert [longer.reward, right.reward] == [1.0, 1.0]
+    assert best_of([longer, right]) is right
+
+
+def test_the_first_that_passes_ends_the_checks_of_the_others(tmp_path: Path) -> None:
+    """Which may have said what they say of an ended program: neither is a verdict."""
+    graded = threading.Barrier(2)
 
     def submit() -> str:
-        both.wait(60)
+        graded.wait(60)
         return SUBMIT
 
-    runs, _ = tried(tmp_path, [LONGER, submit], [RIGHT, submit], check=f"sleep 2; {CHECK}")
-    assert [run.reward for run in runs] == [1.0, 1.0]
-    assert best_of(runs) is runs[1]
+    began = time.monotonic()
+    slow = f"grep -q longer a.py && sleep 200; {CHECK}"
+    runs, runtime = tried(tmp_path, [LONGER, submit], [RIGHT, submit], check=slow)
+    assert time.monotonic() - began < 100
+    assert [(run.stop, run.reward) for run in runs] == [
+        (StopReason.FINISHED, None),
+        (StopReason.FINISHED, 1.0),
+    ]
+    assert runtime.store.logged(runs[0].id).verdicts == ()
 
 
 def test_those_that_have_not_begun_when_one_passes_are_not_begun(tmp_path: Path) -> None:
@@ -152,7 +166,25 @@ def test_a_local_policy_ends_the_completion(tiny_folder: Path, one_thread: None)
     completion = policy.complete(conversation, Sampling(temperature=1.0, max_tokens=64, seed=1))
     assert completion.finish is Finish.CANCELLED
     assert completion.tokens is not None
-    assert len(completion.tokens.sampled_ids) == 1
+    assert completion.tokens.sampled_ids == ()
+
+
+def test_a_local_policy_ends_a_prefill_before_its_next_layer(tiny_folder: Path, one_thread: None) -> None:
+    class AtSecondLayer(threading.Event):
+        asked = 0
+
+        def is_set(self) -> bool:
+            self.asked += 1
+            return self.asked > 1
+
+    policy = open_policy(str(tiny_folder), dtype="float32").policy
+    conversation = Conversation(first_messages(COMPACT_1, a_task(), ()))
+    conversation.stop = stop = AtSecondLayer()
+    sampling = Sampling(temperature=1.0, max_tokens=4, seed=1)
+    assert policy.complete(conversation, sampling).finish is Finish.CANCELLED
+    assert stop.asked == 2
+    conversation.stop = None
+    assert policy.complete(conversation, sampling).finish is Finish.LENGTH
 
 
 @pytest.mark.parametrize("answer", [None, 503])

@@ -78,6 +78,8 @@ BEYOND = {
     "tries": "64",
     "owner": "'theirs'",
     "share": "'train'",
+    "escalate": "'openai:m'",
+    "escalate_from": "'best'",
 }
 
 

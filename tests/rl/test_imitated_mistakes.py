@@ -13,7 +13,7 @@ from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
 from nano_rl.gather.rollouts import execute
-from nano_rl.imitation import RunEncoder, reader_of, refused, succeeded
+from nano_rl.imitation import RunEncoder, reader_of, succeeded
 from nano_rl.learn.rows import TrainSample
 from nano_rl.tasks.attempts import oracle_policy
 from nano_shared.hidden_checks import CommandChecks
@@ -61,7 +61,7 @@ def read(row: TrainSample, reader: RunEncoder, *, trained: bool = False) -> str:
 
 def test_an_edit_in_vain_is_shown_and_what_follows_is_learned(run: Trajectory, reader: RunEncoder) -> None:
     assert run.reward == 1
-    assert [refused(turn) for turn in run.turns] == [False, False, True, True, False, False]
+    assert [turn.refused for turn in run.turns] == [False, False, True, True, False, False]
     (row,) = reader.rows(run)
     *in_vain, mended = (turn.completion.text for turn in run.turns[2:5])
     for vain in in_vain:
@@ -95,7 +95,7 @@ def test_the_same_holds_for_tokens_that_were_logged(
     policy = local_policy(opened.loaded, opened.profile)
     noise = run_task(task, replace(within, policy=policy, sampling=Sampling(max_tokens=8)), seed=0)
     assert reader.reads(noise)
-    assert all(map(refused, noise.turns))
+    assert all(turn.refused for turn in noise.turns)
     assert reader.rows(noise) == []
     tokens = noise.turns[-1].completion.tokens
     assert tokens is not None

@@ -62,6 +62,10 @@ _CONTEXT = 131_072
 _LONGEST_WAIT_S = 60.0
 _SMALL = re.compile(r"(?<![\d.])(0\.5|1\.5|3|7)b(?![a-z])", re.IGNORECASE)
 """sizes that copy the list of tools where a server shows it to them"""
+_NO_TOOLS = re.compile(
+    r"support(s|ing)?\b.{0,40}\btools?\b|\btools?\b.{0,40}\b(not|un)\s?support", re.IGNORECASE
+)
+"""how servers say that a model calls no tools"""
 _FIRST_CONTACT_S = 5.0
 """seconds for which a server that has never answered is retried"""
 _GARBLED_ATTEMPTS = 3
@@ -319,6 +323,8 @@ class EndpointPolicy:
             429: "the account's quota is used up: see its billing page",
         }
         way_out = ways_out.get(refusal.status, "see the server's log")
+        if _NO_TOOLS.search(refusal.message):
+            way_out = f"the model {self.model!r} cannot call tools, which this run needs: name another one"
         message = f"{self.url} answered {refusal.status}: {refusal.excerpt}; {way_out}"
         if refusal.status in (401, 403):
             return ConfigError(message)

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,8 +26,8 @@ from nano_coder.models.local.attention import (
     common_prefix,
 )
 from nano_coder.models.local.decode_graph import DecodeGraph
-from nano_coder.models.local.llama import LlamaForward
-from nano_coder.models.local.sampler import DecodingRow, Likeliest, draw_rows
+from nano_coder.models.local.llama import Attend, LlamaForward
+from nano_coder.models.local.sampler import DecodingRow, Likeliest, draw_rows, refuse_unwanted
 
 _PREFILL_TOKENS = 2048
 """tokens of one prefill pass; bounds the memory of its activations"""
@@ -165,6 +166,11 @@ class ContinuousDecoder:
         return [slot.row for slot in self._slots]
 
     @property
+    def rows(self) -> list[DecodingRow]:
+        """Those that are decoded, and those that wait."""
+        return [*self.decoding, *self._queue]
+
+    @property
     def kv_usage(self) -> float:
         """Share of the KV budget in use, of rows being decoded and of retained ones."""
         decoding = sum(slot.length for slot in self._slots) * self._shape.token_bytes
@@ -189,7 +195,7 @@ class ContinuousDecoder:
     def step(self) -> list[DecodingRow]:
         """Let queued rows join, then sample a token for each row, and one more for each accepted draft token.
 
-        Returns the rows that finished.
+        Returns the rows that finished. Raises Unwanted, and is of no use then, if all were stopped.
         """
         joined = self._join()
         finished = self._draw(joined, [[]] * len(joined), _first_logits(joined)) if joined else []
@@ -400,11 +406,21 @@ class ContinuousDecoder:
             hidden_NH = self._forward.hidden(
                 self._tensor([token for segment in batch for token in segment.ids]),
                 self._tensor(positions),
-                PrefillAttention(batch),
+                self._while_wanted(PrefillAttention(batch)),
             )
             logits += self._forward.logits(hidden_NH[self._tensor(ends)])
             self.counts.prefilled += len(positions)
         return logits
+
+    def _while_wanted(self, attend: PrefillAttention) -> Attend:
+        """The attention of a prefill that ends before a layer if every row was stopped: a pass of a large
+        model takes half a minute."""
+
+        def checked(*of_layer: Any) -> Tensor:
+            refuse_unwanted(self.rows)
+            return attend(*of_layer)
+
+        return checked
 
     def _propose(self) -> list[list[int]]:
         """Draft tokens for each row of the batch; few or none where many rows are decoded, none where a

@@ -17,10 +17,19 @@ from torch import Tensor, nn
 from nano_coder.models.local.attention import ROUND
 from nano_coder.models.local.continuous_batching import ContinuousDecoder
 from nano_coder.models.local.llama import LlamaForward, Unsupported
-from nano_coder.models.local.sampler import DecodingRow, GenerationRequest, Sampled, StopConditions, draw_rows
+from nano_coder.models.local.sampler import (
+    DecodingRow,
+    GenerationRequest,
+    Sampled,
+    StopConditions,
+    Unwanted,
+    draw_rows,
+    refuse_unwanted,
+)
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.policy import DecodeIds
 from nano_shared.process import keep_freed_memory
+from nano_shared.types import Finish
 
 MAX_BATCH = 64
 """rows decoded together; beyond it, on a CPU, a step's time grows with its rows"""
@@ -168,7 +177,8 @@ class Engine:
         return rows
 
     def step(self) -> list[DecodingRow]:
-        """Let queued rows join where there is room, and sample for each row. Returns the rows that finished.
+        """Let queued rows join where there is room, and sample for each row. Returns the rows that finished:
+        all, cancelled, if all were stopped during a prefill.
 
         Raises RuntimeError if the weights have changed while rows are being decoded.
         """
@@ -177,8 +187,15 @@ class Engine:
         assert self._decoder is not None
         if _counters(self._watched) != self._counters:
             raise RuntimeError("the weights changed while rows were being decoded with them")
-        with torch.no_grad():
-            return self._decoder.step()
+        try:
+            with torch.no_grad():
+                return self._decoder.step()
+        except Unwanted:
+            rows = self._decoder.rows
+            self.free()
+            for row in rows:
+                row.finish = row.finish or Finish.CANCELLED
+            return rows
 
     @property
     def busy(self) -> bool:
@@ -331,6 +348,11 @@ class ModuleDecoder:
     def decoding(self) -> list[DecodingRow]:
         return [slot.row for slot in self._slots]
 
+    @property
+    def rows(self) -> list[DecodingRow]:
+        """Those that are decoded, and those that wait."""
+        return [*self.decoding, *self._queue]
+
     def add_rows(self, rows: Sequence[DecodingRow]) -> None:
         self._queue.extend(rows)
 
@@ -339,6 +361,7 @@ class ModuleDecoder:
         with evaluating(self._model):
             joined: list[_Slot] = []
             while self._queue and len(self._slots) < self._max_batch and self._make_room():
+                refuse_unwanted(self.rows)
                 joined.append(self._prefill(self._queue.popleft(), joined))
                 self._slots.append(joined[-1])
             finished = self._draw(joined)

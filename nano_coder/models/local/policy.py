@@ -102,8 +102,8 @@ class LocalPolicy:
         on_token: OnToken | None = None,
         top_logprobs: int = 0,
     ) -> Completion:
-        """Sample the next turn. Does not modify the conversation, whose `stop` is asked at each token unless
-        `on_token` is given.
+        """Sample the next turn. Does not modify the conversation, whose `stop` is asked at each layer of a
+        prefill, and at each token unless `on_token` is given.
 
         `owner` is the conversation for which KV is kept where the thread holds no slot; `on_token` gets each
         token as it is sampled, with the `top_logprobs` likeliest of its place, and ends the turn by returning
@@ -117,7 +117,8 @@ class LocalPolicy:
             on_token = partial(_unless, stop)
         began = time.monotonic()
         repetition = Repetition() if conversation.ends_repetition else None
-        sampled = self._generate(row, sampling, owner, on_token, top_logprobs, repetition)
+        ending = conversation.stop, repetition
+        sampled = self._generate(row, sampling, owner, on_token, top_logprobs, ending)
         conversation.waited += time.monotonic() - began - sampled.seconds
         return self._completion(sampled, number, delta, sampling)
 
@@ -146,13 +147,16 @@ class LocalPolicy:
 
     def _generate(
         self, row: tuple[int, ...], sampling: Sampling, owner: int | None, on_token: OnToken | None, top: int,
-        repetition: Repetition | None = None,
+        ending: tuple[threading.Event | None, Repetition | None] = (None, None),
     ) -> Sampled:  # fmt: skip
         from nano_coder.models.local.sampler import GenerationRequest
 
         fitting = self.fitting(row, sampling)
         constraint = self._grammars.constraint(sampling.grammar) if sampling.grammar is not None else None
-        request = GenerationRequest(row, fitting, sampling.seed, owner, on_token, constraint, top, repetition)
+        stop, repetition = ending
+        request = GenerationRequest(
+            row, fitting, sampling.seed, owner, on_token, constraint, top, repetition, stop
+        )
         sampled = self._scheduler.call(request)
         if constraint is not None:
             constraint.check()
@@ -171,7 +175,8 @@ class LocalPolicy:
     def _completion(
         self, sampled: Sampled, number: int, delta: tuple[int, ...], sampling: Sampling
     ) -> Completion:
-        ids = sampled.ids[:-1] if sampled.ids[-1] in self.engine.eos_ids else sampled.ids
+        ends = not self.engine.eos_ids.isdisjoint(sampled.ids[-1:])
+        ids = sampled.ids[:-1] if ends else sampled.ids
         tokens = TurnTokens(row=number, context_ids=delta, sampled_ids=sampled.ids, logprobs=sampled.logprobs)
         return Completion(
             text=self.decode(ids), finish=sampled.finish, tokens=tokens, sampling=sampling, policy_id=self.id,

@@ -168,6 +168,8 @@ class GenerationRequest:
     """number of likeliest tokens that `on_token` gets"""
     repetition: Repetition | None = None
     """ends the row when it finds one; None: nothing does"""
+    stop: threading.Event | None = None
+    """set, nobody waits for the row any more"""
 
     @property
     def is_shaped(self) -> bool:
@@ -262,6 +264,16 @@ class DecodingRow:
         tail = max(len(text.encode()) for text in stop) + 1
         text = self.stop_conditions.decode(self.ids[-tail:])
         return any(end in text for end in stop)
+
+
+class Unwanted(Exception):
+    """Every row of a decoder was stopped during a prefill, which leaves it in pieces: it is to be freed."""
+
+
+def refuse_unwanted(rows: Sequence[DecodingRow]) -> None:
+    """Raises Unwanted if nobody waits for any of these rows."""
+    if all(row.request.stop is not None and row.request.stop.is_set() for row in rows):
+        raise Unwanted
 
 
 def draw_rows(

@@ -14,7 +14,7 @@ from nano_preferences.edit_pairs import edit_pairs
 from nano_preferences.pairs import Exact, PreferencePair, TokenRow
 from nano_preferences.rewards.human import opinion
 from nano_rl.config import TrainConfig
-from nano_rl.imitation import NO_DIRECTORY, opens, run_messages
+from nano_rl.imitation import opens, run_messages
 from nano_rl.learn.rows import to_samples
 from nano_rl.logs.admission import TargetPolicy, check_runs
 from nano_rl.rewards import outcome
@@ -116,7 +116,7 @@ def _admitted(run: Trajectory, refused: Counter[str], blobs: BlobStore) -> bool:
     elif profile is None or serving_profile(profile, run.task).hash != run.profile_hash:
         reason = "made under another profile of that name"
     elif not opens(run, blobs):
-        reason = NO_DIRECTORY
+        reason = RefusalCode.NO_DIRECTORY.meaning
     if reason:
         refused[reason] += 1
     return reason is None
