@@ -29,6 +29,7 @@ from nano_shared.types import Limits, OracleAction, Provenance, Task
 TEST_FILES = ("test_*.py", "*_test.py", "tests.py")
 """files that pytest collects"""
 FEATURE = "ask for what the old source lacks: a feature"
+NOT_RUN = "have tests that cannot be read or set up on the old source"
 _REPORT = ".nano-outcomes.xml"
 _ADDOPTS = f"export PYTEST_ADDOPTS='--continue-on-collection-errors --maxfail=0 --junitxml=/work/{_REPORT}'\n"
 _PROSE = (".md", ".rst", ".txt", ".adoc")
@@ -79,21 +80,22 @@ class TestTrials:
         return _outcomes(self.run(tree, command).kept[0], tree)
 
     def fixed(self, before: Snapshot, after: Snapshot, command: str) -> tuple[dict[str, TestOutcome], str]:
-        """The tests that fail on `before`, pass on `after`, and fail on `before` again, with what they came to
-        there; and why there are none. `refusal` runs them once more, and on `after` three times."""
-        failing = {t: o for t, o in self.outcomes(before, command).items() if o.state == "fail"}
+        """The tests that fail on `before`, pass on `after`, and fail on `before` again, with what they came
+        to there; and why there are none. `refusal` runs them once more, and on `after` three times."""
+        first = self.outcomes(before, command)
+        if all(outcome.state == "error" for outcome in first.values()):
+            return {}, NOT_RUN
+        failing = {test: outcome for test, outcome in first.items() if outcome.state == "fail"}
         if not failing:
             return {}, "have no test that fails on the old source"
-        for tree, state in ((after, "pass"), (before, "fail")):
+        for tree, state, why in (
+            (after, "pass", "have tests that fail on the new source too"),
+            (before, "fail", "have tests that do not fail twice"),
+        ):
             found = self.outcomes(tree, command)
             failing = {test: o for test, o in failing.items() if test in found and found[test].state == state}
             if not failing:
-                return (
-                    {},
-                    "have tests that do not pass on the new source"
-                    if state == "pass"
-                    else "have tests that do not fail twice",
-                )
+                return {}, why
         return failing, ""
 
 
