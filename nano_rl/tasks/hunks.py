@@ -1,4 +1,4 @@
-"""The hunks of a change between two trees: applied in part, reduced to what is needed, and as oracle actions."""
+"""The hunks of a change between two trees: applied in part, reduced to what is needed, or as tool calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import TypeVar
 
@@ -121,7 +121,7 @@ def reduced(parts: Sequence[Part], holds: Callable[[Sequence[Part]], bool]) -> l
     left, number = list(parts), 2
     while len(left) > 1:
         edges = [len(left) * n // number for n in range(number + 1)]
-        chunks = [(left[a:b], [*left[:a], *left[b:]]) for a, b in zip(edges, edges[1:], strict=False)]
+        chunks = [(left[a:b], [*left[:a], *left[b:]]) for a, b in pairwise(edges)]
         if (found := next((some for some, _ in chunks if holds(some)), None)) is not None:
             left, number = found, 2
         elif number > 2 and (found := next((rest for _, rest in chunks if holds(rest)), None)) is not None:
@@ -134,8 +134,8 @@ def reduced(parts: Sequence[Part], holds: Callable[[Sequence[Part]], bool]) -> l
 
 
 def edit_actions(before: Snapshot, hunks: Sequence[Hunk], blobs: BlobStore) -> list[OracleAction]:
-    """The tool calls that make the change in a workspace that holds `before`: of each file that is edited first
-    a look at it, then its edits from the end to the beginning, so that line numbers stay."""
+    """The tool calls that make the change in a workspace that holds `before`: of each edited file first a
+    look at it, then its edits from the end to the beginning, so that line numbers stay."""
     actions = []
     for path, group in groupby(hunks, attrgetter("path")):
         some = list(group)
@@ -207,7 +207,8 @@ def _name_at(text: str, hunk: Hunk) -> str:
         return ""
     # an insertion stands between two lines: it is of what holds the one before it
     begin = (hunk.first or 0) + 1 - (not hunk.old)
-    end, names = max(begin, (hunk.first or 0) + len(hunk.old)), []
+    end = max(begin, (hunk.first or 0) + len(hunk.old))
+    names: list[str] = []
     while True:
         inside = [
             node for node in body

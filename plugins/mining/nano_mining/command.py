@@ -36,7 +36,7 @@ def command(
     ] = Path("mined.jsonl"),
     releases: Annotated[
         list[str] | None,
-        Option(metavar="PACKAGE", help="Real fixes between a package's releases. Repeatable."),
+        Option(metavar="PACKAGE", help="Fixes between a package's releases; repeatable."),
     ] = None,
     kind: Annotated[
         list[str] | None, Option(help="bug, body or code, repeatable or with commas; else all.")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -202,11 +202,9 @@ class Miner:
         return list(tasks.values()), yields
 
     def mine_releases(self, pairs: Sequence[ReleasePair]) -> tuple[list[Task], list[ReleaseYield]]:
-        """The tasks of all pairs of releases in their order, and what each package gave. Ctrl-C as in `mine`."""
+        """The tasks of all pairs of releases in their order, and what each gave; Ctrl-C as in `mine`."""
         try:
-            self._run(
-                "compared", pairs, lambda pair: pair.id, lambda pair: self._row(pair.fixes(self.sandbox))
-            )
+            self._run("compared", pairs, attrgetter("id"), self._fixes)
         except KeyboardInterrupt:
             self.interrupted = True
         tasks: dict[str, Task] = {}
@@ -252,6 +250,9 @@ class Miner:
         return content_hash(
             [settings, [[m.family, m.target.path, m.target.name, m.target.first] for m in some]]
         )
+
+    def _fixes(self, pair: ReleasePair) -> Row:
+        return self._row(pair.fixes(self.sandbox))
 
     def _candidates(self, some: Sequence[MinedTarget]) -> Row:
         trials = CandidateTrials(kinds=self.kinds, bugs=self.bugs, seed=self.seed, sandbox=self.sandbox)

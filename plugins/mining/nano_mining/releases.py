@@ -134,12 +134,8 @@ class ReleasePair:
             old, new = read_release(self.old), read_release(self.new)
         except UsageError as problem:
             lacks = "no tests found" in str(problem) or "no modules found" in str(problem)
-            why = (
-                "pairs: a release without modules and tests"
-                if lacks
-                else "pairs: a release that cannot be read"
-            )
-            yield None, why, MemoryBlobs()
+            what = "has no modules or no tests" if lacks else "cannot be fetched or read"
+            yield None, f"pairs: one of them {what}", MemoryBlobs()
             return
         blobs = OverlayBlobs(old.blobs)
         snapshot.copy(new.id, new.blobs, blobs)
@@ -192,11 +188,8 @@ class _Mended:
         yield from ((None, "tests: not looked at, since the runs of their pair were spent") for _ in left)
 
     def _is_code(self, path: str) -> bool:
-        return is_source(path) and any(
-            path == top or path.startswith(f"{top}/")
-            for package in (self.old, self.new)
-            for top in package.editable
-        )
+        tops = {*self.old.editable, *self.new.editable}
+        return is_source(path) and any(path == top or path.startswith(f"{top}/") for top in tops)
 
     def _command(self, *words: str) -> str:
         """The line that runs tests on either source."""
@@ -221,8 +214,8 @@ class _Mended:
     def _smallest(
         self, test: str, options: str, before: Snapshot, hunks: Sequence[Hunk], runs: _Runs
     ) -> list[Hunk]:
-        """The smallest part of the change found that makes a test pass: of its files, then of their hunks. Empty
-        if it needs whole files, or is too large."""
+        """The smallest part of the change found that makes a test pass: of its files, then of their hunks.
+        Empty if it needs whole files, or is too large."""
         command, blobs = self._command("-x", options, test), self.trials.blobs
         trials, runs_of_test = replace(self.trials, seconds=_TRIAL_S), _Runs(min(runs.left, _RUNS_OF_TEST))
 
@@ -248,10 +241,8 @@ class _Mended:
     ) -> tuple[Task | None, str]:
         size = sum(hunk.size for hunk in hunks)
         file, names = tests[0].partition("::")[0], {test.rpartition("::")[2] for test in tests}
-        failing = {
-            test.rpartition("::")[2] for test, state in mended.items() if state in ("fail", "error")
-        } - names
-        text = without_tests(self.new.tests[file], failing.__contains__)
+        others = {test.rpartition("::")[2] for test, state in mended.items() if state in ("fail", "error")}
+        text = without_tests(self.new.tests[file], (others - names).__contains__)
         tree = self._workspace(file, text)
         fix = Fix(
             source=f"{self.old.origin} to {self.new.origin.version}", before=tree, hunks=hunks,
