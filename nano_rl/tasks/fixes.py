@@ -20,7 +20,7 @@ from nano_coder.grading.protected_files import is_configuration, is_test
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.check import check_task, scratch_runtime
 from nano_rl.tasks.from_log import texts_of
-from nano_rl.tasks.hunks import Hunk, edit_actions, places_of
+from nano_rl.tasks.hunks import TreeHunk, edit_actions, places_of
 from nano_shared.blobs import BlobStore
 from nano_shared.files import content_hash
 from nano_shared.snapshot import EntryKind, Snapshot, changed_paths, make_snapshot, save
@@ -192,7 +192,7 @@ class Fix:
     """where it is from"""
     before: Snapshot
     """old source, new tests"""
-    hunks: Sequence[Hunk]
+    hunks: Sequence[TreeHunk]
     command: str
     """fails on `before`, and passes with the hunks"""
     blobs: BlobStore

@@ -37,13 +37,14 @@ from nano_rl.tasks.fixes import (
     source_words,
     with_tests_of,
 )
-from nano_rl.tasks.hunks import Hunk, applied, hunks_between, parses, reduced
+from nano_rl.tasks.hunks import TreeHunk, applied, hunks_between, parses, reduced
 from nano_rl.tasks.suite import split_of
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs, OverlayBlobs
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash, scratch_folder
 from nano_shared.hidden_checks import CommandChecks
+from nano_shared.process import own_python
 from nano_shared.snapshot import Snapshot, changed_paths
 from nano_shared.types import Task
 
@@ -75,7 +76,7 @@ def releases_of(package: str) -> list[Release]:
     is set up to look. pip lists them and runs nothing of them. Raises UsageError if there are none."""
     if not _NAME.fullmatch(package):
         raise UsageError(f"{package!r} is no name of a package; give one such as humanize")
-    command = [sys.executable, "-m", "pip", "index", "versions", package, "--no-binary", ":all:", "-vv"]
+    command = own_python("-m", "pip", "index", "versions", package, "--no-binary", ":all:", "-vv")
     try:
         done = subprocess.run(
             [*command, "--retries", "1"], capture_output=True, text=True, timeout=_INDEX_S, check=False
@@ -212,14 +213,14 @@ class _Mended:
         return {test: outcome.state for test, outcome in found.items()}
 
     def _smallest(
-        self, test: str, options: str, before: Snapshot, hunks: Sequence[Hunk], runs: _Runs
-    ) -> list[Hunk]:
+        self, test: str, options: str, before: Snapshot, hunks: Sequence[TreeHunk], runs: _Runs
+    ) -> list[TreeHunk]:
         """The smallest part of the change found that makes a test pass: of its files, then of their hunks.
         Empty if it needs whole files, or is too large."""
         command, blobs = self._command("-x", options, test), self.trials.blobs
         trials, runs_of_test = replace(self.trials, seconds=_TRIAL_S), _Runs(min(runs.left, _RUNS_OF_TEST))
 
-        def mends(some: Sequence[Hunk]) -> bool:
+        def mends(some: Sequence[TreeHunk]) -> bool:
             tree = applied(before, some, blobs)
             if not parses(tree, some, blobs) or not runs_of_test.one_more():
                 return False
@@ -237,7 +238,7 @@ class _Mended:
         return found if small else []
 
     def _task(
-        self, tests: Sequence[str], options: str, hunks: Sequence[Hunk], mended: dict[str, str]
+        self, tests: Sequence[str], options: str, hunks: Sequence[TreeHunk], mended: dict[str, str]
     ) -> tuple[Task | None, str]:
         size = sum(hunk.size for hunk in hunks)
         file, names = tests[0].partition("::")[0], {test.rpartition("::")[2] for test in tests}
