@@ -43,6 +43,8 @@ def impossible(text: str, log: str | None = None) -> str | None:
     if _EXITS.search(text):
         return None
     head = [node for node in tree.body if _is_head(node)]
+    if len(head) == len(tree.body):
+        return None
     tested = any(_test_names(tree))
     body = [_Variant().visit(node) for node in tree.body if node not in head]
     script = _script(log, tested)

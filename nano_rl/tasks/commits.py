@@ -1,7 +1,7 @@
 """Tasks of the bug-fix commits of a git history: the parent's source with the commit's tests.
 
-git runs in a jail, on the objects of the repository alone; the working tree, and what is not committed in it, is
-not read. The subject of a commit often says what was wrong, so that no prompt holds it.
+git runs in a jail, on the objects of the repository alone; the working tree, and what is not committed in it,
+is not read. The subject of a commit often says what was wrong, so that no prompt holds it.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ def commit_tasks(
 ) -> Iterator[CommitTask]:  # fmt: skip
     """The tasks of a repository's bug-fix commits, the newest first, each when it was admitted by running.
 
-    The check of a task is `check`, or else the tests that the commit mends, by pytest. `refused` counts the other
-    commits by reason. Commits in `known` are passed over; `on_commit` gets the others when they were tried. Raises UsageError for a folder whose git history cannot be read.
+    The check of a task is `check`, or else the tests that the commit mends, by pytest. `refused` counts the
+    other commits by reason. Commits in `known` are passed over; `on_commit` gets each of the others when it
+    was tried. Raises UsageError for a folder whose git history cannot be read.
     """
     try:
         if (history := find_history(repository)) is None:
@@ -155,8 +156,7 @@ class _Commits:
             at += int(head[2]) + 1
 
     def _git(self, *argv: str, given: bytes = b"") -> bytes:
-        options = {"stdin": given, "timeout": _GIT_S, "output_bytes": 2 * _MOST_BYTES}
-        done = self.jail.run(["git", *argv], **options)
+        done = self.jail.run(["git", *argv], stdin=given, timeout=_GIT_S, output_bytes=2 * _MOST_BYTES)
         if not done.ok or done.truncated:
             raise SnapshotError(f"git {argv[0]} failed: {done.last_words.splitlines()[-1]}")
         return done.stdout
@@ -178,17 +178,17 @@ def _of_commit(
     before = with_tests_of(old, new)
     hunks = hunks_between(before, new, sources, commits.blobs)
     after = applied(before, hunks, commits.blobs)
-    trials = TestTrials(blobs=commits.blobs, sandbox=sandbox, seconds=seconds)
-    if check is None:
-        command, why = _failing_tests(trials, before, after, [path for path in tests if path in new.by_path])
-    else:
+    trials = TestTrials(blobs=commits.blobs, sandbox=sandbox, seconds=seconds, limits=Limits())
+    if check is not None:
         command, why = check, _refused_check(trials, before, after, check)
+    else:
+        command, why = _failing_tests(trials, before, after, [path for path in tests if path in new.by_path])
     if why:
         return why
     fix = Fix(source=f"commit {commit}", before=before, hunks=hunks, command=command, blobs=commits.blobs)
     task = fix.task(GENERATOR)
-    if (why := refusal(task, commits.blobs, sandbox, folder)) is not None:
-        return f"are refused: {why}"
+    if (reason := refusal(task, commits.blobs, sandbox, folder)) is not None:
+        return f"are refused: {reason}"
     return CommitTask(task=task, commit=commit, solved=after)
 
 

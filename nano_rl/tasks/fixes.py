@@ -1,7 +1,7 @@
 """Tasks of real fixes: the source before a change with the tests after it, and the change as the oracle.
 
-The tests run in the sandbox. A test counts if it fails on the old source and passes on the new one, twice each,
-and does not fail for want of a name that the old source lacks: that asks for a feature, and no fix.
+The tests run in the sandbox. A test counts if it fails on the old source and passes on the new one, twice
+each. One that fails for want of a name that the old source lacks asks for a feature, and is left out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -20,7 +20,7 @@ from nano_coder.grading.protected_files import is_configuration, is_test
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.check import check_task, scratch_runtime
 from nano_rl.tasks.from_log import texts_of
-from nano_rl.tasks.hunks import Hunk, edit_actions, places_of
+from nano_rl.tasks.hunks import TreeHunk, edit_actions, places_of
 from nano_shared.blobs import BlobStore
 from nano_shared.files import content_hash
 from nano_shared.snapshot import EntryKind, Snapshot, changed_paths, make_snapshot, save
@@ -29,6 +29,7 @@ from nano_shared.types import Limits, OracleAction, Provenance, Task
 TEST_FILES = ("test_*.py", "*_test.py", "tests.py")
 """files that pytest collects"""
 FEATURE = "ask for what the old source lacks: a feature"
+NOT_RUN = "have tests that cannot be read or set up on the old source"
 _REPORT = ".nano-outcomes.xml"
 _ADDOPTS = f"export PYTEST_ADDOPTS='--continue-on-collection-errors --maxfail=0 --junitxml=/work/{_REPORT}'\n"
 _PROSE = (".md", ".rst", ".txt", ".adoc")
@@ -64,7 +65,7 @@ class TestTrials:
     sandbox: Sandbox
     seconds: float
     """longest time of one run"""
-    limits: Limits = Limits()
+    limits: Limits
 
     def run(self, tree: Snapshot, command: str) -> Ran:
         """Raises SandboxError if the sandbox failed."""
@@ -79,21 +80,22 @@ class TestTrials:
         return _outcomes(self.run(tree, command).kept[0], tree)
 
     def fixed(self, before: Snapshot, after: Snapshot, command: str) -> tuple[dict[str, TestOutcome], str]:
-        """The tests that fail on `before`, pass on `after`, and fail on `before` again, with what they came to
-        there; and why there are none. `refusal` runs them once more, and on `after` three times."""
-        failing = {t: o for t, o in self.outcomes(before, command).items() if o.state == "fail"}
+        """The tests that fail on `before`, pass on `after`, and fail on `before` again, with what they came
+        to there; and why there are none. `refusal` runs them once more, and on `after` three times."""
+        first = self.outcomes(before, command)
+        if all(outcome.state == "error" for outcome in first.values()):
+            return {}, NOT_RUN
+        failing = {test: outcome for test, outcome in first.items() if outcome.state == "fail"}
         if not failing:
             return {}, "have no test that fails on the old source"
-        for tree, state in ((after, "pass"), (before, "fail")):
+        for tree, state, why in (
+            (after, "pass", "have tests that fail on the new source too"),
+            (before, "fail", "have tests that do not fail twice"),
+        ):
             found = self.outcomes(tree, command)
             failing = {test: o for test, o in failing.items() if test in found and found[test].state == state}
             if not failing:
-                return (
-                    {},
-                    "have tests that do not pass on the new source"
-                    if state == "pass"
-                    else "have tests that do not fail twice",
-                )
+                return {}, why
         return failing, ""
 
 
@@ -177,14 +179,9 @@ def with_tests_of(old: Snapshot, new: Snapshot, paths: Iterable[str] | None = No
 
 def source_words(tree: Snapshot, blobs: BlobStore) -> set[str]:
     """The words of a tree's Python files, without its tests."""
-    files = (
-        e for e in tree.entries if e.kind is EntryKind.FILE and e.path.endswith(".py") and is_source(e.path)
-    )
-    return {
-        word
-        for e in files
-        for word in re.findall(r"\w+", blobs.get(str(e.content)).decode("utf-8", "replace"))
-    }
+    kept = (e for e in tree.entries if e.path.endswith(".py") and is_source(e.path))
+    texts = (blobs.get(str(e.content)).decode("utf-8", "replace") for e in kept if e.kind is EntryKind.FILE)
+    return {word for text in texts for word in re.findall(r"\w+", text)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +192,7 @@ class Fix:
     """where it is from"""
     before: Snapshot
     """old source, new tests"""
-    hunks: Sequence[Hunk]
+    hunks: Sequence[TreeHunk]
     command: str
     """fails on `before`, and passes with the hunks"""
     blobs: BlobStore
@@ -208,28 +205,24 @@ class Fix:
 
     def task(self, generator: str, **fields: Any) -> Task:
         """The task; its check is the command, unless `fields` has hidden checks."""
-        texts = texts_of(self.before, self.blobs)
+        texts, snapshot = texts_of(self.before, self.blobs), save(self.before, self.blobs)
         prompt = f"`{self.command}` fails. Find the bug and fix it."
-        snapshot = save(self.before, self.blobs)
         digest = content_hash([prompt, snapshot]).removeprefix("sha256:")[:16]
-        unseen = (
-            () if "hidden" in fields else (OracleAction(name="shell", arguments={"command": self.command}),)
-        )
-        oracle = (*unseen, *edit_actions(self.before, self.hunks, self.blobs), OracleAction(name="submit"))
-        check = {} if "hidden" in fields else {"check": self.command}
-        given = {"prompt": prompt, "limits": Limits(max_turns=max(Limits().max_turns, len(oracle)))}
-        return Task(**{
-            "key": f"fix-{digest}", "files": texts or {}, "snapshot": None if texts else snapshot, "oracle": oracle,
-            "provenance": Provenance(
-                source=f"{self.source}: {', '.join(self.places)}", licence=self.licence, generator=generator
-            ),
-            **given, **check, **fields,
-        })  # fmt: skip
+        oracle = [*edit_actions(self.before, self.hunks, self.blobs), OracleAction(name="submit")]
+        if "hidden" not in fields:
+            fields["check"] = self.command
+            oracle.insert(0, OracleAction(name="shell", arguments={"command": self.command}))
+        where = f"{self.source}: {', '.join(self.places)}"
+        return Task(
+            key=f"fix-{digest}", prompt=prompt, files=texts or {}, snapshot=None if texts else snapshot,
+            limits=Limits(max_turns=max(Limits().max_turns, len(oracle))), oracle=tuple(oracle),
+            provenance=Provenance(source=where, licence=self.licence, generator=generator), **fields,
+        )  # fmt: skip
 
 
 def refusal(task: Task, blobs: BlobStore, sandbox: Sandbox, folder: Path) -> str | None:
-    """Why the checks of `nano-rl tasks check` do not admit a task, with the plugins of pytest that its project
-    may need; `folder` is for their log."""
+    """Why the checks of `nano-rl tasks check` do not admit a task, with the plugins of pytest that its
+    project may need; `folder` is for their log."""
     runtime = replace(scratch_runtime(folder, blobs), sandbox=sandbox)
     with runtime.store:
         return next(iter(check_task(task, runtime).reasons), None)
@@ -239,7 +232,3 @@ def pytest_line(tests: Iterable[str], tree: Snapshot) -> str:
     """The shell line that runs these tests; a `src` folder with Python files is searched for modules."""
     found = any(re.fullmatch(r"src/([^/]+/__init__|[^/]+)\.py", path) for path in tree.by_path)
     return f"{'PYTHONPATH=src ' * found}python -m pytest -q {shlex.join(tests)}"
-
-
-def count_as(refused: Mapping[str, int]) -> str:
-    return "".join(f", {number} {why}" for why, number in sorted(refused.items(), key=lambda item: -item[1]))

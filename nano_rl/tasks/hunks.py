@@ -1,4 +1,4 @@
-"""The hunks of a change between two trees: applied in part, reduced to what is needed, and as oracle actions."""
+"""The hunks of a change between two trees: applied in part, reduced to what is needed, or as tool calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import TypeVar
 
@@ -20,11 +20,11 @@ _NEAR = 3
 """unchanged lines between two hunks that are made by one edit"""
 _LARGEST = 400_000
 """characters of a file whose lines are compared"""
-Part = TypeVar("Part")
+Element = TypeVar("Element")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hunk:
+class TreeHunk:
     """Lines of a text file that are replaced, or a whole file that is added, replaced or deleted."""
 
     path: str
@@ -42,21 +42,23 @@ class Hunk:
         return max(1, len(self.old) + len(self.new))
 
 
-def hunks_between(before: Snapshot, after: Snapshot, paths: Iterable[str], blobs: BlobStore) -> list[Hunk]:
+def hunks_between(
+    before: Snapshot, after: Snapshot, paths: Iterable[str], blobs: BlobStore
+) -> list[TreeHunk]:
     """The change of these files, in the order of paths and lines."""
     return [hunk for path in sorted(paths) for hunk in _of_file(path, before, after, blobs)]
 
 
-def _of_file(path: str, before: Snapshot, after: Snapshot, blobs: BlobStore) -> Iterator[Hunk]:
+def _of_file(path: str, before: Snapshot, after: Snapshot, blobs: BlobStore) -> Iterator[TreeHunk]:
     entry = after.by_path.get(path)
     old, new = (_lines(tree.by_path.get(path), blobs) for tree in (before, after))
     if old is None or new is None or entry is None:
-        yield Hunk(path=path, entry=entry, new=tuple(new or ()))
+        yield TreeHunk(path=path, entry=entry, new=tuple(new or ()))
         return
     for tag, first, last, start, end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
         if tag != "equal":
             old_lines, new_lines = tuple(old[first:last]), tuple(new[start:end])
-            yield Hunk(path=path, entry=entry, first=first, old=old_lines, new=new_lines)
+            yield TreeHunk(path=path, entry=entry, first=first, old=old_lines, new=new_lines)
 
 
 def _lines(entry: Entry | None, blobs: BlobStore) -> list[str] | None:
@@ -77,7 +79,7 @@ def _split(text: str) -> list[str]:
     return [f"{line}\n" for line in lines[:-1]] + lines[-1:] * bool(lines[-1])
 
 
-def applied(before: Snapshot, hunks: Iterable[Hunk], blobs: BlobStore) -> Snapshot:
+def applied(before: Snapshot, hunks: Iterable[TreeHunk], blobs: BlobStore) -> Snapshot:
     """The tree with some hunks of one change."""
     kept = dict(before.by_path)
     for path, group in groupby(sorted(hunks, key=attrgetter("path")), attrgetter("path")):
@@ -93,7 +95,7 @@ def applied(before: Snapshot, hunks: Iterable[Hunk], blobs: BlobStore) -> Snapsh
     return make_snapshot(files)
 
 
-def _with(lines: list[str], hunks: Iterable[Hunk]) -> list[str]:
+def _with(lines: list[str], hunks: Iterable[TreeHunk]) -> list[str]:
     lines = list(lines)
     for hunk in sorted(hunks, key=lambda hunk: hunk.first or 0, reverse=True):
         first = hunk.first or 0
@@ -101,7 +103,7 @@ def _with(lines: list[str], hunks: Iterable[Hunk]) -> list[str]:
     return lines
 
 
-def parses(tree: Snapshot, hunks: Iterable[Hunk], blobs: BlobStore) -> bool:
+def parses(tree: Snapshot, hunks: Iterable[TreeHunk], blobs: BlobStore) -> bool:
     """Whether the Python files that the hunks change can be compiled, as far as their syntax goes."""
     for path in {hunk.path for hunk in hunks if hunk.path.endswith(".py")}:
         entry = tree.by_path.get(path)
@@ -112,7 +114,7 @@ def parses(tree: Snapshot, hunks: Iterable[Hunk], blobs: BlobStore) -> bool:
     return True
 
 
-def reduced(parts: Sequence[Part], holds: Callable[[Sequence[Part]], bool]) -> list[Part]:
+def reduced(parts: Sequence[Element], holds: Callable[[Sequence[Element]], bool]) -> list[Element]:
     """A part of `parts` on which `holds` is still true and from which no single one can be left out, by delta
     debugging (Zeller and Hildebrandt 2002). `holds` must be true of all `parts`, and is not asked about them.
 
@@ -121,7 +123,7 @@ def reduced(parts: Sequence[Part], holds: Callable[[Sequence[Part]], bool]) -> l
     left, number = list(parts), 2
     while len(left) > 1:
         edges = [len(left) * n // number for n in range(number + 1)]
-        chunks = [(left[a:b], [*left[:a], *left[b:]]) for a, b in zip(edges, edges[1:], strict=False)]
+        chunks = [(left[a:b], [*left[:a], *left[b:]]) for a, b in pairwise(edges)]
         if (found := next((some for some, _ in chunks if holds(some)), None)) is not None:
             left, number = found, 2
         elif number > 2 and (found := next((rest for _, rest in chunks if holds(rest)), None)) is not None:
@@ -133,9 +135,9 @@ def reduced(parts: Sequence[Part], holds: Callable[[Sequence[Part]], bool]) -> l
     return left
 
 
-def edit_actions(before: Snapshot, hunks: Sequence[Hunk], blobs: BlobStore) -> list[OracleAction]:
-    """The tool calls that make the change in a workspace that holds `before`: of each file that is edited first
-    a look at it, then its edits from the end to the beginning, so that line numbers stay."""
+def edit_actions(before: Snapshot, hunks: Sequence[TreeHunk], blobs: BlobStore) -> list[OracleAction]:
+    """The tool calls that make the change in a workspace that holds `before`: of each edited file first a
+    look at it, then its edits from the end to the beginning, so that line numbers stay."""
     actions = []
     for path, group in groupby(hunks, attrgetter("path")):
         some = list(group)
@@ -150,7 +152,7 @@ def edit_actions(before: Snapshot, hunks: Sequence[Hunk], blobs: BlobStore) -> l
     return actions
 
 
-def _edits(path: str, lines: list[str], hunks: Sequence[Hunk]) -> Iterator[OracleAction]:
+def _edits(path: str, lines: list[str], hunks: Sequence[TreeHunk]) -> Iterator[OracleAction]:
     for first, last, new in reversed(list(_joined(lines, hunks))):
         text = "".join(lines)
         if last == first or (last == first + 1 and new):
@@ -166,7 +168,7 @@ def _edits(path: str, lines: list[str], hunks: Sequence[Hunk]) -> Iterator[Oracl
         lines = [*lines[:first], *new, *lines[last:]]
 
 
-def _joined(lines: list[str], hunks: Sequence[Hunk]) -> Iterator[tuple[int, int, list[str]]]:
+def _joined(lines: list[str], hunks: Sequence[TreeHunk]) -> Iterator[tuple[int, int, list[str]]]:
     """(first, end, new lines) of the edits: hunks that are near each other, together."""
     edits: list[tuple[int, int, list[str]]] = []
     for hunk in hunks:
@@ -188,7 +190,7 @@ def _unique(text: str, lines: list[str], first: int, last: int, filled: bool) ->
     return first, last
 
 
-def places_of(before: Snapshot, hunks: Iterable[Hunk], blobs: BlobStore) -> tuple[str, ...]:
+def places_of(before: Snapshot, hunks: Iterable[TreeHunk], blobs: BlobStore) -> tuple[str, ...]:
     """`path::qualname` of the innermost functions and classes that the hunks change; the path alone for lines
     outside of them, whole files, and languages other than Python."""
     found: dict[str, None] = {}
@@ -199,7 +201,7 @@ def places_of(before: Snapshot, hunks: Iterable[Hunk], blobs: BlobStore) -> tupl
     return tuple(found)
 
 
-def _name_at(text: str, hunk: Hunk) -> str:
+def _name_at(text: str, hunk: TreeHunk) -> str:
     """The qualified name of what holds all replaced lines; empty for the module."""
     try:
         body: list[ast.stmt] = parse(text).body
@@ -207,7 +209,8 @@ def _name_at(text: str, hunk: Hunk) -> str:
         return ""
     # an insertion stands between two lines: it is of what holds the one before it
     begin = (hunk.first or 0) + 1 - (not hunk.old)
-    end, names = max(begin, (hunk.first or 0) + len(hunk.old)), []
+    end = max(begin, (hunk.first or 0) + len(hunk.old))
+    names: list[str] = []
     while True:
         inside = [
             node for node in body

@@ -33,6 +33,13 @@ def sandbox() -> Sandbox:
     return open_sandbox("ns")
 
 
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", '"""Tests."""\n', "from __future__ import annotations\n"]
+)
+def test_a_file_that_tests_nothing_has_no_variant(text: str) -> None:
+    assert impossible(text) is None
+
+
 def _graded(sandbox: Sandbox, folder: Path, solution: str, hidden: Mapping[str, Any]) -> Verdict:
     (folder / "a.py").write_text(solution)
     task = Task(key="k", prompt="p", files={"a.py": START}, artifacts=("a.py",), hidden=dict(hidden))

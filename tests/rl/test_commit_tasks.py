@@ -1,4 +1,4 @@
-"""Bug-fix commits of a git history become tasks: admitted by running, and solved by the commit's own change."""
+"""Bug-fix commits of a git history become tasks, admitted by running, and solved by the commit's change."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.tasks.attempts import PluginsOff
-from nano_rl.tasks.commits import CommitTask, commit_tasks
+from nano_rl.tasks.commits import Bounds, CommitTask, commit_tasks
 from nano_shared.blobs import BlobStore
+from nano_shared.errors import UsageError
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
 SUMS = '''"""Sums."""
@@ -100,3 +101,64 @@ def test_exactly_the_fixes_of_a_history_become_tasks(
     assert "CHANGELOG.md" not in first.task.files
     assert sum(refused.values()) == len(commits) - 2
     assert refused["ask for what the old source lacks: a feature"] == 1
+
+
+CHECK = "for each in tests/*.py; do PYTHONPATH=. python $each || exit 1; done"
+
+
+def small(folder: Path) -> Path:
+    """A repository whose second commit mends `total` and renames its test, which ran without pytest."""
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    test = "from sums import total\n\nassert total([1, 2]) == {}\n"
+    commit(folder, "root", {"sums.py": SUMS, "tests/check.py": test.format(2)})
+    git(folder, "mv", "tests/check.py", "tests/check_sums.py")
+    commit(
+        folder,
+        "mend",
+        {"sums.py": SUMS.replace("values[1:]", "values"), "tests/check_sums.py": test.format(3)},
+    )
+    return folder
+
+
+def test_a_check_of_any_kind_shows_a_fix_and_a_test_may_be_renamed(tmp_path: Path) -> None:
+    (found,), refused = made(small(tmp_path / "shop"), tmp_path, check=CHECK)
+    assert (found.task.check, found.places, refused) == (CHECK, ("sums.py::total",), {"have no parent": 1})
+    assert set(found.task.files) == {"sums.py", "tests/check_sums.py"}
+
+
+@pytest.mark.parametrize("kind", ["none", "empty", "inside", "shallow", "hostile", "no time"])
+def test_a_history_that_cannot_be_used_costs_a_sentence(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "shop"
+    if kind in ("none", "empty"):
+        folder.mkdir()
+        if kind == "empty":
+            git(folder, "init", "-q")
+        with pytest.raises(UsageError, match="no git history" if kind == "none" else "before the first one"):
+            made(folder, tmp_path)
+        return
+    small(folder)
+    match kind:
+        case "inside":
+            with pytest.raises(UsageError, match="is a part of the repository at"):
+                made(folder / "tests", tmp_path)
+        case "shallow":
+            git(tmp_path, "clone", "-q", "--depth", "1", f"file://{folder}", "clone")
+            assert made(tmp_path / "clone", tmp_path)[1] == {
+                "are where a shallow clone ends (git fetch --unshallow)": 1
+            }
+        case "hostile":
+            ran = tmp_path / "ran"
+            for key in (
+                "core.fsmonitor",
+                "core.pager",
+                "diff.external",
+                "filter.f.smudge",
+                "core.sshCommand",
+            ):
+                git(folder, "config", key, f"touch {ran}")
+            (folder / ".git/info/attributes").write_text("* filter=f diff=f\n")
+            made(folder, tmp_path, check=CHECK)
+            assert not ran.exists()
+        case "no time":
+            assert made(folder, tmp_path, bounds=Bounds(seconds=0))[1] == {"were not reached in time": 2}

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nano_coder.sandbox.protocol import Jail, Sandbox
 from nano_mining.candidates import GENERATOR, CandidateTrials, MinedTarget, mined_targets
 from nano_mining.packages import MinedPackage
+from nano_mining.releases import ReleasePair
 from nano_mining.targets import targets_of
 from nano_mining.traces import trace_file, traced_tests
 from nano_rl.tasks.suite import split_of
@@ -135,6 +136,25 @@ class PackageYield:
 
 
 @dataclass(slots=True, kw_only=True)
+class ReleaseYield:
+    """What the releases of one package gave."""
+
+    package: str
+    pairs: int = 0
+    tasks: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    """pairs, test files, tests and fixes by reason"""
+
+    def as_json(self) -> Row:
+        refused = dict(self.refused.most_common())
+        return {"package": self.package, "pairs": self.pairs, "tasks": self.tasks, "refused": refused}
+
+    def __str__(self) -> str:
+        why = "".join(f"\n  {number} {reason}" for reason, number in self.refused.most_common())
+        return f"{self.package}: {self.tasks} tasks of {self.pairs} pairs of releases; not used:{why}"
+
+
+@dataclass(slots=True, kw_only=True)
 class Miner:
     """What a mining works with."""
 
@@ -181,6 +201,23 @@ class Miner:
                     found.tasks[str(task.view).removeprefix("mined_")] += 1
         return list(tasks.values()), yields
 
+    def mine_releases(self, pairs: Sequence[ReleasePair]) -> tuple[list[Task], list[ReleaseYield]]:
+        """The tasks of all pairs of releases in their order, and what each gave; Ctrl-C as in `mine`."""
+        try:
+            self._run("compared", pairs, attrgetter("id"), self._fixes)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        tasks: dict[str, Task] = {}
+        yields: dict[str, ReleaseYield] = {}
+        for pair in pairs:
+            found = yields.setdefault(pair.old.package, ReleaseYield(package=pair.old.package))
+            if (row := self.journal.rows.get(pair.id)) is not None:
+                found.pairs += 1
+                found.refused.update(row["refused"])
+                for task in map(Task.model_validate, row["tasks"]):
+                    found.tasks += tasks.setdefault(task.key, task) is task
+        return list(tasks.values()), list(yields.values())
+
     def _targets(
         self, packages: Sequence[MinedPackage], yields: Sequence[PackageYield]
     ) -> Iterator[tuple[PackageYield, MinedTarget]]:
@@ -214,20 +251,27 @@ class Miner:
             [settings, [[m.family, m.target.path, m.target.name, m.target.first] for m in some]]
         )
 
+    def _fixes(self, pair: ReleasePair) -> Row:
+        return self._row(pair.fixes(self.sandbox))
+
     def _candidates(self, some: Sequence[MinedTarget]) -> Row:
-        tasks: list[Row] = []
-        refused: Counter[str] = Counter()
         trials = CandidateTrials(kinds=self.kinds, bugs=self.bugs, seed=self.seed, sandbox=self.sandbox)
         try:
-            for task, why, blobs in trials.admit(some):
-                if task is None:
-                    refused[why] += 1
-                else:
-                    if task.snapshot is not None:
-                        snapshot.copy(task.snapshot, blobs, self.store)
-                    tasks.append(task.model_dump(mode="json", exclude_defaults=True))
+            return self._row(trials.admit(some))
         except SyntaxError as problem:  # a part of a module, in a form that this Python does not read alone
-            refused[f"source: {problem.msg}"] += len(some)
+            return {"tasks": [], "refused": {f"source: {problem.msg}": len(some)}}
+
+    def _row(self, found: Iterable[tuple[Task | None, str, BlobStore]]) -> Row:
+        """Of candidates the tasks, whose workspaces are stored, and the reasons against the others."""
+        tasks: list[Row] = []
+        refused: Counter[str] = Counter()
+        for task, why, blobs in found:
+            if task is None:
+                refused[why] += 1
+            else:
+                if task.snapshot is not None:
+                    snapshot.copy(task.snapshot, blobs, self.store)
+                tasks.append(task.model_dump(mode="json", exclude_defaults=True))
         return {"tasks": tasks, "refused": dict(refused)}
 
     def _run(

@@ -6,19 +6,16 @@ them. The smallest part found by delta debugging, files first and then hunks, is
 
 from __future__ import annotations
 
-import gzip
 import re
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, pairwise
 from operator import attrgetter
-from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
@@ -29,6 +26,7 @@ from nano_mining.traces import LIMITS, OPTIONS, pytest_command
 from nano_rl.tasks.check import log_folder
 from nano_rl.tasks.fixes import (
     FEATURE,
+    NOT_RUN,
     Fix,
     TestOutcome,
     TestTrials,
@@ -39,25 +37,25 @@ from nano_rl.tasks.fixes import (
     source_words,
     with_tests_of,
 )
-from nano_rl.tasks.hunks import Hunk, applied, hunks_between, parses, reduced
+from nano_rl.tasks.hunks import TreeHunk, applied, hunks_between, parses, reduced
 from nano_rl.tasks.suite import split_of
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs, OverlayBlobs
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash, scratch_folder
 from nano_shared.hidden_checks import CommandChecks
+from nano_shared.process import own_python
 from nano_shared.snapshot import Snapshot, changed_paths
-from nano_shared.strict_json import Row
 from nano_shared.types import Task
 
 GENERATOR = "nano-rl releases 1"
 _NAME = re.compile(r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?")
 _LINK = re.compile(r"Found link (\S+?\.tar\.gz)(?:#\S*)?(?: \(.*\))?, version: (\S+)$", re.MULTILINE)
-_UNREACHED = re.compile(r"connection error|Retrying|timed out|Could not fetch", re.IGNORECASE)
-_INDEX_S, _FETCH_S, _TESTS_S, _TRIAL_S = 120.0, 60.0, 60.0, 20.0
+_UNREACHED = re.compile(r"connection error|Retrying \(|Max retries", re.IGNORECASE)
+_INDEX_S, _FETCH_S, _TESTS_S, _TRIAL_S = 120.0, 60.0, 120.0, 20.0
 _MOST_BYTES = 32 << 20
-_MOST_RUNS = 150
-"""runs of one test, of a pair of releases, that look for the smallest change"""
+_MOST_RUNS, _RUNS_OF_TEST = 160, 40
+"""runs of tests that look for the smallest changes, of a pair of releases and of a test"""
 _MOST_LINES, _MOST_HUNKS = 60, 8
 """of the change of one task"""
 _LEVELS = (3, 12)
@@ -78,13 +76,15 @@ def releases_of(package: str) -> list[Release]:
     is set up to look. pip lists them and runs nothing of them. Raises UsageError if there are none."""
     if not _NAME.fullmatch(package):
         raise UsageError(f"{package!r} is no name of a package; give one such as humanize")
-    command = [sys.executable, "-m", "pip", "index", "versions", package, "--no-binary", ":all:", "-vv"]
+    command = own_python("-m", "pip", "index", "versions", package, "--no-binary", ":all:", "-vv")
     try:
         done = subprocess.run(
             [*command, "--retries", "1"], capture_output=True, text=True, timeout=_INDEX_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise UsageError(f"pip found no releases of {package} within {_INDEX_S:g} s; see its index-url") from None
+        raise UsageError(
+            f"pip found no releases of {package} within {_INDEX_S:g} s; see its index-url"
+        ) from None
     said = done.stdout + done.stderr
     if "No module named pip" in said:
         raise UsageError(f"pip lists the releases of {package}, and {sys.executable} has none; install pip")
@@ -118,25 +118,6 @@ def read_release(release: Release) -> MinedPackage:
         return read_package(path)
 
 
-@dataclass(slots=True, kw_only=True)
-class ReleaseYield:
-    """What the releases of one package gave."""
-
-    package: str
-    pairs: int = 0
-    tasks: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    """pairs, tests and changes by reason"""
-
-    def as_json(self) -> Row:
-        counts = {"pairs": self.pairs, "tasks": self.tasks, "refused": dict(self.refused.most_common())}
-        return {"package": self.package, **counts}
-
-    def __str__(self) -> str:
-        why = "".join(f"\n  {number} {reason}" for reason, number in self.refused.most_common())
-        return f"{self.package}: {self.tasks} tasks of {self.pairs} pairs of releases{why}"
-
-
 @dataclass(frozen=True, slots=True)
 class ReleasePair:
     old: Release
@@ -154,8 +135,8 @@ class ReleasePair:
             old, new = read_release(self.old), read_release(self.new)
         except UsageError as problem:
             lacks = "no tests found" in str(problem) or "no modules found" in str(problem)
-            why = "pairs: a release without modules and tests" if lacks else "pairs: a release that cannot be read"
-            yield None, why, MemoryBlobs()
+            what = "has no modules or no tests" if lacks else "cannot be fetched or read"
+            yield None, f"pairs: one of them {what}", MemoryBlobs()
             return
         blobs = OverlayBlobs(old.blobs)
         snapshot.copy(new.id, new.blobs, blobs)
@@ -189,41 +170,40 @@ class _Mended:
         before = with_tests_of(self.old.tree, self.new.tree)
         hunks = hunks_between(before, self.new.tree, filter(self._is_code, changed), blobs)
         after, words = applied(before, hunks, blobs), source_words(self.old.tree, blobs)
-        runs, count = _Runs(_MOST_RUNS), 0
-        for file in files:
-            options, found, why = self._failing(file, before, after)
-            asking = [test for test, outcome in found.items() if asks_for_feature(outcome, words)]
-            for _ in asking:
-                yield None, f"tests: {FEATURE}"
-            if why:
-                yield None, f"test files: {why}"
-            left = [test for test in found if test not in asking]
-            while left:
-                smallest = self._smallest(left[0], options, before, hunks, runs)
+        options, found, why = self._failing(files, before, after)
+        asking = [test for test, outcome in found.items() if asks_for_feature(outcome, words)]
+        if why:
+            yield None, f"pairs: {why}"
+        yield from ((None, f"tests: {FEATURE}") for _ in asking)
+        runs, left = _Runs(_MOST_RUNS), [test for test in found if test not in asking]
+        while left and runs.left > 0:
+            smallest, tests = self._smallest(left[0], options, before, hunks, runs), left[:1]
+            if smallest:
+                file = left[0].partition("::")[0]
                 mended = self._mended(file, options, applied(before, smallest, blobs))
-                tests = [test for test in left if test == left[0] or mended.get(test) == "pass"]
-                left = [test for test in left if test not in tests]
-                count += 1
+                tests += [test for test in left[1:] if mended.get(test) == "pass"]
                 yield self._task(tests, options, smallest, mended)
-        if not count:
-            yield None, "pairs: no fix"
+            else:
+                yield None, f"tests: need whole files, or over {_MOST_HUNKS} hunks or {_MOST_LINES} lines"
+            left = [test for test in left if test not in tests]
+        yield from ((None, "tests: not looked at, since the runs of their pair were spent") for _ in left)
 
     def _is_code(self, path: str) -> bool:
-        return is_source(path) and any(
-            path == top or path.startswith(f"{top}/") for package in (self.old, self.new) for top in package.editable
-        )
+        tops = {*self.old.editable, *self.new.editable}
+        return is_source(path) and any(path == top or path.startswith(f"{top}/") for top in tops)
 
     def _command(self, *words: str) -> str:
         """The line that runs tests on either source."""
-        return pytest_command(self.old, words, *(root or "." for root in self.new.roots))
+        moved = (root or "." for root in self.new.roots if root not in self.old.roots)
+        return pytest_command(self.old, words, *moved)
 
     def _failing(
-        self, file: str, before: Snapshot, after: Snapshot
+        self, files: Sequence[str], before: Snapshot, after: Snapshot
     ) -> tuple[str, dict[str, TestOutcome], str]:
-        """(option that the file needs, tests that the newer source mends, why there are none)"""
+        """(option that the files need, tests that the newer source mends, why there are none)"""
         for options in OPTIONS:
-            found, why = self.trials.fixed(before, after, self._command(options, file))
-            if found:
+            found, why = self.trials.fixed(before, after, self._command(options, *files))
+            if why != NOT_RUN:
                 break
         return options, found, why
 
@@ -233,29 +213,37 @@ class _Mended:
         return {test: outcome.state for test, outcome in found.items()}
 
     def _smallest(
-        self, test: str, options: str, before: Snapshot, hunks: Sequence[Hunk], runs: _Runs
-    ) -> list[Hunk]:
-        """The smallest part of the change found that makes a test pass: of its files, then of their hunks."""
+        self, test: str, options: str, before: Snapshot, hunks: Sequence[TreeHunk], runs: _Runs
+    ) -> list[TreeHunk]:
+        """The smallest part of the change found that makes a test pass: of its files, then of their hunks.
+        Empty if it needs whole files, or is too large."""
         command, blobs = self._command("-x", options, test), self.trials.blobs
-        trials = replace(self.trials, seconds=_TRIAL_S)
+        trials, runs_of_test = replace(self.trials, seconds=_TRIAL_S), _Runs(min(runs.left, _RUNS_OF_TEST))
 
-        def mends(some: Sequence[Hunk]) -> bool:
+        def mends(some: Sequence[TreeHunk]) -> bool:
             tree = applied(before, some, blobs)
-            return parses(tree, some, blobs) and runs.one_more() and trials.run(tree, command).result.ok
+            if not parses(tree, some, blobs) or not runs_of_test.one_more():
+                return False
+            return trials.run(tree, command).result.ok
 
-        by_file = [list(group) for _, group in groupby(hunks, attrgetter("path"))]
+        edits = [hunk for hunk in hunks if hunk.first is not None]
+        if not mends(edits):
+            runs.left -= 1
+            return []
+        by_file = [list(group) for _, group in groupby(edits, attrgetter("path"))]
         files = reduced(by_file, lambda some: mends([hunk for group in some for hunk in group]))
-        return reduced([hunk for group in files for hunk in group], mends)
+        found = reduced([hunk for group in files for hunk in group], mends)
+        runs.left -= _RUNS_OF_TEST - max(0, runs_of_test.left)
+        small = len(found) <= _MOST_HUNKS and sum(hunk.size for hunk in found) <= _MOST_LINES
+        return found if small else []
 
     def _task(
-        self, tests: Sequence[str], options: str, hunks: Sequence[Hunk], mended: dict[str, str]
+        self, tests: Sequence[str], options: str, hunks: Sequence[TreeHunk], mended: dict[str, str]
     ) -> tuple[Task | None, str]:
         size = sum(hunk.size for hunk in hunks)
-        if size > _MOST_LINES or len(hunks) > _MOST_HUNKS:
-            return None, f"fixes: no part of at most {_MOST_HUNKS} hunks and {_MOST_LINES} lines was found"
         file, names = tests[0].partition("::")[0], {test.rpartition("::")[2] for test in tests}
-        failing = {test.rpartition("::")[2] for test, state in mended.items() if state in ("fail", "error")} - names
-        text = without_tests(self.new.tests[file], failing.__contains__)
+        others = {test.rpartition("::")[2] for test, state in mended.items() if state in ("fail", "error")}
+        text = without_tests(self.new.tests[file], (others - names).__contains__)
         tree = self._workspace(file, text)
         fix = Fix(
             source=f"{self.old.origin} to {self.new.origin.version}", before=tree, hunks=hunks,
