@@ -16,6 +16,7 @@ from nano_coder.agent.loop import text_in
 from nano_coder.agent.profiles import first_started, open_conversation, rendered, serving_profile, shown_files
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime, as_served
+from nano_coder.tools.repair import edit_line
 from nano_coder.verify.trainable import blocking, may_teach
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import OnRun, execute
@@ -178,7 +179,7 @@ def imitation_samples(
         said = iter(turns)
         sampled = [next(said) if m.role is Role.ASSISTANT else None for m in shown.messages]
         trained = [turn is not None and turn.index in own and _teaches(turn) for turn in sampled]
-        if any(trained) or not trajectory.has_summary:
+        if any(trained) or not (trajectory.has_summary or trajectory.turns[-1].messages):
             samples += conversation_samples(trajectory.id, shown, trained, template, eos_id)
     return samples
 
@@ -336,9 +337,11 @@ def succeeded(run: Trajectory) -> bool:
 
 
 def refused(turn: Turn) -> bool:
-    """True if a turn could not be parsed, or a tool refused its call. Imitation keeps it as context, so that
-    the recovery is learned and the mistake is not; a command that ran and failed is no mistake."""
-    return turn.parse_error is not None or any(seen.refused for seen in turn.observations)
+    """True if a turn could not be parsed, a tool refused its call, or its edit was taken back. Imitation
+    keeps it as context, so that the recovery is learned and the mistake is not; a command that ran and failed
+    is no mistake."""
+    taken_back = (seen.tool == edit_line.spec.name and not seen.ok for seen in turn.observations)
+    return turn.parse_error is not None or any(taken_back) or any(o.refused for o in turn.observations)
 
 
 def _teaches(turn: Turn) -> bool:
