@@ -81,11 +81,12 @@ REPAIR_1 = InterfaceProfile(
     task=(
         "{{ prompt }}{% if place %}\n\nThis test fails:\n{{ place.failure }}\n\n{{ place.path }}:\n"
         "{{ place.source }}\n\nReply with the number of the wrong line, `|`, and the whole corrected line,"
-        " and nothing else.{% endif %}"
+        " and nothing else. An example of the form, for another function:\n12|    return a + b{% endif %}"
     ),
     observation=ObservationFormat(head_tokens=300, tail_tokens=300),
     chat_template=None,
     places=5,
+    completion_tokens=128,
 )
 
 _API_TOKENS = 8192
