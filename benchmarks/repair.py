@@ -201,7 +201,8 @@ def main() -> None:
     asked = parser.parse_args()
     names, tries = (["inflection"], 0) if asked.smoke else (asked.packages, asked.tries)
     asked.work.mkdir(parents=True, exist_ok=True)
-    bugs = [bug for name in names for bug in planted(name, asked.work, 1 if asked.smoke else asked.bugs)]
+    drawn = [planted(name, asked.work, 1 if asked.smoke else asked.bugs) for name in names]
+    bugs = [bug for one_each in zip(*drawn, strict=True) for bug in one_each]
     opened = open_policy(asked.model, CoreConfig(profile=asked.profile))
     profile = find_profile(asked.profile)
     store = LogStore.open(str(asked.work / "log.db"))

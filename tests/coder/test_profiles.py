@@ -39,7 +39,7 @@ FROZEN = {
         "sha256:73238b676384287de2780f22ad85f9ceb8f37a85cb6c607b5618347917e10f4f",
     ),
     "repair-1": (
-        "sha256:cacde33c11db5c95777b9655effaf57b3596d10ad100f41708bdb781cbc14889",
+        "sha256:21ab086bf2c5534fbd479667dd28aa0003d644ab48c997bf3cfb2a89b0a9b3f5",
         "sha256:16e83bbb6e9dac43a9e5dd21b3185fd7f1b8c0e26a1be22e2d48ccc2aaa938ec",
     ),
 }

@@ -88,8 +88,8 @@ def test_places_are_shown_one_after_another_until_the_check_passes(tmp_path: Pat
     )
     assert test in first
     assert test in second
-    assert "maths.py:\n1|def half(n):\n2|    return n // 2\n\nReply" in first
-    assert "maths.py:\n5|def third(n):\n6|    share = half(n)\n7|    return n + share\n\nReply" in second
+    assert "maths.py:\n1|def half(n):\n2|    return n // 2\n\nOne line" in first
+    assert "maths.py:\n5|def third(n):\n6|    share = half(n)\n7|    return n + share\n\nOne line" in second
     assert [turn.observations[0].ok for turn in run.turns] == [False, True]
     assert "taken back" in run.turns[0].observations[0].text
     assert run.turns[0].snapshot == run.snapshot
