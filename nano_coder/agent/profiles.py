@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nano_coder.agent.chat_template import CHATML
 from nano_coder.agent.dialects.dialect import DIALECTS, function_schema
-from nano_coder.tools.repair import Place
+from nano_coder.tools.repair import RepairPlace
 from nano_coder.tools.run_control import DELEGATE
 from nano_coder.tools.tool import TOOLS
 from nano_shared import snapshot
@@ -317,7 +317,7 @@ def delegating(turns: Sequence[Turn]) -> int | None:
 
 
 def first_messages(
-    profile: InterfaceProfile, task: Task, files: Sequence[str], place: Place | None = None
+    profile: InterfaceProfile, task: Task, files: Sequence[str], place: RepairPlace | None = None
 ) -> tuple[Message, ...]:
     """The system message and the task message; `files` are the workspace's paths. A task without any tool is
     its own prompt, with no system message. `place`: what the program shows of the project."""
