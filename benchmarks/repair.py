@@ -31,7 +31,7 @@ from nano_coder.run.execution import Runtime, Stop, grade_run, run_task
 from nano_coder.run.side_by_side import passed, run_tries
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Jail
-from nano_coder.tools.repair import Place, find_places
+from nano_coder.tools.repair import RepairPlace, find_places
 from nano_coder.tools.tool import ToolContext
 from nano_rl.tasks.mutate import mutant_of, splices_by_function
 from nano_shared import snapshot
@@ -115,7 +115,9 @@ def task_of(bug: dict[str, Any], work: Path, store: LogStore) -> Task:
     return Task(key=key, prompt=PROMPT, snapshot=start, check=check_of(bug["package"]), limits=LIMITS)
 
 
-def candidates(jail: Jail, places: tuple[Place, ...], draw: random.Random) -> Iterator[tuple[str, str, str]]:
+def candidates(
+    jail: Jail, places: tuple[RepairPlace, ...], draw: random.Random
+) -> Iterator[tuple[str, str, str]]:
     """Path, text before and after, of random mutants of the places in turn."""
     left = []
     for place in places:
@@ -201,7 +203,8 @@ def main() -> None:
     asked = parser.parse_args()
     names, tries = (["inflection"], 0) if asked.smoke else (asked.packages, asked.tries)
     asked.work.mkdir(parents=True, exist_ok=True)
-    bugs = [bug for name in names for bug in planted(name, asked.work, 1 if asked.smoke else asked.bugs)]
+    drawn = [planted(name, asked.work, 1 if asked.smoke else asked.bugs) for name in names]
+    bugs = [bug for one_each in zip(*drawn, strict=True) for bug in one_each]
     opened = open_policy(asked.model, CoreConfig(profile=asked.profile))
     profile = find_profile(asked.profile)
     store = LogStore.open(str(asked.work / "log.db"))

@@ -188,6 +188,8 @@ def message_rows(
     for turn in run.turns:
         if turn.is_aside:  # the conversation is whole here
             continue
+        if run.restates(turn):
+            rows = [{"role": m.role.value, "content": m.content} for m in turn.messages]
         rows += _text_rows(turn) if calls == "text" else _native_rows(turn)
     while rows[-1]["role"] != "assistant":  # nothing of the policy follows
         rows.pop()

@@ -163,7 +163,7 @@ def imitation_samples(
         said = iter(turns)
         sampled = [next(said) if m.role is Role.ASSISTANT else None for m in shown.messages]
         trained = [turn is not None and turn.index in own and _teaches(turn) for turn in sampled]
-        if any(trained) or not trajectory.has_summary:
+        if any(trained) or not (trajectory.has_summary or trajectory.turns[-1].messages):
             samples += conversation_samples(trajectory.id, shown, trained, template, eos_id)
     return samples
 

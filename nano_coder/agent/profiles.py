@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nano_coder.agent.chat_template import CHATML
 from nano_coder.agent.dialects.dialect import DIALECTS, function_schema
-from nano_coder.tools.repair import Place
+from nano_coder.tools.repair import RepairPlace
 from nano_coder.tools.run_control import DELEGATE
 from nano_coder.tools.tool import TOOLS
 from nano_shared import snapshot
@@ -81,12 +81,13 @@ REPAIR_1 = InterfaceProfile(
     system="You find and correct mistakes in Python programs.",
     task=(
         "{{ prompt }}{% if place %}\n\nThis test fails:\n{{ place.failure }}\n\n{{ place.path }}:\n"
-        "{{ place.source }}\n\nReply with the number of the wrong line, `|`, and the whole corrected line,"
-        " and nothing else.{% endif %}"
+        "{{ place.source }}\n\nOne line above is wrong. Write this line again, corrected, behind its number,"
+        " in the form of the lines above, and nothing else.{% endif %}"
     ),
     observation=ObservationFormat(head_tokens=300, tail_tokens=300),
     chat_template=None,
     places=5,
+    completion_tokens=128,
 )
 
 _API_TOKENS = 8192
@@ -340,7 +341,7 @@ def delegating(turns: Sequence[Turn]) -> int | None:
 
 
 def first_messages(
-    profile: InterfaceProfile, task: Task, files: Sequence[str], place: Place | None = None
+    profile: InterfaceProfile, task: Task, files: Sequence[str], place: RepairPlace | None = None
 ) -> tuple[Message, ...]:
     """The system message and the task message; `files` are the workspace's paths. A task without any tool is
     its own prompt, with no system message. `place`: what the program shows of the project."""

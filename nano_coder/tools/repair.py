@@ -20,12 +20,12 @@ NEEDS = "needs a check that the run may see, whose tests in Python fail (--check
 _HELD = "places"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
 _MOST_LOCATED = 64
-_located: dict[str, tuple[Place, ...]] = {}
+_located: dict[str, tuple[RepairPlace, ...]] = {}
 _locks: dict[str, threading.Lock] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RepairPlace:
     """A part of a file that may hold the bug."""
 
     path: str
@@ -37,7 +37,7 @@ class Place:
     """a test that fails and runs it: its lines up to the failure, and the exception"""
 
 
-class _Places(tuple[Place, ...]):
+class _Places(tuple[RepairPlace, ...]):
     """Held by the tools of one run."""
 
     __slots__ = ()
@@ -46,7 +46,7 @@ class _Places(tuple[Place, ...]):
         pass
 
 
-def find_places(context: ToolContext, key: str) -> Sequence[Place]:
+def find_places(context: ToolContext, key: str) -> Sequence[RepairPlace]:
     """The likeliest places, the first one first; `edit_line` edits the one of its turn.
 
     `key` names the workspace and the check: runs of this process that have one key get the same places.
@@ -55,7 +55,7 @@ def find_places(context: ToolContext, key: str) -> Sequence[Place]:
     return context.held.get(_HELD, lambda: _Places(_once(context, key)))
 
 
-def _once(context: ToolContext, key: str) -> tuple[Place, ...]:
+def _once(context: ToolContext, key: str) -> tuple[RepairPlace, ...]:
     with _locks.setdefault(key, threading.Lock()):
         if key not in _located:
             for old in list(_located)[: max(0, len(_located) - _MOST_LOCATED)]:
@@ -65,7 +65,7 @@ def _once(context: ToolContext, key: str) -> tuple[Place, ...]:
         return _located[key]
 
 
-def _locate(context: ToolContext) -> tuple[Place, ...]:
+def _locate(context: ToolContext) -> tuple[RepairPlace, ...]:
     command = str(context.check)
     try:
         found, _ = traced(context, command)
@@ -78,7 +78,7 @@ def _locate(context: ToolContext) -> tuple[Place, ...]:
         why = f"`{command}` ran none of the project's Python under a failing test"
         raise GivenUp(f"repair-1 {NEEDS}; {why}{': ' if words else ''}{''.join(words)}")
     return tuple(
-        Place(
+        RepairPlace(
             path=one["path"],
             first=one["first"],
             last=one["last"],
@@ -120,7 +120,7 @@ def edit_line(context: ToolContext, edits: list[LineEdit]) -> ToolResult:
     return replace(done, text=f"the check fails, so the edit of {place.path} was taken back\n{done.text}")
 
 
-def _shown(context: ToolContext) -> Place:
+def _shown(context: ToolContext) -> RepairPlace:
     def none() -> _Places:
         raise ToolFailure("no place is shown: edit_line belongs to the profile repair-1")
 

@@ -274,9 +274,7 @@ def promotions_of(folder: Path) -> list[Promotion]:
 
 
 def _move(name: str | None, project: str | None, **fields: Any) -> Promotion:
-    record = Promotion(
-        name=name, previous=_pointer(project), created=time.time(), project=project, **fields
-    )
+    record = Promotion(name=name, previous=_pointer(project), created=time.time(), project=project, **fields)
     others = (one for one in _records() if one.project != project)
     history = PromotionHistory(promotions=(*others, *read_history(project), record))
     write_text(checkpoints_dir() / HISTORY, history.model_dump_json(indent=1) + "\n", CheckpointError)

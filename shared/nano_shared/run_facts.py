@@ -28,6 +28,7 @@ from nano_shared.logged_run import LoggedRun
 from nano_shared.owners import User
 from nano_shared.schema import tools_by_hash, turn_row, verdict_row, verdict_seal
 from nano_shared.types import (
+    EDIT_LINE,
     REDACTED_ID,
     SUMMARY,
     Sampling,
@@ -394,7 +395,8 @@ def _turns(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Turn
         .order_by(turns.c.run_id, turns.c.turn)
     )  # fmt: skip
     refused = calls.c.ok.is_(False) & calls.c.timed_out.is_(False)
-    refused &= calls.c.exit_code.is_(None) & calls.c.signal.is_(None)
+    nothing_ran = calls.c.exit_code.is_(None) & calls.c.signal.is_(None)
+    refused &= nothing_ran | (calls.c.tool == EDIT_LINE)
     of_turns = (
         sa.select(calls.c.run_id, calls.c.turn, calls.c.call_name, calls.c.arguments, refused)
         .where(calls.c.run_id.in_(ids))

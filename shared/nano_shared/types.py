@@ -399,10 +399,13 @@ class Observation(Value):
 
     @property
     def refused(self) -> bool:
-        """Whether the tool refused the call: no command ran."""
-        return not (self.ok or self.timed_out) and self.exit_code is None and self.signal is None
+        """Whether the tool refused the call, so that no command ran, or took its edit back."""
+        nothing_ran = not self.timed_out and self.exit_code is None and self.signal is None
+        return not self.ok and (nothing_ran or self.tool == EDIT_LINE)
 
 
+EDIT_LINE = "edit_line"
+"""tool that takes its edit back where the check fails"""
 SUMMARY = "summary"
 """parser of a turn that summarises its row"""
 
@@ -434,8 +437,8 @@ class Turn(Value):
 
     @property
     def refused(self) -> bool:
-        """Whether it could not be parsed, or a tool refused its call; a command that ran and failed is no
-        refusal."""
+        """Whether it could not be parsed, or a tool refused its call or took its edit back; a command that ran
+        and failed is no refusal."""
         return self.parse_error is not None or any(seen.refused for seen in self.observations)
 
     @property

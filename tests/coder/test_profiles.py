@@ -34,6 +34,14 @@ FROZEN = {
         "sha256:a8d5bbeaf1cb2d02d5d6b7d37778c9ae89b3d18a542455824876f3585cf5c208",
         "sha256:af3fd94cb526b6d2b0a45aa445fd238b3de18a10d7172b86fb2a6dd4f67443ef",
     ),
+    "compact-3": (
+        "sha256:51054d0c748a6ff045b12704d53a8a833a965ca806ee201546d60959c2dfbba8",
+        "sha256:73238b676384287de2780f22ad85f9ceb8f37a85cb6c607b5618347917e10f4f",
+    ),
+    "repair-1": (
+        "sha256:21ab086bf2c5534fbd479667dd28aa0003d644ab48c997bf3cfb2a89b0a9b3f5",
+        "sha256:16e83bbb6e9dac43a9e5dd21b3185fd7f1b8c0e26a1be22e2d48ccc2aaa938ec",
+    ),
 }
 TASK = "Fix it.\nFiles: a.py b.py\nCheck: pytest -q"
 COMPACT_SYSTEM = """\

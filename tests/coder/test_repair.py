@@ -17,6 +17,7 @@ from nano_coder.agent.profiles import REPAIR_1
 from nano_coder.commands.options import Setup
 from nano_coder.commands.run import _with_advice
 from nano_coder.config import AgentConfig
+from nano_coder.formats import message_rows
 from nano_coder.models import catalogue, opening
 from nano_coder.run.execution import Runtime, Stop, grade_run, resume_run, run_task
 from nano_coder.run.side_by_side import run_tries
@@ -24,7 +25,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools import repair
 from nano_coder.verify.trainable import verify
 from nano_rl.cli import cli as rl
-from nano_rl.imitation import refused, row_conversations, solved_oracles
+from nano_rl.imitation import imitated_samples, row_conversations, solved_oracles
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks
@@ -87,8 +88,8 @@ def test_places_are_shown_one_after_another_until_the_check_passes(tmp_path: Pat
     )
     assert test in first
     assert test in second
-    assert "maths.py:\n1|def half(n):\n2|    return n // 2\n\nReply" in first
-    assert "maths.py:\n5|def third(n):\n6|    share = half(n)\n7|    return n + share\n\nReply" in second
+    assert "maths.py:\n1|def half(n):\n2|    return n // 2\n\nOne line" in first
+    assert "maths.py:\n5|def third(n):\n6|    share = half(n)\n7|    return n + share\n\nOne line" in second
     assert [turn.observations[0].ok for turn in run.turns] == [False, True]
     assert "taken back" in run.turns[0].observations[0].text
     assert run.turns[0].snapshot == run.snapshot
@@ -111,6 +112,11 @@ def test_its_runs_are_proved_admitted_and_imitated_row_by_row(
         assert [turn.completion.tokens and turn.completion.tokens.row for turn in run.turns] == [0, 1]
     rows = row_conversations(runtime.store.get(runs[0].id), REPAIR_1, runtime.store.blobs)
     assert [[m.content for m in row.messages][1] for row, _ in rows] == shown(runs[0])
+    (imitated,) = imitated_samples(runs[0])  # the row whose edit was taken back teaches nothing
+    assert imitated.num_action_tokens == len(RIGHT) + 1
+    assert [m["content"] for m in message_rows(runs[0], ())["messages"]] == [
+        REPAIR_1.system, shown(runs[0])[1], RIGHT,
+    ]  # fmt: skip
     monkeypatch.setattr(opening, "SHIPPED", tmp_path / "nothing is shipped")
     monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
     with pytest.raises(SystemExit):
@@ -268,4 +274,4 @@ def test_an_oracle_edits_the_place_that_it_is_shown(tmp_path: Path, edit: dict[s
 
 
 def imitates(rows: Sequence[tuple[Any, Sequence[Turn | None]]]) -> list[list[bool]]:
-    return [[turn is not None and not refused(turn) for turn in turns] for _, turns in rows]
+    return [[turn is not None and not turn.refused for turn in turns] for _, turns in rows]
