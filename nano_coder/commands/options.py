@@ -181,12 +181,12 @@ def open_runtime(
     from nano_coder.run.execution import Project, RunSettings, Runtime
     from nano_coder.sandbox.protocol import allowed_hosts
     from nano_coder.tools.tool import further_tools
-    from nano_shared.checkpoint import project_of
+    from nano_shared.owners import project_id
     from nano_shared.redact.redactor import Redactor
 
     sandbox = _open_sandbox(config, directory)
     more = further_tools(config, lambda: (sandbox, store))
-    name = model or config.model or default_model(project_of(directory))
+    name = model or config.model or default_model(project_id(directory))
     opened = open_policy(name, config, own_temperature=config.temperature is None)
     profile = opened.profile if config.profile else days_profile(opened.profile)
     return Runtime(

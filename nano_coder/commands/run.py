@@ -44,6 +44,7 @@ from nano_shared.errors import NanoError, UsageError
 from nano_shared.extensions import leave_hanging_calls
 from nano_shared.files import content_hash, nano_home
 from nano_shared.logged_run import Feedback, FeedbackKind, edited_workspace, workspace_edit
+from nano_shared.owners import project_id
 from nano_shared.printable import printable
 from nano_shared.snapshot import EntryKind, make_snapshot, save
 from nano_shared.store import LogStore
@@ -92,7 +93,7 @@ def command(
         raise UsageError("--reflect needs a --check: without one no attempt fails")
     hosted = _open_hosted(setup)
     config = setup.config  # before the temperature that tries need, which is not the hosted model's
-    setup = _with_tries(_with_advice(setup), reflect)
+    setup = _with_tries(with_advice(setup), reflect)
     store = open_store(setup.config, directory)
     start = take_snapshot(setup, store)
     display = Display(quiet=as_json, verbose=verbose)
@@ -208,7 +209,7 @@ def _escalate(local: _Result, runtime: Runtime, begins: str, display: Display) -
     return local._replace(told=told, exit_code=INTERRUPTED if interrupts else local.exit_code)
 
 
-def _with_advice(setup: Setup) -> Setup:
+def with_advice(setup: Setup) -> Setup:
     """The setup with the profile in which a model of the catalogue works under a check, unless one is named.
     Without a promoted checkpoint or a model's name such a model, if it was fetched, goes before the shipped
     policy; a terminal is told once of one that was not."""
@@ -219,7 +220,8 @@ def _with_advice(setup: Setup) -> Setup:
         return setup
     advised = {name: entry.checked_profile for name, entry in catalogue().items() if entry.checked_profile}
     name = config.model
-    if name is None and advised and latest_checkpoint() is None:
+    promoted = latest_checkpoint(project_id(setup.directory)) or latest_checkpoint()
+    if name is None and advised and promoted is None:
         name = next(filter(fetched, advised), None)
         if name is None:
             _tell_once(next(iter(advised)))

@@ -62,6 +62,7 @@ def command(
         raise UsageError(f"--minutes {minutes:g} leaves no time: a cycle takes some ten minutes at least")
     if between and not every:
         raise UsageError("--between says when the cycles of --every begin: give --every too")
+    from nano_coder.commands.run import with_advice
     from nano_rl.improve.project import open_project
 
     project = open_project(directory)
@@ -69,7 +70,7 @@ def command(
         return _report(project, as_json, last=why)
     if undo or everywhere:
         return _move(project, as_json, undo=undo)
-    setup = _with_check(setup, project)
+    setup = with_advice(_with_check(setup, project))
     if dry_run:
         return _dry_run(project, setup, minutes, as_json)
     if every is None:

@@ -153,21 +153,15 @@ class CycleWork:
         """The checkpoint of imitation or that of policy gradients after it, by the validation tasks."""
         from nano_rl.improve.training import imitate, reinforce
 
-        began, log = time.monotonic(), self.setup.config.log
+        began = time.monotonic()
         names = [f"{self.project.name}-{self.project.id[:6]}-{cycle.number}{kind}" for kind in ("", "-rl")]
         made, parent = list[str](), cycle.baseline
-        if _is_there(names[0]) or imitate(
-            names[0],
-            parent,
-            train,
-            oracle_runtime(log, self.setup.config),
-            self.clock.at(_IMITATED),
-            self.say,
-        ):
+        config, until = self.setup.config, self.clock.at(_IMITATED)
+        if _is_there(names[0]) or imitate(names[0], parent, train, config, until, self.say):
             made, parent = [names[0]], names[0]
         until = self.clock.at(_TRAINED)
         if time.monotonic() < until and (
-            _is_there(names[1]) or reinforce(names[1], parent, train, log, until, self.say)
+            _is_there(names[1]) or reinforce(names[1], parent, train, config, until, self.say)
         ):
             made.append(names[1])
         rates = {name: rate(self._outcomes(name, validation)) for name in made if len(made) > 1}

@@ -18,9 +18,9 @@ from pydantic import Field, ValidationError
 
 from nano_rl.improve.gate import Decision
 from nano_rl.improve.places import Part
-from nano_shared.checkpoint import project_of
 from nano_shared.errors import UsageError
 from nano_shared.files import full_disk_explained, nano_home, write_text
+from nano_shared.owners import project_id
 from nano_shared.types import Task, Value
 
 Kept = TypeVar("Kept", bound=Value)
@@ -145,7 +145,7 @@ class Project:
 def open_project(directory: Path) -> Project:
     """The project of a directory."""
     real = directory.resolve()
-    return Project(project_of(real), real)
+    return Project(project_id(real), real)
 
 
 def counts(tasks: Iterable[ProjectTask]) -> dict[str, int]:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nano_coder.models.opening import dtype_to_train, rank_of
+from nano_coder.models.opening import dtype_to_train, open_weights, rank_of
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.commands.session import training_folder, training_runtime, weights_to_train
+from nano_rl.commands.session import oracle_runtime, training_folder, training_runtime
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation import all_that_fit, reader_of, solved_oracles, train_sft
@@ -24,7 +24,7 @@ from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.types import Task
 
 if TYPE_CHECKING:
-    from nano_coder.run.execution import Runtime
+    from nano_coder.config import AgentConfig
 
 RANK = 16
 """of a new adapter; that of an adapter which is trained on stays"""
@@ -38,11 +38,15 @@ class _TimeUp(Exception):
     """The time of an imitation is over; the weights in memory are as good as a saved state."""
 
 
-def imitate(name: str, parent: str, tasks: Sequence[Task], oracles: Runtime, until: float, say: Said) -> bool:
+def imitate(
+    name: str, parent: str, tasks: Sequence[Task], config: AgentConfig, until: float, say: Said
+) -> bool:
     """Imitate the solutions of tasks, once each, until `time.monotonic` is `until`, and write checkpoint
     `name`; False where no solution fits the policy. A training of that name that was killed goes on."""
     target, folder = training_folder(name)
-    opened = weights_to_train(parent, dtype_to_train(parent), None)
+    oracles = oracle_runtime(config.log, config)
+    dtype = dtype_to_train(parent, config.device)
+    opened = open_weights(parent, dtype=dtype, device=config.device, profile=config.profile)
     runs = solved_oracles([task for task in tasks if task.oracle], replace(oracles, profile=opened.profile))
     reader = reader_of(opened)
     found = all_that_fit(runs, lambda run: reader.rows(run, oracles.store.blobs))
@@ -51,11 +55,11 @@ def imitate(name: str, parent: str, tasks: Sequence[Task], oracles: Runtime, unt
         return False
     say(f"imitating {len(rows)} solutions of {len(tasks)} training tasks")
     rank = rank_of(parent) or RANK
-    config = SftConfig(
-        lora_rank=rank, dtype=dtype_to_train(parent), save_every=5,
+    learning = SftConfig(
+        lora_rank=rank, dtype=dtype, save_every=5,
         optimizer=OptimizerConfig(learning_rate=IMITATION_RATE, schedule="linear", warmup_steps=2),
     )  # fmt: skip
-    trained = prepare(opened.loaded.model, lora_rank=rank, seed=config.seed)
+    trained = prepare(opened.loaded.model, lora_rank=rank, seed=learning.seed)
     steps = 0
 
     def on_step(done: int, total: int, values: dict[str, float]) -> None:
@@ -67,34 +71,36 @@ def imitate(name: str, parent: str, tasks: Sequence[Task], oracles: Runtime, unt
 
     try:
         try:
-            steps = train_sft(trained, rows, config, folder, on_step)
+            steps = train_sft(trained, rows, learning, folder, on_step)
         except UsageError:  # it was killed, and other rows are found now
             shutil.rmtree(folder / STATES)
-            steps = train_sft(trained, rows, config, folder, on_step)
+            steps = train_sft(trained, rows, learning, folder, on_step)
     except _TimeUp:
         say(f"the time for imitation is over after step {steps}")
     save_checkpoint(
-        target, trained, opened, parent=parent, config=config, steps=steps, run_ids=[run.id for run in runs],
-        tasks=[run.task for run in runs], metrics={},
+        target, trained, opened, parent=parent, config=learning, steps=steps,
+        run_ids=[run.id for run in runs], tasks=[run.task for run in runs], metrics={},
     )  # fmt: skip
     return True
 
 
 def reinforce(
-    name: str, parent: str, tasks: Sequence[Task], log: str | None, until: float, say: Said
+    name: str, parent: str, tasks: Sequence[Task], config: AgentConfig, until: float, say: Said
 ) -> bool:
     """Policy gradients on fresh rollouts of tasks until `time.monotonic` is `until`, into checkpoint `name`.
 
     False where a guard ended it before its first step. A training of that name that was killed goes on.
     """
     target, folder = training_folder(name)
-    config = TrainConfig(
+    learning = TrainConfig(
         steps=_MOST_STEPS, prompts_per_step=4, group_size=8, lora_rank=rank_of(parent) or RANK,
-        dtype=dtype_to_train(parent), optimizer=OptimizerConfig(learning_rate=POLICY_GRADIENT_RATE),
+        dtype=dtype_to_train(parent, config.device),
+        optimizer=OptimizerConfig(learning_rate=POLICY_GRADIENT_RATE),
     )  # fmt: skip
-    logs = (log,) if log else ()
-    opened, runtime = training_runtime(TrainArguments(name=name, model=parent, logs=logs), config)
-    trained = prepare(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed)
+    logs, more = (config.log,) if config.log else (), {"profile": config.profile} if config.profile else {}
+    arguments = TrainArguments(name=name, model=parent, logs=logs, device=config.device, limit=more)
+    opened, runtime = training_runtime(arguments, learning)
+    trained = prepare(opened.loaded.model, lora_rank=learning.lora_rank, seed=learning.seed)
     steps = 0
 
     def on_step(done: int, total: int, values: dict[str, float]) -> None:
@@ -107,13 +113,13 @@ def reinforce(
     watch = Watch(on_step=on_step, enough=lambda: time.monotonic() > until)
     used: Sequence[str] = ()
     try:
-        used = train(trained, opened, runtime, Sources(tasks=tuple(tasks)), config, folder, watch)
+        used = train(trained, opened, runtime, Sources(tasks=tuple(tasks)), learning, folder, watch)
     except GuardTripped as problem:
         say(f"policy gradients stopped: {problem}")
     if not steps:
         return False
     save_checkpoint(
-        target, trained, opened, parent=parent, config=config, steps=steps, run_ids=used, tasks=tasks,
+        target, trained, opened, parent=parent, config=learning, steps=steps, run_ids=used, tasks=tasks,
         metrics={},
     )  # fmt: skip
     return True

@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from nano_coder.grading.protected_files import is_test
 from nano_coder.run.git_history import GitHistory, NoHistory, find_history, history_jail
 from nano_coder.sandbox.protocol import Jail, Sandbox
-from nano_rl.tasks.check import log_folder
 from nano_rl.tasks.fixes import (
     FEATURE,
     TEST_FILES,
@@ -88,7 +87,7 @@ def commit_tasks(
         raise UsageError(f"the git history of {repository} cannot be used: {reason}") from None
     counts = refused if refused is not None else Counter[str]()
     until = time.monotonic() + bounds.seconds
-    with closing(jail), log_folder() as folder:
+    with closing(jail):
         commits = _Commits(jail=jail, history=history, blobs=OverlayBlobs(blobs))
         for commit, parents in commits.newest(bounds.commits):
             if commit in known:
@@ -97,7 +96,7 @@ def commit_tasks(
                 counts["were not reached in time"] += 1
                 continue
             try:
-                made = _of_commit(commits, commit, parents, check, sandbox, bounds.check_seconds, folder)
+                made = _of_commit(commits, commit, parents, check, sandbox, bounds.check_seconds)
             except SnapshotError as problem:
                 made = f"cannot be read: {problem}"
             if isinstance(made, CommitTask):
@@ -163,9 +162,8 @@ class _Commits:
 
 
 def _of_commit(
-    commits: _Commits, commit: str, parents: list[str], check: str | None, sandbox: Sandbox, seconds: float,
-    folder: Path,
-) -> CommitTask | str:  # fmt: skip
+    commits: _Commits, commit: str, parents: list[str], check: str | None, sandbox: Sandbox, seconds: float
+) -> CommitTask | str:
     """The task of a commit, or why there is none."""
     if not parents:
         shallow = commit in commits.history.files.get("shallow", "")
@@ -187,7 +185,7 @@ def _of_commit(
         return why
     fix = Fix(source=f"commit {commit}", before=before, hunks=hunks, command=command, blobs=commits.blobs)
     task = fix.task(GENERATOR)
-    if (reason := refusal(task, commits.blobs, sandbox, folder)) is not None:
+    if (reason := refusal(task, commits.blobs, sandbox)) is not None:
         return f"are refused: {reason}"
     return CommitTask(task=task, commit=commit, solved=after)
 

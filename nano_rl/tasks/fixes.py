@@ -12,13 +12,13 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from nano_coder.grading.command_check import CommandRun, Ran, by_pytest, text_in
 from nano_coder.grading.protected_files import is_configuration, is_test
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.tasks.check import check_task, scratch_runtime
+from nano_rl.tasks.check import check_task, log_folder, scratch_runtime
 from nano_rl.tasks.from_log import texts_of
 from nano_rl.tasks.hunks import TreeHunk, edit_actions, places_of
 from nano_shared.blobs import BlobStore
@@ -220,12 +220,13 @@ class Fix:
         )  # fmt: skip
 
 
-def refusal(task: Task, blobs: BlobStore, sandbox: Sandbox, folder: Path) -> str | None:
+def refusal(task: Task, blobs: BlobStore, sandbox: Sandbox) -> str | None:
     """Why the checks of `nano-rl tasks check` do not admit a task, with the plugins of pytest that its
-    project may need; `folder` is for their log."""
-    runtime = replace(scratch_runtime(folder, blobs), sandbox=sandbox)
-    with runtime.store:
-        return next(iter(check_task(task, runtime).reasons), None)
+    project may need."""
+    with log_folder() as folder:
+        runtime = replace(scratch_runtime(folder, blobs), sandbox=sandbox)
+        with runtime.store:
+            return next(iter(check_task(task, runtime).reasons), None)
 
 
 def pytest_line(tests: Iterable[str], tree: Snapshot) -> str:

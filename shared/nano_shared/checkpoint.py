@@ -191,13 +191,8 @@ def checkpoint_names() -> list[str]:
     return sorted(path.parent.name for path in checkpoints_dir().glob(f"[!.]*/{MANIFEST}"))
 
 
-def project_of(directory: Path) -> str:
-    """The id of the project in a directory."""
-    return content_hash(str(directory.resolve())).removeprefix("sha256:")[:16]
-
-
 def pointer_of(project: str | None) -> Path:
-    """The file that names the checkpoint promoted for a project (by its id); None: for all."""
+    """The file that names the checkpoint promoted for a project (`project_id`); None: for all."""
     return checkpoints_dir() / (LATEST if project is None else f".projects/{project}")
 
 

@@ -11,9 +11,11 @@ import socket
 import subprocess
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import sqlalchemy as sa
 
+from nano_shared.files import content_hash
 from nano_shared.types import Share, Trajectory
 
 EVERYBODY = "all"
@@ -66,17 +68,21 @@ def usual_name() -> str:
 
 @cache
 def project_of(directory: str) -> str:
-    """Identity of a user's directory, which a moved one and a clone keep: the first commit of its history.
+    """Identity of a user's directory, which a moved one and a clone keep: the first commit of its history, and
+    the way from the root of the work tree to it.
 
-    Without a history (or with a shallow one, whose first commit is another later) the root of its work tree,
-    or the directory.
+    Without a history, or with a shallow one, whose first commit is another later, the directory.
     """
-    where = ("rev-parse", "--is-shallow-repository", "--show-toplevel")
-    shallow, _, root = _git(directory, *where).partition("\n")
+    shallow, _, inside = _git(directory, "rev-parse", "--is-shallow-repository", "--show-prefix").partition(
+        "\n"
+    )
     first = _git(directory, "rev-list", "--first-parent", "--max-parents=0", "HEAD")
-    if first and shallow == "false":
-        return f"git:{first}"
-    return root or directory
+    return f"git:{first}/{inside}".rstrip("/") if first and shallow == "false" else directory
+
+
+def project_id(directory: Path) -> str:
+    """The project of a directory as the name of a file."""
+    return content_hash(project_of(str(directory.resolve()))).removeprefix("sha256:")[:16]
 
 
 def _git(directory: str, *arguments: str) -> str:

@@ -437,8 +437,8 @@ class Turn(Value):
 
     @property
     def refused(self) -> bool:
-        """Whether it could not be parsed, or a tool refused its call or took its edit back; a command that ran
-        and failed is no refusal."""
+        """Whether it could not be parsed, or a tool refused its call or took its edit back; a command that
+        ran and failed is no refusal."""
         return self.parse_error is not None or any(seen.refused for seen in self.observations)
 
     @property

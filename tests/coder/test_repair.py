@@ -15,7 +15,7 @@ from executions import a_runtime, a_task, limits, prompt_proof
 from nano_coder.agent.dialects.line_edit import LINE_EDIT
 from nano_coder.agent.profiles import REPAIR_1
 from nano_coder.commands.options import Setup
-from nano_coder.commands.run import _with_advice
+from nano_coder.commands.run import with_advice
 from nano_coder.config import AgentConfig
 from nano_coder.formats import message_rows
 from nano_coder.models import catalogue, opening
@@ -214,7 +214,7 @@ def advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tu
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
     def found(**settings: Any) -> tuple[str | None, str | None]:
-        config = _with_advice(Setup(AgentConfig(**settings), {})).config
+        config = with_advice(Setup(AgentConfig(**settings), {})).config
         return config.model, config.profile
 
     return found

@@ -33,9 +33,10 @@ from nano_rl.improve.project import ProjectTask, open_project
 from nano_rl.improve.schedule import minutes_until, parse_pause, parse_window
 from nano_rl.improve.tasks import TASKS
 from nano_shared.blobs import BlobStore, open_blobs
-from nano_shared.checkpoint import checkpoints_dir, project_of, read_checkpoint
+from nano_shared.checkpoint import checkpoints_dir, read_checkpoint
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
+from nano_shared.owners import project_id
 from nano_shared.snapshot import Snapshot, load, snapshot_texts
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
@@ -333,17 +334,17 @@ def test_a_checkpoint_is_promoted_for_one_project(nano: NANO, shop: Path, tmp_pa
     from test_promotion import checkpoint
 
     one, other = checkpoint("one"), checkpoint("other")
-    project = project_of(shop)
+    project = project_id(shop)
     usual = default_model()
     promote(one, project=project)
     promote(other, project=project)
-    assert (default_model(project), default_model(project_of(tmp_path)), default_model()) == (
+    assert (default_model(project), default_model(project_id(tmp_path)), default_model()) == (
         str(other), usual, usual,
     )  # fmt: skip
     assert nano("improve", "-C", shop, "--undo")[1] == "one runs for shop now\n"
     assert default_model(project) == str(one)
     assert nano("improve", "-C", shop, "--global")[0] == 0
-    assert default_model() == default_model(project_of(tmp_path)) == str(one)
+    assert default_model() == default_model(project_id(tmp_path)) == str(one)
     assert nano("improve", "-C", shop, "--undo")[1] == "the usual policy runs for shop now\n"
 
 

@@ -23,7 +23,6 @@ from nano_coder.sandbox.protocol import Sandbox
 from nano_mining.packages import MinedPackage, read_package
 from nano_mining.targets import without_tests
 from nano_mining.traces import LIMITS, OPTIONS, pytest_command
-from nano_rl.tasks.check import log_folder
 from nano_rl.tasks.fixes import (
     FEATURE,
     NOT_RUN,
@@ -256,8 +255,7 @@ class _Mended:
             level=1 + sum(size > lines for lines in _LEVELS),
             hidden=CommandChecks(command=fix.command, files={**self.new.support(file), file: text}),
         )  # fmt: skip
-        with log_folder() as folder:
-            why = refusal(task, self.trials.blobs, self.trials.sandbox, folder)
+        why = refusal(task, self.trials.blobs, self.trials.sandbox)
         return (None if why else task), f"fixes: refused: {why}"
 
     def _workspace(self, file: str, text: str) -> Snapshot:
