@@ -17,9 +17,9 @@ from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote
 from nano_rl.commands.session import oracle_runtime, policy_runtime
 from nano_rl.gather.rollouts import collect
 from nano_rl.improve.gate import decide
-from nano_rl.improve.places import Part
 from nano_rl.improve.project import Cycle, Project, ProjectTask, counts
 from nano_rl.improve.tasks import TASKS, Gathering, runs_of
+from nano_rl.tasks.places import Part
 from nano_rl.tasks.suite import suite_names
 from nano_rl.tasks.task_file import draw_tasks
 from nano_shared.checkpoint import checkpoints_dir

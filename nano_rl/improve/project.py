@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from pydantic import Field, ValidationError
 
 from nano_rl.improve.gate import Decision
-from nano_rl.improve.places import Part
+from nano_rl.tasks.places import Part
 from nano_shared.errors import UsageError
 from nano_shared.files import full_disk_explained, nano_home, write_text
 from nano_shared.owners import project_id

@@ -17,13 +17,12 @@ from nano_coder.commands.run import make_task, take_snapshot
 from nano_coder.grading.command_check import by_pytest
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.verify.trainable import may_teach
-from nano_rl.improve.places import Part, changed_places, codes_of, part_of
 from nano_rl.improve.project import Project, ProjectTask
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.commits import Bounds, commit_tasks
-from nano_rl.tasks.fixes import count_as
 from nano_rl.tasks.from_log import mutant_tasks, task_from_run
 from nano_rl.tasks.hunks import edit_actions, hunks_between
+from nano_rl.tasks.places import Part, changed_places, codes_of, part_of
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
@@ -172,7 +171,8 @@ class Gathering:
             say(f"no commits: {problem}")
             return
         if count or refused:
-            say(f"new commits: {count} are tasks{count_as(refused)}")
+            others = "".join(f", {number} {why}" for why, number in refused.most_common())
+            say(f"new commits: {count} are tasks{others}")
 
     def _note_commit(self, commit: str) -> None:
         with (self.project.folder / "commits").open("a") as file:

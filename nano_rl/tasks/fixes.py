@@ -20,7 +20,8 @@ from nano_coder.grading.protected_files import is_configuration, is_test
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.check import check_task, log_folder, scratch_runtime
 from nano_rl.tasks.from_log import texts_of
-from nano_rl.tasks.hunks import TreeHunk, edit_actions, places_of
+from nano_rl.tasks.hunks import TreeHunk, applied, edit_actions
+from nano_rl.tasks.places import changed_places
 from nano_shared.blobs import BlobStore
 from nano_shared.files import content_hash
 from nano_shared.snapshot import EntryKind, Snapshot, changed_paths, make_snapshot, save
@@ -201,7 +202,7 @@ class Fix:
     @cached_property
     def places(self) -> tuple[str, ...]:
         """The changed functions as `path::qualname`."""
-        return places_of(self.before, self.hunks, self.blobs)
+        return tuple(changed_places(self.before, applied(self.before, self.hunks, self.blobs), self.blobs))
 
     def task(self, generator: str, **fields: Any) -> Task:
         """The task; its check is the command, unless `fields` has hidden checks."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -188,36 +187,3 @@ def _unique(text: str, lines: list[str], first: int, last: int, filled: bool) ->
             break
         first, last, filled = max(0, first - 1), min(len(lines), last + 1), True
     return first, last
-
-
-def places_of(before: Snapshot, hunks: Iterable[TreeHunk], blobs: BlobStore) -> tuple[str, ...]:
-    """`path::qualname` of the innermost functions and classes that the hunks change; the path alone for lines
-    outside of them, whole files, and languages other than Python."""
-    found: dict[str, None] = {}
-    for hunk in hunks:
-        lines = _lines(before.by_path.get(hunk.path), blobs) if hunk.path.endswith(".py") else None
-        name = _name_at("".join(lines), hunk) if lines and hunk.first is not None else ""
-        found[f"{hunk.path}::{name}" if name else hunk.path] = None
-    return tuple(found)
-
-
-def _name_at(text: str, hunk: TreeHunk) -> str:
-    """The qualified name of what holds all replaced lines; empty for the module."""
-    try:
-        body: list[ast.stmt] = parse(text).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""
-    # an insertion stands between two lines: it is of what holds the one before it
-    begin = (hunk.first or 0) + 1 - (not hunk.old)
-    end = max(begin, (hunk.first or 0) + len(hunk.old))
-    names: list[str] = []
-    while True:
-        inside = [
-            node for node in body
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            and node.lineno <= begin and end <= (node.end_lineno or node.lineno)
-        ]  # fmt: skip
-        if not inside:
-            return ".".join(names)
-        names.append(inside[0].name)
-        body = inside[0].body

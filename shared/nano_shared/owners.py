@@ -68,8 +68,8 @@ def usual_name() -> str:
 
 @cache
 def project_of(directory: str) -> str:
-    """Identity of a user's directory, which a moved one and a clone keep: the first commit of its history, and
-    the way from the root of the work tree to it.
+    """Identity of a user's directory, which a moved one and a clone keep: the first commit of its history,
+    and the way from the root of the work tree to it.
 
     Without a history, or with a shallow one, whose first commit is another later, the directory.
     """

@@ -94,7 +94,8 @@ def test_exactly_the_fixes_of_a_history_become_tasks(
     (folder / "shop/sums.py").write_text("not committed, and no Python")
     (second, first), refused = made(folder, tmp_path)
     assert [second.commit, first.commit] == [commits["second fix"], commits["first fix"]]
-    assert (second.places, first.places) == (("shop/sums.py::Mean.of",), ("shop/sums.py::total",))
+    assert "shop/sums.py::Mean.of" in second.task.provenance.source
+    assert "shop/sums.py::total" in first.task.provenance.source
     assert first.task.check == "python -m pytest -q tests/test_sums.py::test_total"
     assert "fix" not in first.task.prompt.replace("fix it", "")
     assert "test_total" in first.task.files["tests/test_sums.py"]
@@ -123,7 +124,8 @@ def small(folder: Path) -> Path:
 
 def test_a_check_of_any_kind_shows_a_fix_and_a_test_may_be_renamed(tmp_path: Path) -> None:
     (found,), refused = made(small(tmp_path / "shop"), tmp_path, check=CHECK)
-    assert (found.task.check, found.places, refused) == (CHECK, ("sums.py::total",), {"have no parent": 1})
+    assert (found.task.check, refused) == (CHECK, {"have no parent": 1})
+    assert "sums.py::total" in found.task.provenance.source
     assert set(found.task.files) == {"sums.py", "tests/check_sums.py"}
 
 

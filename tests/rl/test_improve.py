@@ -28,10 +28,10 @@ from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote
 from nano_rl.cli import cli
 from nano_rl.improve import cycle as cycles
 from nano_rl.improve.gate import ERROR, FEWEST_PLACES, decide, error_of, fallen
-from nano_rl.improve.places import SHARES, Part, changed_places, functions_of, part_of
 from nano_rl.improve.project import ProjectTask, open_project
 from nano_rl.improve.schedule import minutes_until, parse_pause, parse_window
 from nano_rl.improve.tasks import TASKS
+from nano_rl.tasks.places import SHARES, Part, changed_places, functions_of, part_of
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.checkpoint import checkpoints_dir, read_checkpoint
 from nano_shared.command_line import run_command
@@ -121,12 +121,12 @@ def close():
 @pytest.mark.parametrize(
     ("old", "new", "places"),
     [
-        ("LIMIT = 3", "LIMIT = 4", ["a.py::"]),
+        ("LIMIT = 3", "LIMIT = 4", ["a.py"]),
         ("return 1", "return 2", ["a.py::Shop.size"]),
         ("@property", "@cached", ["a.py::Shop.size"]),
         ("return True", "return False", ["a.py::Shop.open"]),
-        ("    pass\n", "", ["a.py::"]),
-        ("import os\n", "import os\nimport sys\n", ["a.py::"]),
+        ("    pass\n", "", ["a.py"]),
+        ("import os\n", "import os\nimport sys\n", ["a.py"]),
     ],
 )
 def test_a_place_is_the_function_around_what_changed(

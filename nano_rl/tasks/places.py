@@ -1,7 +1,7 @@
 """Places: where in a project a task's change lies, and the part of the split that each belongs to, for ever.
 
-A place is `PATH::FUNCTION` (`PATH::` outside functions, `PATH` for what is no Python). Its hash alone decides
-the part, so that no cycle, order or random generator can move it.
+A place is `PATH::FUNCTION`, or `PATH` outside of functions and for what is no Python. The hash of its name
+alone decides the part, so that no cycle, order or random generator can move it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def changed_places(before: Snapshot, after: Snapshot, blobs: BlobStore) -> list[
 def place_at(path: str, text: str, line: int) -> str:
     """The place of a line (from 1) of a Python file."""
     inside = next((name for name, first, last, _ in functions_of(text) if first <= line <= last), "")
-    return f"{path}::{inside}"
+    return f"{path}::{inside}" if inside else path
 
 
 def _changed_lines(old: str, new: str) -> Iterator[int]:
