@@ -26,7 +26,7 @@ from nano_rl.checkpoints.promotion import (
 )
 from nano_rl.commands.eval import print_differences
 from nano_rl.commands.options import Log
-from nano_rl.commands.session import checkpoint_target, look_first, trainings_dir
+from nano_rl.session import checkpoint_target, look_first, trainings_dir
 from nano_shared.checkpoint import (
     Manifest,
     checkpoint_names,

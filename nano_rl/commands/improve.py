@@ -18,11 +18,11 @@ from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
-    from nano_rl.improve.project import Cycle, Project, ProjectTask
+    from nano_rl.improve.project import Cycle, ImprovedProject, ProjectTask
     from nano_shared.store import LogStore
 
 
-@agent_options("model", "check", "sandbox", "python", "device", "log", more=())
+@agent_options("model", "check", "log", more=())
 def command(
     setup: Setup,
     directory: DirectoryOption = Path(),
@@ -90,7 +90,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _with_check(setup: Setup, project: Project) -> Setup:
+def _with_check(setup: Setup, project: ImprovedProject) -> Setup:
     """The setup with the check of the project: of the options and files, else of its last checked run.
 
     Raises UsageError where there is none, or where one of the project's own file is not trusted.
@@ -115,7 +115,7 @@ def _with_check(setup: Setup, project: Project) -> Setup:
     return setup._replace(config=setup.config.model_copy(update={"check": runs[-1].task.check}))
 
 
-def _cycle(project: Project, setup: Setup, minutes: float, as_json: bool) -> int:
+def _cycle(project: ImprovedProject, setup: Setup, minutes: float, as_json: bool) -> int:
     from nano_rl.improve.cycle import Clock, CycleWork
 
     began = time.monotonic()
@@ -136,10 +136,10 @@ def _cycle(project: Project, setup: Setup, minutes: float, as_json: bool) -> int
     return 0
 
 
-def _model(project: Project, setup: Setup) -> str:
+def _model(project: ImprovedProject, setup: Setup) -> str:
     """The local model that the project uses. Raises UsageError for a hosted one."""
     from nano_coder.models.opening import default_model, find_opener
-    from nano_rl.commands.session import look_first
+    from nano_rl.session import look_first
 
     name = setup.config.model or default_model(project.id)
     if find_opener(name):
@@ -151,7 +151,7 @@ def _model(project: Project, setup: Setup) -> str:
     return name
 
 
-def take_back_what_fell(project: Project, setup: Setup, store: LogStore) -> str | None:
+def take_back_what_fell(project: ImprovedProject, setup: Setup, store: LogStore) -> str | None:
     """Roll back the project's promotion where ordinary checked runs pass more rarely since; what is said
     then."""
     from nano_rl.checkpoints.promotion import read_history, roll_back
@@ -173,7 +173,7 @@ def take_back_what_fell(project: Project, setup: Setup, store: LogStore) -> str 
     )
 
 
-def _dry_run(project: Project, setup: Setup, minutes: float, as_json: bool) -> int:
+def _dry_run(project: ImprovedProject, setup: Setup, minutes: float, as_json: bool) -> int:
     from nano_rl.improve.project import ProjectTask, counts
     from nano_rl.improve.tasks import TASKS, runs_of
 
@@ -199,7 +199,7 @@ def _dry_run(project: Project, setup: Setup, minutes: float, as_json: bool) -> i
     return 0
 
 
-def _report(project: Project, as_json: bool, *, last: bool) -> int:
+def _report(project: ImprovedProject, as_json: bool, *, last: bool) -> int:
     """What is kept of the project, or the grounds of the last decision."""
     from nano_rl.improve.project import ProjectTask, counts
     from nano_rl.improve.tasks import TASKS
@@ -255,7 +255,7 @@ def _listed(counted: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counted.items()) or "none"
 
 
-def _move(project: Project, as_json: bool, *, undo: bool) -> int:
+def _move(project: ImprovedProject, as_json: bool, *, undo: bool) -> int:
     """Take back the project's last promotion, or promote its checkpoint for all projects."""
     from nano_rl.checkpoints.promotion import promote, roll_back
     from nano_shared.checkpoint import latest_checkpoint

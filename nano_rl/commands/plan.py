@@ -44,7 +44,7 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Say what `nano-rl train` with these options would take, and which settings make it fit."""
-    from nano_rl.commands.session import adapter_rank
+    from nano_rl.session import adapter_rank
 
     config = settings.config(adapter_rank(settings, model))
     planned = plan_of(model, config, device, row_tokens, ranks=ranks)

@@ -117,7 +117,7 @@ def check(
     the others, or where none is admitted."""
     from nano_coder.grading import GRADER
     from nano_rl.commands.progress import bar
-    from nano_rl.commands.session import sandbox_opener
+    from nano_rl.session import sandbox_opener
     from nano_rl.tasks.check import check_tasks, programs_of, without_repeats
 
     tasks = read_tasks(file)
@@ -310,7 +310,7 @@ def from_log(
     mutant, on which the check must fail, the oracle is the line put back.
     """
     from nano_coder.verify.trainable import RefusalCode
-    from nano_rl.commands.session import sandbox_opener
+    from nano_rl.session import sandbox_opener
     from nano_rl.tasks.from_log import distinct, mutant_tasks, task_from_run
 
     if check is not None and not check.strip():

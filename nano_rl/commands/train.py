@@ -122,7 +122,7 @@ def command(
         arguments, settings = _resumed(arguments, settings, says_fresh=fresh is not None)
     config = _config(settings, reward, arguments)
     refuse_contradictions(arguments, settings.flags, config)
-    from nano_rl.commands.session import look_first, model_to_train
+    from nano_rl.session import look_first, model_to_train
 
     model_to_train(arguments.model)  # before torch is imported, which takes seconds
     for sentence in config.idle(given, from_logs=arguments.from_logs):
@@ -139,8 +139,8 @@ def _names(text: str) -> list[str]:
 def _resumed(
     given: TrainArguments, settings: Settings[TrainConfig], *, says_fresh: bool
 ) -> tuple[TrainArguments, Settings[TrainConfig]]:
-    from nano_rl.commands.session import trainings_dir
     from nano_rl.record import TrainArguments, read_record
+    from nano_rl.session import trainings_dir
 
     record = read_record(trainings_dir() / given.name)
     names_source = bool(given.tasks or given.envs or given.from_logs)
@@ -159,7 +159,7 @@ def _resumed(
 
 def _config(settings: Settings[TrainConfig], reward: str | None, arguments: TrainArguments) -> TrainConfig:
     """The settings; with --from-logs the group size is what is added to each logged group."""
-    from nano_rl.commands.session import adapter_rank, model_to_train
+    from nano_rl.session import adapter_rank, model_to_train
 
     more: dict[str, Any] = {}
     if reward:
@@ -222,8 +222,8 @@ def refuse_contradictions(given: TrainArguments, flags: Collection[str], config:
 
 def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], quiet: bool) -> None:
     from nano_rl.commands.plan import refuse_unfit
-    from nano_rl.commands.session import training_folder, training_runtime
     from nano_rl.rewards import open_reward
+    from nano_rl.session import training_folder, training_runtime
     from nano_rl.tasks.task_file import read_tasks
 
     composed = open_reward(config.reward) if config.reward else None

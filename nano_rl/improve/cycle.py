@@ -4,7 +4,7 @@ that a cycle that was cut short goes on where it was."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,12 +14,12 @@ from nano_coder.commands.options import Setup
 from nano_coder.models.opening import usual_profile
 from nano_rl.checkpoints.evaluate import TaskOutcome, task_outcome
 from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote
-from nano_rl.commands.session import oracle_runtime, policy_runtime
 from nano_rl.gather.rollouts import collect
 from nano_rl.improve.gate import decide
-from nano_rl.improve.project import Cycle, Project, ProjectTask, counts
+from nano_rl.improve.project import Cycle, ImprovedProject, ProjectTask, Tell, counts
 from nano_rl.improve.tasks import TASKS, Gathering, runs_of
-from nano_rl.tasks.places import Part
+from nano_rl.session import oracle_runtime, policy_runtime
+from nano_rl.tasks.places import SplitPart
 from nano_rl.tasks.suite import suite_names
 from nano_rl.tasks.task_file import draw_tasks
 from nano_shared.checkpoint import checkpoints_dir
@@ -34,7 +34,6 @@ GENERAL = 60
 _GATHERED, _IMITATED, _TRAINED = 0.25, 0.55, 0.7
 """shares of a cycle's time after which no further task is made, no further step of imitation taken, and none
 of policy gradients; the rest is the gate's"""
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +57,11 @@ class TimeOver(Exception):
 class CycleWork:
     """What a cycle works with."""
 
-    project: Project
+    project: ImprovedProject
     setup: Setup
     store: LogStore
     clock: Clock
-    say: Say
+    say: Tell
 
     def run(self, cycle: Cycle) -> Cycle:
         """Take a cycle to its end, or as far as the time allows.
@@ -79,7 +78,7 @@ class CycleWork:
         if not cycle.tasks:
             cycle = self._gather(cycle)
         tasks = self.project.read(TASKS, ProjectTask)
-        train = [one.task for one in tasks if one.part is Part.TRAIN]
+        train = [one.task for one in tasks if one.part is SplitPart.TRAIN]
         if len(train) < FEWEST:
             if time.monotonic() >= self.clock.at(_GATHERED):
                 self.project.save(cycle.model_copy(update={"tasks": {}}))
@@ -91,7 +90,7 @@ class CycleWork:
             return self._end(cycle, said)
         before = self._measure(cycle.baseline, tasks)
         if cycle.candidate is None:
-            cycle = self._train(cycle, train, [one.task for one in tasks if one.part is Part.VALIDATION])
+            cycle = self._train(cycle, train, [one.task for one in tasks if one.part is SplitPart.VALIDATION])
         after = self._measure(str(cycle.candidate), tasks)
         return self._decide(cycle, before, after)
 
@@ -107,14 +106,14 @@ class CycleWork:
         )  # fmt: skip
         new = gathering.gather(self.say)
         tasks = self.project.read(TASKS, ProjectTask)
-        held = {place for one in tasks if one.part is Part.HELD_OUT for place in one.places}
+        held = {place for one in tasks if one.part is SplitPart.HELD_OUT for place in one.places}
         seen = {"runs": len(runs), "solved": sum(run.reward == 1 for run in runs), "tasks": len(new)}
         update = {"seen": seen, "tasks": counts(tasks), "places": len(held)}
         return self.project.save(cycle.model_copy(update=update))
 
     def _measure(self, model: str, tasks: Sequence[ProjectTask]) -> dict[str, list[TaskOutcome]]:
         """The outcomes of a model on the held-out and on the general tasks."""
-        held = [one.task for one in tasks if one.part is Part.HELD_OUT]
+        held = [one.task for one in tasks if one.part is SplitPart.HELD_OUT]
         return {
             "held_out": self._outcomes(model, held),
             "general": self._outcomes(model, self._general_tasks(model)),
@@ -207,12 +206,12 @@ def rate(outcomes: Sequence[TaskOutcome]) -> float:
     return sum(means) / len(means) if means else 0.0
 
 
-def told(cycle: Cycle, project: Project) -> str:
+def told(cycle: Cycle, project: ImprovedProject) -> str:
     """The line that a cycle ends with."""
     decision, (before, after) = cycle.decision, cycle.rates or (0.0, 0.0)
     assert decision is not None
-    seen, tasks = cycle.seen, sum(cycle.tasks.get(part, 0) for part in Part)
-    found = f"{seen.get('runs', 0)} runs, {tasks} tasks ({cycle.tasks.get(Part.HELD_OUT, 0)} held out)"
+    seen, tasks = cycle.seen, sum(cycle.tasks.get(part, 0) for part in SplitPart)
+    found = f"{seen.get('runs', 0)} runs, {tasks} tasks ({cycle.tasks.get(SplitPart.HELD_OUT, 0)} held out)"
     gain = f"{decision.held_out.low:+.0%} to {decision.held_out.high:+.0%}"
     measured = f"held-out {before:.0%} -> {after:.0%} ({gain})"
     ending = (

@@ -27,7 +27,7 @@ def error_of(cycle: int) -> float:
     return ERROR * 6 / (math.pi * cycle) ** 2
 
 
-class Decision(Value):
+class GateDecision(Value):
     """What a gate decided, and why."""
 
     cycle: int
@@ -41,7 +41,7 @@ class Decision(Value):
         return not self.objections
 
 
-def decide(cycle: int, held_out: SuccessDifference, general: SuccessDifference | None) -> Decision:
+def decide(cycle: int, held_out: SuccessDifference, general: SuccessDifference | None) -> GateDecision:
     """Judge a cycle by the paired differences (candidate - before) on held-out and on general tasks."""
     level, found = error_of(cycle), list[str]()
     places = held_out.clusters or 0
@@ -56,7 +56,7 @@ def decide(cycle: int, held_out: SuccessDifference, general: SuccessDifference |
         )
     if general is not None and general.mean < -MARGIN:
         found.append(f"worse on the general tasks: {general.mean:+.1%}, where -{MARGIN:.0%} is allowed")
-    return Decision(cycle=cycle, held_out=held_out, general=general, objections=tuple(found))
+    return GateDecision(cycle=cycle, held_out=held_out, general=general, objections=tuple(found))
 
 
 def evidence_of_fall(before: Sequence[bool], after: Iterable[bool]) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -16,14 +16,16 @@ from typing import Literal, TypeVar
 from filelock import FileLock, Timeout
 from pydantic import Field, ValidationError
 
-from nano_rl.improve.gate import Decision
-from nano_rl.tasks.places import Part
+from nano_rl.improve.gate import GateDecision
+from nano_rl.tasks.places import SplitPart
 from nano_shared.errors import UsageError
 from nano_shared.files import full_disk_explained, nano_home, write_text
 from nano_shared.owners import project_id
 from nano_shared.types import Task, Value
 
 Kept = TypeVar("Kept", bound=Value)
+Tell = Callable[[str], None]
+"""what shows a line of progress"""
 
 
 class ProjectTask(Value):
@@ -32,7 +34,7 @@ class ProjectTask(Value):
     task: Task
     source: Literal["run", "commit", "mutant"]
     places: tuple[str, ...]
-    part: Part
+    part: SplitPart
     codes: tuple[str, ...] = ()
     """normalised code of its functions, solved"""
     cycle: int
@@ -59,12 +61,12 @@ class Cycle(Value):
     trained_seconds: float = 0.0
     rates: tuple[float, float] | None = None
     """success on the held-out tasks, before and after"""
-    decision: Decision | None = None
+    decision: GateDecision | None = None
     said: str = ""
     """the line that it ended with"""
 
 
-class Project:
+class ImprovedProject:
     """The folder of a project's state."""
 
     def __init__(self, id: str, directory: Path) -> None:
@@ -142,10 +144,10 @@ class Project:
                     ) from None
 
 
-def open_project(directory: Path) -> Project:
+def open_project(directory: Path) -> ImprovedProject:
     """The project of a directory."""
     real = directory.resolve()
-    return Project(project_id(real), real)
+    return ImprovedProject(project_id(real), real)
 
 
 def counts(tasks: Iterable[ProjectTask]) -> dict[str, int]:

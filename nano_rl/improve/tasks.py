@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,12 +17,12 @@ from nano_coder.commands.run import make_task, take_snapshot
 from nano_coder.grading.command_check import by_pytest
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.verify.trainable import may_teach
-from nano_rl.improve.project import Project, ProjectTask
+from nano_rl.improve.project import ImprovedProject, ProjectTask, Tell
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.commits import Bounds, commit_tasks
 from nano_rl.tasks.from_log import mutant_tasks, task_from_run
 from nano_rl.tasks.hunks import edit_actions, hunks_between
-from nano_rl.tasks.places import Part, changed_places, codes_of, part_of
+from nano_rl.tasks.places import SplitPart, changed_places, codes_of, part_of
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
@@ -31,7 +31,7 @@ from nano_shared.snapshot import Snapshot, changed_paths
 from nano_shared.store import LogStore
 from nano_shared.types import OracleAction, Split, Task, Trajectory, Trust
 
-Source = Literal["run", "commit", "mutant"]
+TaskSource = Literal["run", "commit", "mutant"]
 TASKS = "tasks.jsonl"
 """name of the file that holds the tasks of a project"""
 MUTANTS = 160
@@ -48,7 +48,7 @@ class Candidate:
     """A task with the workspace that solves it."""
 
     task: Task
-    source: Source
+    source: TaskSource
     solved: Snapshot
 
 
@@ -56,7 +56,7 @@ class Candidate:
 class Gathering:
     """What the tasks of one cycle are made from."""
 
-    project: Project
+    project: ImprovedProject
     cycle: int
     since: float
     """unix seconds: runs that began before were looked at by earlier cycles"""
@@ -65,7 +65,7 @@ class Gathering:
     until: float
     """`time.monotonic` after which nothing new is tried"""
 
-    def gather(self, say: Callable[[str], None]) -> list[ProjectTask]:
+    def gather(self, say: Tell) -> list[ProjectTask]:
         """Find new tasks. Each is kept as it is found, so that nothing is lost if the process ends.
 
         Raises UsageError where the check fails on the project as it is, cannot fail, or cannot be run.
@@ -123,9 +123,11 @@ class Gathering:
         if len(parts) != 1 or any(one.task.key == other.task.key for other in known):
             return None
         (part,) = parts
-        held = part is Part.HELD_OUT
+        held = part is SplitPart.HELD_OUT
         codes = codes_of(one.solved, places, blobs) | codes_of(before, places, blobs)
-        if any(held is not (other.part is Part.HELD_OUT) and codes & set(other.codes) for other in known):
+        if any(
+            held is not (other.part is SplitPart.HELD_OUT) and codes & set(other.codes) for other in known
+        ):
             return None
         if held and sum(set(other.places) == set(places) for other in known) >= A_PLACE:
             return None
@@ -153,7 +155,7 @@ class Gathering:
                 solved = snapshot.load(str(run.last_snapshot), store.blobs)
                 yield Candidate(task=made.task, source="run", solved=solved)
 
-    def _commits(self, say: Callable[[str], None]) -> Iterator[Candidate]:
+    def _commits(self, say: Tell) -> Iterator[Candidate]:
         """The bug-fix commits that no cycle has looked at. A project without a git history has none."""
         path, refused = self.project.folder / "commits", Counter[str]()
         known = frozenset(path.read_text().split()) if path.exists() else frozenset[str]()

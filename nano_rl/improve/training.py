@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nano_coder.models.opening import dtype_to_train, open_weights, rank_of
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.commands.session import oracle_runtime, training_folder, training_runtime
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation import all_that_fit, reader_of, solved_oracles, train_sft
+from nano_rl.improve.project import Tell
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.record import TrainArguments
 from nano_rl.resume import STATES
+from nano_rl.session import oracle_runtime, training_folder, training_runtime
 from nano_rl.train import train
 from nano_rl.watch import Watch
 from nano_shared.errors import GuardTripped, UsageError
@@ -31,7 +32,6 @@ RANK = 16
 IMITATION_RATE = 3e-4
 POLICY_GRADIENT_RATE = 3e-5
 _MOST_STEPS = 400
-Said = Callable[[str], None]
 
 
 class _TimeUp(Exception):
@@ -39,7 +39,7 @@ class _TimeUp(Exception):
 
 
 def imitate(
-    name: str, parent: str, tasks: Sequence[Task], config: AgentConfig, until: float, say: Said
+    name: str, parent: str, tasks: Sequence[Task], config: AgentConfig, until: float, say: Tell
 ) -> bool:
     """Imitate the solutions of tasks, once each, until `time.monotonic` is `until`, and write checkpoint
     `name`; False where no solution fits the policy. A training of that name that was killed goes on."""
@@ -85,7 +85,7 @@ def imitate(
 
 
 def reinforce(
-    name: str, parent: str, tasks: Sequence[Task], config: AgentConfig, until: float, say: Said
+    name: str, parent: str, tasks: Sequence[Task], config: AgentConfig, until: float, say: Tell
 ) -> bool:
     """Policy gradients on fresh rollouts of tasks until `time.monotonic` is `until`, into checkpoint `name`.
 

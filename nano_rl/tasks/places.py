@@ -18,24 +18,24 @@ from nano_shared.process import parse
 from nano_shared.snapshot import EntryKind, Snapshot
 
 
-class Part(StrEnum):
+class SplitPart(StrEnum):
     TRAIN = "train"
     VALIDATION = "validation"
     HELD_OUT = "held_out"
 
 
-SHARES = {Part.TRAIN: 0.65, Part.VALIDATION: 0.10, Part.HELD_OUT: 0.25}
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
+SHARES = {SplitPart.TRAIN: 0.65, SplitPart.VALIDATION: 0.10, SplitPart.HELD_OUT: 0.25}
+_AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def part_of(place: str) -> Part:
+def part_of(place: str) -> SplitPart:
     """The part of a place, by the first 64 bits of the SHA-256 of its name."""
     drawn = int.from_bytes(hashlib.sha256(place.encode()).digest()[:8]) / 2**64
     for part, share in SHARES.items():
         drawn -= share
         if drawn < 0:
             return part
-    return Part.HELD_OUT
+    return SplitPart.HELD_OUT
 
 
 def functions_of(text: str) -> list[tuple[str, int, int, str]]:
@@ -52,12 +52,12 @@ def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, int, in
     for node in body:
         if isinstance(node, ast.ClassDef):
             yield from _functions(node.body, f"{prefix}{node.name}.")
-        elif isinstance(node, _Function):
+        elif isinstance(node, _AnyFunction):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             yield f"{prefix}{node.name}", first, node.end_lineno or node.lineno, _normalised(node)
 
 
-def _normalised(function: _Function) -> str:
+def _normalised(function: _AnyFunction) -> str:
     """Hash of a function's code without comments, layout, docstring, decorators and its own name."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     shown = ast.dump(function.args) + "".join(map(ast.dump, body))

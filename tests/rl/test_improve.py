@@ -31,7 +31,7 @@ from nano_rl.improve.gate import ERROR, FEWEST_PLACES, decide, error_of, fallen
 from nano_rl.improve.project import ProjectTask, open_project
 from nano_rl.improve.schedule import minutes_until, parse_pause, parse_window
 from nano_rl.improve.tasks import TASKS
-from nano_rl.tasks.places import SHARES, Part, changed_places, functions_of, part_of
+from nano_rl.tasks.places import SHARES, SplitPart, changed_places, functions_of, part_of
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.checkpoint import checkpoints_dir, read_checkpoint
 from nano_shared.command_line import run_command
@@ -287,12 +287,12 @@ def test_a_cycle_makes_tasks_trains_and_decides_and_goes_on_where_it_was(
     assert "held-out places are too few" in cycle["said"]
     project = open_project(shop)
     tasks = project.read(TASKS, ProjectTask)
-    assert {one.part for one in tasks} >= {Part.TRAIN, Part.HELD_OUT}
+    assert {one.part for one in tasks} >= {SplitPart.TRAIN, SplitPart.HELD_OUT}
     for one in tasks:
         assert {part_of(place) for place in one.places} == {one.part}
-        assert one.task.split is (Split.TEST if one.part is Part.HELD_OUT else Split.TRAIN)
-    held = {code for one in tasks if one.part is Part.HELD_OUT for code in one.codes}
-    assert held.isdisjoint(code for one in tasks if one.part is not Part.HELD_OUT for code in one.codes)
+        assert one.task.split is (Split.TEST if one.part is SplitPart.HELD_OUT else Split.TRAIN)
+    held = {code for one in tasks if one.part is SplitPart.HELD_OUT for code in one.codes}
+    assert held.isdisjoint(code for one in tasks if one.part is not SplitPart.HELD_OUT for code in one.codes)
     assert read_history(project.id) == ()
     for flag, said in (("--status", "places"), ("--why", "general"), ("--dry-run", "cycle 2")):
         code, out, _ = nano("improve", "-C", shop, "--check", CHECK, "--model", model, flag)
@@ -351,7 +351,7 @@ def test_a_checkpoint_is_promoted_for_one_project(nano: NANO, shop: Path, tmp_pa
 def test_a_line_that_a_killed_process_left_counts_for_nothing(shop: Path) -> None:
     project = open_project(shop)
     task = Task(key="one", prompt="Mend it.", check=CHECK)
-    row = ProjectTask(task=task, source="mutant", places=("a.py::f",), part=Part.TRAIN, cycle=1)
+    row = ProjectTask(task=task, source="mutant", places=("a.py::f",), part=SplitPart.TRAIN, cycle=1)
     project.append(TASKS, [row])
     with (project.folder / TASKS).open("a") as file:
         file.write('{"task": {"key": "tw')

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.cli import cli
-from nano_rl.commands.session import training_folder
 from nano_rl.config import TrainConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.record import (
@@ -26,6 +25,7 @@ from nano_rl.record import (
     read_record,
     read_rollouts,
 )
+from nano_rl.session import training_folder
 from nano_rl.tasks.task_file import make_tasks
 from nano_shared.checkpoint import latest_checkpoint
 from nano_shared.errors import CheckpointError, NanoError, UsageError

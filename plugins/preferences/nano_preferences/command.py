@@ -45,7 +45,8 @@ def dpo(
     as_json: JsonOption = False,
 ) -> int:
     """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
-    from nano_rl.commands.session import OfflineRows, adapter_rank, train_offline
+    from nano_rl.commands.offline import OfflineRows, train_offline
+    from nano_rl.session import adapter_rank
 
     config = settings.config(adapter_rank(settings, model))
     parent = _looked_first(model, pairs, from_logs, log)
@@ -83,7 +84,7 @@ def reward_model(
     from nano_preferences.reward_checkpoint import CALIBRATION, save_reward_model
     from nano_preferences.reward_model import held_out, measure, train_reward_model
     from nano_rl.commands.progress import bar
-    from nano_rl.commands.session import training_folder, weights_to_train
+    from nano_rl.session import training_folder, weights_to_train
 
     target, folder = training_folder(name)
     opened = weights_to_train(parent, config.dtype, device)
@@ -128,7 +129,7 @@ def _looked_first(model: str | None, pairs: Path | None, from_logs: bool, log: s
 
     Raises UsageError for what is not there, LogError for a log.
     """
-    from nano_rl.commands.session import looked_first
+    from nano_rl.session import looked_first
 
     if from_logs == (pairs is not None):
         raise UsageError("give either --pairs FILE, or --from-logs")

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ from nano_shared.types import Sampling, Split, Task
 
 if TYPE_CHECKING:
     from nano_coder.models.weights import Dtype
-    from nano_rl.config import SftConfig, TrainConfig
+    from nano_rl.config import TrainConfig
     from nano_rl.learn.config import Quantise
     from nano_rl.record import TrainArguments
 
@@ -199,53 +199,6 @@ def looked_first(model: str | None, files: Iterable[Path | None], log: str | Non
     if from_logs:
         open_log(log).close()
     return parent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineRows:
-    rows: Sequence[Any]
-    run_ids: Sequence[str]
-    tasks: Sequence[Any]
-
-
-def train_offline(
-    name: str,
-    parent: str,
-    config: SftConfig,
-    device: str | None,
-    read: Callable[[OpenedWeights], OfflineRows],
-    train: Callable[..., int],
-    *,
-    label: str,
-    shown: Mapping[str, str],
-    as_json: bool,
-) -> None:
-    """Train on rows and write checkpoint `name`. `train` takes the model, the rows, the config, the folder
-    and a callback for each step; `shown` maps metrics to their form in the bar."""
-    from nano_rl.checkpoints.checkpoint import save_checkpoint
-    from nano_rl.commands.progress import bar, print_trained
-    from nano_rl.learn.learner import prepare
-
-    target, folder = training_folder(name)
-    opened = weights_to_train(parent, config.dtype, device, config.quantise)
-    found, last = read(opened), dict[str, float]()
-    trained = prepare(
-        opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
-        gradient_checkpointing=config.gradient_checkpointing,
-    )  # fmt: skip
-    with bar(label, 1) as progress:
-
-        def on_step(done: int, total: int, values: dict[str, float]) -> None:
-            last.update(values)
-            told = (f"{metric} {values[metric]:{form}}" for metric, form in shown.items())
-            progress.reach(done, total, f"{'  '.join(told)}  {values['tokens_per_second']:.0f} tokens/s")
-
-        steps = train(trained, found.rows, config, folder, on_step)
-    save_checkpoint(
-        target, trained, opened, parent=parent, config=config, steps=steps, run_ids=found.run_ids,
-        tasks=found.tasks, metrics={name: last[name] for name in shown if name in last},
-    )  # fmt: skip
-    print_trained(target, folder, as_json=as_json)
 
 
 def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Path]:
