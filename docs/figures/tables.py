@@ -63,6 +63,18 @@ def flywheel(data: Row) -> str:
     )
 
 
+def improve_gate(data: Row) -> str:
+    """`data`: what benchmarks/improve_gate.py writes."""
+    rows = [
+        {"what": f"training changes success by {row['shift']:+.0%}", "projects": row["promoted"], "did": "promoted",
+         "when": f"cycle {row['cycle']}"} for row in data["promotions"]
+    ] + [
+        {"what": f"runs pass {row['before']:.0%}, then {row['after']:.0%}", "projects": row["taken_back"],
+         "did": "taken back", "when": f"{row['runs']} runs (90 %: {row['runs_90']})"} for row in data["falls"]
+    ]  # fmt: skip
+    return table({"what": of("{what}"), "projects": of("{did} {projects:.1%}"), "median": of("{when}")}, rows)
+
+
 def own_project(data: Row) -> str:
     """`data`: seed -> what integration/own_project.py writes."""
 
@@ -283,6 +295,7 @@ def beside_others(steps: Row, jails: Row, verdicts: Row) -> str:
 TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "shipped_policy": ("shipped_policy", shipped_policy),
     "flywheel": ("flywheel", flywheel),
+    "improve_gate": ("improve_gate", improve_gate),
     "own_project": ("own_project", own_project),
     "supply_teaches": ("supply_teaches", supply_teaches),
     "capabilities": ("capabilities", capabilities),

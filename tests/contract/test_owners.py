@@ -125,7 +125,7 @@ def test_a_project_keeps_its_identity_where_it_moves_and_is_cloned(tmp_path: Pat
     git(shop, "init", "-q")
     (shop / "a.py").write_text("x\n")
     project_of.cache_clear()
-    assert project_of(str(shop / "src")) == str(shop), "before the first commit"
+    assert project_of(str(shop / "src")) == str(shop / "src"), "before the first commit"
     git(shop, "add", ".")
     git(shop, "commit", "-qm", "one")
     first = git(shop, "rev-parse", "HEAD")
@@ -136,7 +136,8 @@ def test_a_project_keeps_its_identity_where_it_moves_and_is_cloned(tmp_path: Pat
     project_of.cache_clear()
     for place in ("moved", "moved/src", "clone"):
         (tmp_path / place).mkdir(exist_ok=True)
-        assert project_of(str(tmp_path / place)) == f"git:{first}"
+        inside = "/src" if place.endswith("src") else ""
+        assert project_of(str(tmp_path / place)) == f"git:{first}{inside}"
     assert project_of(str(tmp_path / "shallow")) == str(tmp_path / "shallow")
 
 
