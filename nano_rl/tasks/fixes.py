@@ -83,7 +83,10 @@ class TestTrials:
     def fixed(self, before: Snapshot, after: Snapshot, command: str) -> tuple[dict[str, TestOutcome], str]:
         """The tests that fail on `before`, pass on `after`, and fail on `before` again, with what they came
         to there; and why there are none. `refusal` runs them once more, and on `after` three times."""
-        first = self.outcomes(before, command)
+        ran = self.run(before, command)
+        if ran.result.timed_out:
+            return {}, f"have tests that take over {self.seconds:g} s"
+        first = _outcomes(ran.kept[0], before)
         if all(outcome.state == "error" for outcome in first.values()):
             return {}, NOT_RUN
         failing = {test: outcome for test, outcome in first.items() if outcome.state == "fail"}
