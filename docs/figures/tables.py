@@ -66,34 +66,13 @@ def flywheel(data: Row) -> str:
 def improve_gate(data: Row) -> str:
     """`data`: what benchmarks/improve_gate.py writes."""
     rows = [
-        {"what": f"training changes success by {row['shift']:+.0%}", "projects": row["promoted"], "did": "promoted",
+        {"what": f"success {row['shift']:+.0%}", "projects": row["promoted"], "did": "promoted",
          "when": f"cycle {row['cycle']}"} for row in data["promotions"]
     ] + [
-        {"what": f"runs pass {row['before']:.0%}, then {row['after']:.0%}", "projects": row["taken_back"],
-         "did": "taken back", "when": f"{row['runs']} runs (90 %: {row['runs_90']})"} for row in data["falls"]
+        {"what": f"runs {row['before']:.0%}, then {row['after']:.0%}", "projects": row["taken_back"],
+         "did": "taken back", "when": f"{row['runs']} runs"} for row in data["falls"]
     ]  # fmt: skip
     return table({"what": of("{what}"), "projects": of("{did} {projects:.1%}"), "median": of("{when}")}, rows)
-
-
-def own_project(data: Row) -> str:
-    """`data`: seed -> what integration/own_project.py writes."""
-
-    def percent(name: str) -> Cell:
-        return lambda row: f"{100 * row[name]:.1f} %"
-
-    def gain(row: Row) -> str:
-        paired = row["paired"]
-        return f"{100 * row['gain']:+.1f} ({100 * paired['low']:.1f} to {100 * paired['high']:.1f})"
-
-    return table(
-        {
-            "seed": of("{seed}"),
-            "before": percent("before"),
-            "after": percent("after"),
-            "difference (95 %, paired over tasks)": gain,
-        },
-        [{"seed": seed, **row} for seed, row in data.items()],
-    )
 
 
 def supply_teaches(data: Row) -> str:
@@ -177,19 +156,6 @@ def logs_teach(data: Row) -> str:
             "fresh": of("{fresh:,}", "fresh"),
             "seeds 0 to 4": seeds("seeds"),
             "mean": of("{mean} %"),
-        },
-        data["rows"],
-    )
-
-
-def stale_logs(data: Row) -> str:
-    return table(
-        {
-            "age of the log": of("{age}"),
-            "corrected: gain": of("{gain:+}"),
-            "seeds 0, 1, 2": seeds("seeds", "{:+}"),
-            "over seeds": of("{seed_low:+} to {seed_high:+}"),
-            "uncorrected: gain": of("{uncorrected:+}", "uncorrected"),
         },
         data["rows"],
     )
@@ -296,7 +262,6 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "shipped_policy": ("shipped_policy", shipped_policy),
     "flywheel": ("flywheel", flywheel),
     "improve_gate": ("improve_gate", improve_gate),
-    "own_project": ("own_project", own_project),
     "supply_teaches": ("supply_teaches", supply_teaches),
     "capabilities": ("capabilities", capabilities),
     "second_attempts": ("second_attempts", second_attempts),
@@ -304,7 +269,6 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "objectives": ("objectives", objectives),
     "smollm2": ("smollm2", smollm2),
     "logs_teach": ("logs_teach", logs_teach),
-    "stale_logs": ("stale_logs", stale_logs),
     "rlhf": ("rlhf", rlhf),
     "sandbox": ("sandbox", sandbox),
     "servers": ("servers servers_gemma", servers),
