@@ -378,10 +378,13 @@ def task_limits(config: AgentConfig) -> Limits:
     return Limits.model_validate({limit: getattr(config, name) for name, limit in LIMITS.items()})
 
 
+ASKED = ("flag", "environment")
+"""sources of a setting that was meant for the very command"""
+
+
 def overriding_limits(config: AgentConfig, sources: Mapping[str, str]) -> dict[str, Any]:
     """The limits that flags and the environment set, which replace those of a task of its own."""
-    over = ("flag", "environment")
-    return {limit: getattr(config, name) for name, limit in LIMITS.items() if sources[name] in over}
+    return {limit: getattr(config, name) for name, limit in LIMITS.items() if sources[name] in ASKED}
 
 
 def parse_limits(texts: Sequence[str] | None) -> dict[str, Any]:

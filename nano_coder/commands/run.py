@@ -33,7 +33,7 @@ from nano_coder.commands.options import (
     instructions_of,
     open_runtime,
 )
-from nano_coder.config import SPREADING, UNTRUSTED_CHECK, open_store, task_limits
+from nano_coder.config import ASKED, SPREADING, UNTRUSTED_CHECK, open_store, task_limits
 from nano_coder.run.execution import Runtime, Stop, attempt_task, escalate_run, refuse_unpriced
 from nano_coder.run.side_by_side import best_of, passed, run_tries
 from nano_coder.sandbox.request import say_unread
@@ -144,10 +144,6 @@ class _Result(NamedTuple):
     exit_code: int
     problem: BaseException | None = None
     """of the escalation, raised after the result is printed"""
-
-
-ASKED = ("flag", "environment")
-"""sources of a setting that was meant for this very command"""
 
 
 def _refuse_asked(setup: Setup, setting: str, why: str) -> None:
