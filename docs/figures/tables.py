@@ -111,18 +111,6 @@ def capabilities(data: Row) -> str:
     )
 
 
-def second_attempts(data: Row) -> str:
-    return table(
-        {
-            "policy": of("{policy}"),
-            "first tries": seeds("first"),
-            "second, reflecting": seeds("reflected"),
-            "second, afresh": seeds("fresh"),
-        },
-        data["rows"],
-    )
-
-
 def grpo_step(data: Row) -> str:
     return table(
         {
@@ -264,7 +252,6 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "improve_gate": ("improve_gate", improve_gate),
     "supply_teaches": ("supply_teaches", supply_teaches),
     "capabilities": ("capabilities", capabilities),
-    "second_attempts": ("second_attempts", second_attempts),
     "grpo_step": ("grpo_step", grpo_step),
     "objectives": ("objectives", objectives),
     "smollm2": ("smollm2", smollm2),

@@ -34,6 +34,7 @@ from nano_shared.types import (
     RAW_PROMPT,
     Provenance,
     Role,
+    Share,
     StopReason,
     Task,
     Trajectory,
@@ -251,7 +252,11 @@ class Conversations:
         kind = RAW_PROMPT if request.prompt_ids else AMBIGUOUS_TOOLS if parents else CLIENT_TOOLS
         run = self._new_run(request, kind + content_hash(tools), model)
         if session.owner not in ("", ADMIN_OWNER) and not self.is_rollout:  # else it is the server's owner's
-            run = run.model_copy(update={"owner": session.owner})
+            user = model.store.user
+            # the server, which is another user, must be shown it
+            hidden = user is not None and user.share is Share.NEVER
+            shared = {"share": Share.TEAM} if hidden else {}
+            run = run.model_copy(update={"owner": session.owner, **shared})
         return self._hold(run, session, [], model)
 
     def _new_run(self, request: ModelRequest, tools_hash: str, model: ServedModel) -> Trajectory:

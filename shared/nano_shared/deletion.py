@@ -60,10 +60,11 @@ def delete_runs(store: LogStore, ids: Sequence[str]) -> Deletion:
     store.read(partial(_refuse_parents, chosen=chosen))
     for some in _chunks(ids):
         with ExitStack() as stack:
-            for run in some:
+            held = store.read(partial(_unended, ids=some))
+            for run in held:
                 stack.enter_context(store.claim(run))
             blobs = _blobs(store, some)
-            store.database.write(partial(_delete_rows, ids=some, chosen=chosen, blobs=blobs))
+            store.database.write(partial(_delete_rows, ids=some, chosen=chosen, held=held, blobs=blobs))
     with suppress(IntegrityError):  # another process logs a run of one of the tasks just now
         store.database.write(_delete_tasks)
     return _remove_unneeded(store, len(ids))
@@ -83,13 +84,24 @@ def _refuse_parents(connection: sa.Connection, chosen: frozenset[str]) -> None:
         raise UsageError(f"run {child} begins with the turns of {parent}: delete both, or neither")
 
 
+def _unended(connection: sa.Connection, ids: Sequence[str]) -> frozenset[str]:
+    runs = schema.runs.c
+    return frozenset(connection.scalars(sa.select(runs.id).where(runs.id.in_(ids), runs.stop.is_(None))))
+
+
 def _delete_rows(
-    connection: sa.Connection, ids: Sequence[str], chosen: frozenset[str], blobs: set[str]
+    connection: sa.Connection,
+    ids: Sequence[str],
+    chosen: frozenset[str],
+    held: frozenset[str],
+    blobs: set[str],
 ) -> None:
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("PRAGMA secure_delete=ON")
     for run in ids:
-        schema.state_of(connection, run)  # locks it
+        stop, _ = schema.state_of(connection, run)  # locks it
+        if stop is None and run not in held:
+            raise LogError(f"run {run} is gone on with by another process; wait for it, or end that process")
     _refuse_parents(connection, chosen)
     names = schema.unneeded.c.blob
     for some in _chunks(blobs):
@@ -141,7 +153,8 @@ def _blobs(store: LogStore, ids: Sequence[str]) -> set[str]:
         trees, outputs = store.read(partial(_named, ids=some))
         found |= trees | outputs
         for tree in trees:
-            found |= _files(store, tree)
+            with suppress(LogError, snapshot.SnapshotError):  # it is lost, or no snapshot
+                found.update(snapshot.blobs_of(tree, store.blobs))
     return {blob for blob in found if blob in store.blobs}
 
 
@@ -155,18 +168,11 @@ def _unneeded(store: LogStore, names: set[str], leaving: frozenset[str] = frozen
             trees, outputs = log.read(partial(_named, leaving=leaving if log is store else frozenset()))
             left -= trees | outputs
             for tree in trees:
-                if not left:
-                    break
-                left -= _files(store, tree)
+                if left and tree in store.blobs:
+                    with suppress(LogError):  # what a damaged one held cannot be had from it either
+                        # not parsed, as there may be a million: whatever looks like an id is needed
+                        left.difference_update(_ID.findall(store.blobs.get(tree).decode("utf-8", "replace")))
     return left
-
-
-def _files(store: LogStore, tree: str) -> set[str]:
-    """The blobs of a snapshot's files; none for what is no snapshot, or is lost."""
-    if tree in store.blobs:
-        with suppress(LogError, snapshot.SnapshotError):
-            return set(snapshot.blobs_of(tree, store.blobs))
-    return set()
 
 
 def _named(

@@ -23,7 +23,9 @@ from nano_coder.serve.served_model import ServedModel
 from nano_formats.nemo_gym.server import GymSessions, gym_app
 from nano_rl.cli import cli as rl
 from nano_shared.errors import UsageError
+from nano_shared.owners import User
 from nano_shared.store import LogStore
+from nano_shared.types import Share
 from nano_view.answers import LogView
 from nano_view.app import view_app
 
@@ -102,6 +104,21 @@ def test_a_conversation_is_continued_by_the_key_that_began_it(tmp_path: Path, pa
     turns = sorted(len(server.store.get(run.id).turns) for run in server.store.runs())
     assert turns == [1, 1, 2]
     assert all(server.store.get(run.id).parent is None for run in server.store.runs())
+
+
+@pytest.mark.parametrize("share", Share)
+def test_a_run_is_of_the_key_that_asked_else_of_the_servers_owner(tmp_path: Path, share: Share) -> None:
+    server = Asked(tmp_path, Access([KEYS["A"], KEYS["B"]], [KEYS["admin"]]))  # type: ignore[list-item]
+    server.store.user = User(name="op@host", share=share)
+    for who in ("A", "B", "admin"):
+        server.ask(who, "POST", "/v1/chat/completions", ASKED)
+    server.ask("A", "POST", "/v1/chat/completions", {**ASKED, "messages": ANSWERED})
+    runs = [server.store.get(run.id) for run in server.store.runs()]
+    owner_of = {run.owner: (run.share, len(run.turns)) for run in runs}
+    clients = Share.TEAM if share is Share.NEVER else share
+    assert owner_of.pop("op@host") == (share, 1)
+    assert sorted(owner_of.values()) == [(clients, 1), (clients, 2)]
+    assert [run.owner for run in server.store.runs(by=None)] == ["op@host"]
 
 
 def test_a_later_server_knows_whose_a_session_is(server: Asked, tmp_path: Path) -> None:

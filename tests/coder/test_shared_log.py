@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
@@ -14,6 +15,7 @@ import pytest
 from executions import a_runtime, a_task, act
 
 from nano_coder.cli import cli
+from nano_coder.commands import changes
 from nano_coder.run.execution import Project, grade_run, run_task
 from nano_shared.blobs import KEPT_SECONDS
 from nano_shared.checkpoint import Manifest, TrainedOn, checkpoints_dir, write_manifest
@@ -76,7 +78,9 @@ def age(home: Path) -> None:
         os.utime(file, (before, before))
 
 
-def test_apply_last_in_anns_folder_is_anns_run(nano: Nano, tmp_path: Path) -> None:
+def test_apply_last_in_anns_folder_is_anns_run(
+    nano: Nano, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = tmp_path / "ann", tmp_path / "cem"
     mine = a_run_in(here, ANN, "two", tmp_path)
     theirs = a_run_in(there, CEM, "three", tmp_path)
@@ -91,6 +95,13 @@ def test_apply_last_in_anns_folder_is_anns_run(nano: Nano, tmp_path: Path) -> No
         code, _, err = nano(command, theirs.id)
         assert (code, f"is of {CEM}, who made it in {there}; name a directory with -C" in err) == (2, True)
     assert (there / "a.py").read_text() == "one\n"
+    monkeypatch.setattr(changes, "on_terminal", lambda: True)
+    for answer, code in (("n\n", 130), ("y\n", 0)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        done = nano("apply", theirs.id)
+        assert (done[0], f"of {CEM}" in done[2]) == (code, True)
+    assert (there / "a.py").read_text() == "three\n"
+    (there / "a.py").write_text("one\n")
     (here / "a.py").write_text("one\n")
     assert nano("apply", theirs.id, "-C", here)[:2] == (0, "a.py\n"), "named, with the directory"
     assert nano("diff", theirs.id)[0] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,6 +23,7 @@ from nano_coder.models.opening import open_weights
 from nano_coder.verify.deep import Scored
 from nano_coder.verify.trainable import RefusalCode
 from nano_rl.cli import cli
+from nano_rl.imitation import undamaged
 from nano_rl.logs.admission import (
     AdmissionReport,
     ImportanceWeights,
@@ -33,6 +35,7 @@ from nano_rl.logs.admission import (
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.logged_run import Feedback, FeedbackKind
+from nano_shared.owners import User
 from nano_shared.run_facts import facts_of, moment
 from nano_shared.schema import VERSION_TABLE
 from nano_shared.store import LogStore
@@ -330,6 +333,10 @@ def test_runs_of_others_teach_where_their_owners_let_them(
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("NANO_OWNER", "me")
         assert run_admit("--log", str(tmp_path / "log.db"), "--json") == 0
+    refused = Counter[str]()
+    with LogStore.open(tmp_path / "log.db", user=User(name="me")) as store:
+        assert {run.owner for run in undamaged(store, refused)} == {"me", "train@host"}
+    assert refused == {"no consent": 2}
     report = json.loads(capsys.readouterr().out)
     assert report["uses"] == {"policy gradient": 4, "preference": 0, "imitation": 0, "nothing": 2}
     (refusal,) = report["refusals"]
