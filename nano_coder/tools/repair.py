@@ -113,7 +113,7 @@ def edit_line(context: ToolContext, edits: list[LineEdit]) -> ToolResult:
     for line in sorted(texts, reverse=True):
         text = replace_line(place.path, text, line, "\n".join(texts[line]))
     if text == before.text:
-        raise ToolFailure(f"nothing changed: line {edits[0].line if edits else 0} reads like that already")
+        raise ToolFailure("nothing changed: the file reads like that already")
     write_data(context.jail, place.path, before.edited(text).data(place.path))
     seconds = max(context.limits.tool_seconds, SECONDS)
     done = execution_result(context.run(["/bin/sh", "-c", str(context.check)], timeout=seconds))
