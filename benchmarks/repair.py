@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import shutil
@@ -21,12 +22,14 @@ import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from nano_coder.agent.profiles import find_profile
 from nano_coder.config import CoreConfig
 from nano_coder.models.opening import open_policy
+from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, Stop, grade_run, run_task
 from nano_coder.run.side_by_side import passed, run_tries
 from nano_coder.sandbox.backend import open_sandbox
@@ -50,6 +53,8 @@ PACKAGES = {
 """name -> version, folder of the source, and options of its tests"""
 PROMPT = "The tests fail. Find the bug and correct it."
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "repair.json"
+CHECKS = 5
+"""of the search where no model runs"""
 LIMITS = Limits(tool_seconds=120, memory_mb=2048, max_seconds=1800)
 
 
@@ -104,13 +109,14 @@ def planted(name: str, work: Path, count: int) -> list[dict[str, Any]]:
 
 def task_of(bug: dict[str, Any], work: Path, store: LogStore) -> Task:
     """The package with the bug in it."""
-    folder = work / "planted"
+    folder = work / f"planted-{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(source_of(bug["package"], work), folder)
     lines = (folder / bug["path"]).read_text().split("\n")
     lines[bug["line"] - 1] = bug["new"]
     (folder / bug["path"]).write_text("\n".join(lines))
     start = snapshot.snapshot_directory(folder, store.blobs)
+    shutil.rmtree(folder)
     key = f"{bug['package']}:{bug['path']}:{bug['line']}"
     return Task(key=key, prompt=PROMPT, snapshot=start, check=check_of(bug["package"]), limits=LIMITS)
 
@@ -134,26 +140,32 @@ def candidates(
                 yield path, source, mutant.source
 
 
-def searched(task: Task, runtime: Runtime, checks: int, work: Path) -> int | None:
-    """How many checks a search without a model makes until one passes; None: not within `checks`."""
-    shutil.rmtree(folder := work / "searched", ignore_errors=True)
+def searched(bug: dict[str, Any], task: Task, runtime: Runtime, checks: int, work: Path) -> dict[str, Any]:
+    """The rank of the place that holds the bug, and how many checks a search without a model makes until one
+    passes; None: not within `checks`."""
+    row: dict[str, Any] = {"place": None, "search": None, "searched": checks}
+    shutil.rmtree(folder := work / f"searched-{os.getpid()}", ignore_errors=True)
     snapshot.materialise(str(task.snapshot), runtime.store.blobs, folder)
     jail = runtime.sandbox.open(folder, task.limits)
     try:
         context = ToolContext(jail=jail, limits=task.limits, check=task.check)
         places = tuple(find_places(context, task.key))[: runtime.profile.places]
-        for number, (path, before, after) in enumerate(candidates(jail, places, random.Random(task.key)), 1):
-            if number > checks:
-                return None
+        for rank, place in enumerate(places, 1):
+            if place.path == bug["path"] and place.first <= bug["line"] <= place.last:
+                row["place"] = row["place"] or rank
+        mutants = candidates(jail, places, random.Random(task.key))
+        for number, (path, before, after) in enumerate(islice(mutants, checks), 1):
             jail.write(path, after.encode())
             if jail.run(["/bin/sh", "-c", str(task.check)], timeout=120).ok:
-                return number
+                row["search"] = number
+                break
             jail.write(path, before.encode())
-    except GivenUp:
-        return None
+    except GivenUp as reason:
+        row["detail"] = str(reason)
     finally:
         jail.close()
-    return None
+        shutil.rmtree(folder, ignore_errors=True)
+    return row
 
 
 def figures(runs: list[Trajectory], seconds: float, bug: dict[str, Any]) -> dict[str, Any]:
@@ -174,25 +186,22 @@ def figures(runs: list[Trajectory], seconds: float, bug: dict[str, Any]) -> dict
 
 def measured(bug: dict[str, Any], work: Path, runtime: Runtime, tries: int) -> dict[str, Any]:
     """The row of a bug."""
-    task, row = task_of(bug, work, runtime.store), dict(bug)
+    task, row, checks = task_of(bug, work, runtime.store), dict(bug), CHECKS
+    if isinstance(runtime.policy, ScriptedPolicy):
+        return row | searched(bug, task, runtime, checks, work)
     began = time.monotonic()
     greedy = replace(runtime, sampling=runtime.sampling.model_copy(update={"temperature": 0.0}))
-    run = grade_run(run_task(task, greedy), greedy)
-    shown = [turn.messages[-1].content for turn in run.turns]
-    ranks = [n for n, text in enumerate(shown, 1) if f"\n{bug['line']}|{bug['new']}" in text]
-    row |= {"place": ranks[0] if ranks else None, "detail": run.stop_detail}
-    row["greedy"] = figures([run], time.monotonic() - began, bug)
+    row["greedy"] = figures([grade_run(run_task(task, greedy), greedy)], time.monotonic() - began, bug)
     if tries:
         began = time.monotonic()
         runs = run_tries(task, runtime, tries, Stop(), seed=1)
         row["tries"] = figures(runs, time.monotonic() - began, bug)
-    row["search"] = searched(task, runtime, row["tries" if tries else "greedy"]["checks"], work)
-    return row
+    return row | searched(bug, task, runtime, row["tries" if tries else "greedy"]["checks"], work)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", default="coder-1.5b")
+    parser.add_argument("--model", default="coder-1.5b", help="none: the search alone")
     parser.add_argument("--profile", default="repair-1")
     parser.add_argument("--packages", nargs="*", default=["humanize", "tabulate", "toolz"], choices=PACKAGES)
     parser.add_argument("--bugs", type=int, default=6, help="of each package")
@@ -205,15 +214,16 @@ def main() -> None:
     asked.work.mkdir(parents=True, exist_ok=True)
     drawn = [planted(name, asked.work, 1 if asked.smoke else asked.bugs) for name in names]
     bugs = [bug for one_each in zip(*drawn, strict=True) for bug in one_each]
-    opened = open_policy(asked.model, CoreConfig(profile=asked.profile))
     profile = find_profile(asked.profile)
+    config = CoreConfig(profile=asked.profile)
+    policy = ScriptedPolicy([]) if asked.model == "none" else open_policy(asked.model, config).policy
     store = LogStore.open(str(asked.work / "log.db"))
     runtime = Runtime(
-        policy=opened.policy, sandbox=open_sandbox(python=sys.executable), store=store, profile=profile,
-        policy_name=opened.name, sampling=Sampling(temperature=0.7, max_tokens=profile.completion_tokens),
+        policy=policy, sandbox=open_sandbox(python=sys.executable), store=store, profile=profile,
+        policy_name=asked.model, sampling=Sampling(temperature=0.7, max_tokens=profile.completion_tokens),
     )  # fmt: skip
     settings = {
-        "model": asked.model, "policy": opened.policy.id, "profile": profile.name, "hash": profile.hash,
+        "model": asked.model, "policy": policy.id, "profile": profile.name, "hash": profile.hash,
         "tries": tries, "temperature": 0.7, "machine": f"{platform.machine()}, {platform.python_version()}",
         "versions": {name: PACKAGES[name][0] for name in sorted(names)},
     }  # fmt: skip
@@ -233,9 +243,10 @@ def main() -> None:
         where = f"{bug['package']} {bug['path']}:{bug['line']} place {row['place']}:"
         print(where, *told, f"search {row['search']}", flush=True)
     rows = block["rows"]
-    print(f"greedy {sum(row['greedy']['solved'] for row in rows)} of {len(rows)}")
-    if tries:
-        print(f"{tries} tries {sum(row['tries']['solved'] for row in rows)} of {len(rows)}")
+    for arm in ("greedy", "tries"):
+        if found := [row[arm]["solved"] for row in rows if arm in row]:
+            print(f"{arm} {sum(found)} of {len(found)}")
+    print(f"shown {sum(row['place'] is not None for row in rows)} of {len(rows)}")
     print(f"search {sum(row['search'] is not None for row in rows)} of {len(rows)}")
 
 

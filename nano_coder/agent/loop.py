@@ -320,7 +320,8 @@ class Agent:
 
     def _limit(self) -> StopReason | None:
         own = self.own_turns
-        if _trailing(own, lambda t: t.parse_error is not None) >= _MAX_FORMAT_ERRORS:
+        wrong = 0 if self.profile.places else _trailing(own, lambda t: t.parse_error is not None)
+        if wrong >= _MAX_FORMAT_ERRORS:
             return StopReason.FORMAT_ERRORS
         if sum(turn.completion.finish is Finish.REPETITION for turn in own) >= _MAX_REPETITIONS:
             return StopReason.REPETITION

@@ -19,6 +19,8 @@ from nano_shared.printable import terminal_text
 NEEDS = "needs a check that the run may see, whose tests in Python fail (--check 'python -m pytest -q')"
 _HELD = "places"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
+_LONGEST = 20_000
+"""characters of a place; one with more is data rather than code"""
 _MOST_LOCATED = 64
 _located: dict[str, tuple[RepairPlace, ...]] = {}
 _locks: dict[str, threading.Lock] = {}
@@ -86,6 +88,7 @@ def _locate(context: ToolContext) -> tuple[RepairPlace, ...]:
             failure=_ADDRESS.sub("", terminal_text(one["failure"])),  # which no other run would have
         )
         for one in found["places"]
+        if sum(map(len, one["source"])) < _LONGEST
     )
 
 
@@ -110,7 +113,7 @@ def edit_line(context: ToolContext, edits: list[LineEdit]) -> ToolResult:
     for line in sorted(texts, reverse=True):
         text = replace_line(place.path, text, line, "\n".join(texts[line]))
     if text == before.text:
-        raise ToolFailure(f"nothing changed: line {edits[0].line if edits else 0} reads like that already")
+        raise ToolFailure("nothing changed: the file reads like that already")
     write_data(context.jail, place.path, before.edited(text).data(place.path))
     seconds = max(context.limits.tool_seconds, SECONDS)
     done = execution_result(context.run(["/bin/sh", "-c", str(context.check)], timeout=seconds))

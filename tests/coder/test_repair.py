@@ -130,7 +130,7 @@ def test_what_is_no_edit_of_the_place_is_told_and_the_next_place_follows(tmp_pat
     said = [turn.observations[0].text for turn in run.turns]
     assert said == [
         "error: line 12 is none of those shown, 1 to 2",
-        "error: nothing changed: line 7 reads like that already",
+        "error: nothing changed: the file reads like that already",
     ]
     assert (run.stop, run.diff) == (StopReason.GAVE_UP, "")
     refused = run_task(broken(), repairing(tmp_path, ["There is no bug.", "13"]))
