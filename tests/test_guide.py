@@ -25,9 +25,9 @@ MAY_END_WITH_1 = ("nano-rl checkpoints promote",)
 """a policy of one step is not better than the shipped one, and the guide shows the refusal"""
 
 
-def test_the_guide_begins_with_its_project_and_ends_with_preferences() -> None:
+def test_the_guide_begins_with_its_project_and_ends_with_a_promotion() -> None:
     assert COMMANDS[0] == "cp -r examples/shop shop"
-    assert COMMANDS[-1].startswith("nano-rl dpo ")
+    assert COMMANDS[-1].startswith("nano-rl checkpoints promote ")
     assert all(any(old in command for command in COMMANDS) for old, _ in SHORTER)
 
 
