@@ -16,7 +16,13 @@ from nano_coder.agent.loop import in_dialect
 from nano_coder.agent.profiles import first_started, open_conversation, rendered, serving_profile, shown_files
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime, as_served
-from nano_coder.verify.trainable import RefusalCode, imitation_refusal, interface_refusal
+from nano_coder.verify.trainable import (
+    RefusalCode,
+    imitation_refusal,
+    interface_refusal,
+    may_teach,
+    outcome,
+)
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import OnRun, execute
 from nano_rl.learn.rows import Group, TrainSample, to_samples
@@ -309,8 +315,13 @@ def _completion(text: str, row: int, context: tuple[int, ...], written: tuple[in
 
 
 def succeeded(run: Trajectory) -> bool:
-    """True if a run may be imitated by a policy that says what it said (`imitation_refusal`)."""
-    return imitation_refusal(facts_of(run), None) is None
+    """True if a rollout may be imitated by its own policy: it ended without a failure of ours, has a turn that
+    was neither redacted nor refused, and has outcome 1 on a task that is no impossible control. Logged runs are
+    judged by `imitation_refusal`."""
+    ended = run.stop is not None and not run.stop.ours
+    teaches = any(map(_teaches, run.own_turns))
+    earned = outcome(run.verdict) == 1.0 and may_teach(run.verdict)
+    return ended and teaches and not run.task.is_control and earned
 
 
 def _teaches(turn: Turn) -> bool:

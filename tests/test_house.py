@@ -1,8 +1,8 @@
 """A ratchet: the recorded figures of size may fall, and rise only with a sentence here that says why.
 
-28 November 2026: lines (+3.7 k), modules (+19), options (+14) and two files of two journeys for what an agent that
-gets better at a project needs: owners and consent, deletion, stats (1 k), escalation (0.4 k), repair-1 (0.4 k), tasks of
-commits (0.7 k) and `nano-rl improve` (1.1 k).
+28 November 2026: lines (+3.7 k), modules (+19), options (+14) and two files of two journeys for what an agent
+that gets better at a project needs: owners and consent, deletion, stats (1 k), escalation (0.4 k), repair-1
+(0.4 k), tasks of commits (0.7 k) and `nano-rl improve` (1.1 k).
 """
 
 from __future__ import annotations

@@ -145,15 +145,22 @@ class _ModelOpener:
         from nano_coder.models.opening import open_policy
 
         with self._loading:
-            found = open_policy(name or self._config.model, self._config, scheduler="free")
+            name = name or self._config.model or self._default()
+            found = open_policy(name, self._config, scheduler="free")
         return self._served(found)
 
     def promoted(self, current: ServedModel) -> ServedModel | None:
         """The default model, where it is no longer the current one."""
-        from nano_coder.models.opening import default_model
-
-        name = default_model()
+        name = self._default()
         return self.open(name) if name != current.name else None
+
+    @staticmethod
+    def _default() -> str:
+        """That of the project in the current directory."""
+        from nano_coder.models.opening import default_model
+        from nano_shared.owners import project_id
+
+        return default_model(project_id(Path()))
 
     def adapters(self, model: ServedModel) -> Adapters | None:
         """The adapters of local weights; None for a model of another kind."""

@@ -26,6 +26,7 @@ from nano_rl.checkpoints.promotion import (
 )
 from nano_rl.commands.eval import print_differences
 from nano_rl.commands.options import Log
+from nano_rl.improve.project import directory_named
 from nano_rl.session import checkpoint_target, look_first, trainings_dir
 from nano_shared.checkpoint import (
     Manifest,
@@ -33,6 +34,7 @@ from nano_shared.checkpoint import (
     checkpoints_dir,
     latest_checkpoint,
     latest_name,
+    promoted_for_projects,
     read_checkpoint,
     resolve_checkpoint,
 )
@@ -237,7 +239,7 @@ def _evidence(folder: Path, name: str, baseline: str, *, force: bool) -> tuple[E
 
 def summaries() -> list[dict[str, Any]]:
     """A row for each checkpoint in NANO_HOME. A damaged one has a `problem` and nothing else."""
-    promoted = latest_checkpoint()
+    promoted, projects = latest_checkpoint(), promoted_for_projects()
     newest: dict[str, Evaluation] = {}
     for evaluation in stored_evaluations():
         if evaluation.manifest_hash:
@@ -246,6 +248,7 @@ def summaries() -> list[dict[str, Any]]:
     for name in checkpoint_names():
         folder = checkpoints_dir() / name
         row = {"name": name, "promoted": folder == promoted, "parent": None, "score": None, "problem": None}
+        row["projects"] = [directory_named(id) for id, of in projects.items() if of == name]
         try:
             manifest = read_checkpoint(folder, verify=False)
             row |= {"parent": manifest.parent, "kind": manifest.kind}
@@ -260,6 +263,7 @@ def summaries() -> list[dict[str, Any]]:
 def print_summaries(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         marked = "  (promoted)" if row["promoted"] else ""
+        marked += "".join(f"  (promoted for {directory})" for directory in row["projects"])
         description = row["problem"] or f"from {row['parent'] or '-'}  {row['score'] or 'not evaluated'}"
         print(printable(f"{row['name']}  {description}{marked}"))
 

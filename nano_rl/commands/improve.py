@@ -244,6 +244,9 @@ def _explain(cycle: Cycle) -> None:
     print(f"general      {decision.general or 'not measured'}")
     for text in decision.objections:
         print(f"against it   {text}")
+    for sign, places in (("+", cycle.gained), ("-", cycle.lost)):
+        for place, run in sorted(places.items()):
+            print(f"{sign} {place}  nano-coder diff {run}")
 
 
 def _places(tasks: Sequence[ProjectTask]) -> dict[str, int]:

@@ -4,7 +4,7 @@ that a cycle that was cut short goes on where it was."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -31,9 +31,10 @@ FEWEST = 8
 """training tasks below which nothing is trained"""
 GENERAL = 60
 """general tasks of a gate: of the suite `functions`, test split"""
-_GATHERED, _IMITATED, _TRAINED = 0.25, 0.55, 0.7
-"""shares of a cycle's time after which no further task is made, no further step of imitation taken, and none
-of policy gradients; the rest is the gate's"""
+_GATHERED, _GATE = 0.25, 0.3
+"""shares of a cycle's time: for making tasks, and for the gate at least"""
+_IMITATION = 0.6
+"""share of the time for training after which policy gradients begin"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +89,15 @@ class CycleWork:
                 " with a check that pass, commits that mend what tests show, and further tests make tasks"
             )
             return self._end(cycle, said)
+        began = time.monotonic()
         before = self._measure(cycle.baseline, tasks)
         if cycle.candidate is None:
-            cycle = self._train(cycle, train, [one.task for one in tasks if one.part is SplitPart.VALIDATION])
+            # the gate has to measure as much again
+            until = self.clock.at(1.0) - max(_GATE * self.clock.seconds, 1.5 * (time.monotonic() - began))
+            if time.monotonic() > until:
+                raise TimeOver
+            validation = [one.task for one in tasks if one.part is SplitPart.VALIDATION]
+            cycle = self._train(cycle, train, validation, until)
         after = self._measure(str(cycle.candidate), tasks)
         return self._decide(cycle, before, after)
 
@@ -148,17 +155,16 @@ class CycleWork:
                 known |= {one.id: one for one in outcomes}
         return [known[task.id] for task in tasks]
 
-    def _train(self, cycle: Cycle, train: Sequence[Task], validation: Sequence[Task]) -> Cycle:
+    def _train(self, cycle: Cycle, train: Sequence[Task], validation: Sequence[Task], until: float) -> Cycle:
         """The checkpoint of imitation or that of policy gradients after it, by the validation tasks."""
         from nano_rl.improve.training import imitate, reinforce
 
         began = time.monotonic()
         names = [f"{self.project.name}-{self.project.id[:6]}-{cycle.number}{kind}" for kind in ("", "-rl")]
         made, parent = list[str](), cycle.baseline
-        config, until = self.setup.config, self.clock.at(_IMITATED)
-        if _is_there(names[0]) or imitate(names[0], parent, train, config, until, self.say):
+        config, imitation = self.setup.config, began + _IMITATION * (until - began)
+        if _is_there(names[0]) or imitate(names[0], parent, train, config, imitation, self.say):
             made, parent = [names[0]], names[0]
-        until = self.clock.at(_TRAINED)
         if time.monotonic() < until and (
             _is_there(names[1]) or reinforce(names[1], parent, train, config, until, self.say)
         ):
@@ -177,11 +183,22 @@ class CycleWork:
                 cycle, "there is no held-out task that both could be graded on: nothing is promoted"
             )
         decision = decide(cycle.number, held, paired("general", after["general"], before["general"]))
-        rates = rate(before["held_out"]), rate(after["held_out"])
-        cycle = cycle.model_copy(update={"decision": decision, "rates": rates})
+        solved = {one.id: (one.mean or 0.0) >= 1 for one in before["held_out"]}
+        update = {
+            "decision": decision,
+            "rates": (rate(before["held_out"]), rate(after["held_out"])),
+            "gained": self._places(one for one in after["held_out"] if one.mean == 1 and not solved[one.id]),
+            "lost": self._places(one for one in after["held_out"] if one.mean != 1 and solved[one.id]),
+        }
+        cycle = cycle.model_copy(update=update)
         if decision.promoted:
             promote(checkpoints_dir() / str(cycle.candidate), project=self.project.id)
         return self._end(cycle, told(cycle, self.project))
+
+    def _places(self, outcomes: Iterable[TaskOutcome]) -> dict[str, str]:
+        """Place -> the run of one of these outcomes that lies there."""
+        tasks = {one.task.id: one.places for one in self.project.read(TASKS, ProjectTask)}
+        return {place: one.runs[0] for one in outcomes for place in tasks[one.id]}
 
     def _end(self, cycle: Cycle, said: str) -> Cycle:
         return self.project.save(cycle.model_copy(update={"ended": time.time(), "said": said}))

@@ -24,6 +24,7 @@ from nano_shared.owners import project_id
 from nano_shared.types import Task, Value
 
 Kept = TypeVar("Kept", bound=Value)
+_DIRECTORY = "directory"
 Tell = Callable[[str], None]
 """what shows a line of progress"""
 
@@ -62,6 +63,10 @@ class Cycle(Value):
     rates: tuple[float, float] | None = None
     """success on the held-out tasks, before and after"""
     decision: GateDecision | None = None
+    gained: dict[str, str] = Field({})
+    """held-out place -> run that solved a task there which the policy before did not"""
+    lost: dict[str, str] = Field({})
+    """the same of tasks that it solved before and does not now"""
     said: str = ""
     """the line that it ended with"""
 
@@ -82,6 +87,7 @@ class ImprovedProject:
     def locked(self) -> Iterator[None]:
         """Raises UsageError where another process improves this project."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / _DIRECTORY, f"{self.directory}\n", UsageError)
         try:
             with FileLock(self.folder / "lock", timeout=0):
                 yield
@@ -148,6 +154,14 @@ def open_project(directory: Path) -> ImprovedProject:
     """The project of a directory."""
     real = directory.resolve()
     return ImprovedProject(project_id(real), real)
+
+
+def directory_named(id: str) -> str:
+    """Where a project was when it was last improved, by its id; the id itself if it never was."""
+    try:
+        return (nano_home() / "improve" / id / _DIRECTORY).read_text().strip()
+    except OSError:
+        return id
 
 
 def counts(tasks: Iterable[ProjectTask]) -> dict[str, int]:

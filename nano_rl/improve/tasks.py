@@ -26,6 +26,7 @@ from nano_rl.tasks.places import SplitPart, changed_places, codes_of, part_of
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
+from nano_shared.owners import project_of
 from nano_shared.run_facts import RunFilter
 from nano_shared.snapshot import Snapshot, changed_paths
 from nano_shared.store import LogStore
@@ -182,9 +183,17 @@ class Gathering:
 
 
 def runs_of(setup: Setup, store: LogStore, since: float = 0.0) -> Iterator[Trajectory]:
-    """The checked runs of the directory that began after `since`, oldest first."""
-    here = str(setup.directory.resolve())
-    for run_id, _ in store.ids(RunFilter(since=since)):
+    """The checked runs of the project that began after `since`, oldest first: the user's own, and those of
+    others who gave their consent."""
+    here, user = str(setup.directory.resolve()), store.user
+    project = project_of(here)
+    for run_id, _ in store.ids(RunFilter(since=since, user=user)):
         run = store.get(run_id)
-        if run.directory == here and run.policy != ORACLE and run.task.check is not None:
+        if (
+            run.policy == ORACLE
+            or run.task.check is None
+            or (user and not user.may_learn(run.owner, run.share))
+        ):
+            continue
+        if run.directory == here or (run.project is not None and run.project == project):
             yield run

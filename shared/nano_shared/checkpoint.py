@@ -196,6 +196,12 @@ def pointer_of(project: str | None) -> Path:
     return checkpoints_dir() / (LATEST if project is None else f".projects/{project}")
 
 
+def promoted_for_projects() -> dict[str, str]:
+    """Project (`project_id`) -> name of the checkpoint that is promoted for it."""
+    pointers = pointer_of("*")
+    return {path.name: path.read_text().strip() for path in sorted(pointers.parent.glob(pointers.name))}
+
+
 def latest_checkpoint(project: str | None = None) -> Path | None:
     """The checkpoint promoted for a project, or for all; None if there is none.
 

@@ -9,7 +9,7 @@ import forked
 import pytest
 
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime, run_task
+from nano_coder.run.execution import Project, Runtime, run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.tasks.task_file import make_tasks, write_tasks
 from nano_shared.store import LogStore
@@ -31,7 +31,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tasks = make_tasks(levels=[0], n=1, seed=1, split=Split.TRAIN, views=["copy"])
     write_tasks(folder / "tasks.jsonl", tasks)
     with LogStore.open(folder / "log.db") as store:
-        run_task(tasks[0], Runtime(policy=ScriptedPolicy(["no"] * 9), sandbox=open_sandbox(), store=store))
+        project = Project(directory=str(folder.resolve()))
+        policy = ScriptedPolicy(["no"] * 9)
+        run_task(tasks[0], Runtime(policy=policy, sandbox=open_sandbox(), store=store, project=project))
     return folder
 
 

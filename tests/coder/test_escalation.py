@@ -291,7 +291,7 @@ def test_what_a_dialect_writes_of_calls_it_reads_as_these_calls(
     assert read_again(texts, DIALECT_PROFILES[name]) == calls
 
 
-@pytest.mark.parametrize("name", DIALECT_PROFILES)
+@pytest.mark.parametrize("name", [name for name in DIALECT_PROFILES if name != "line-edit"])  # of edits alone
 @settings(deadline=None)
 @given(thought=st.text("ab cd.\n"), calls=calls_of(st.text(PLAIN)))
 def test_every_dialect_can_write_plain_calls(name: str, thought: str, calls: list[ToolCall]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,14 +91,6 @@ def test_a_failed_run_of_the_log_can_be_reflected_on_many_times(tmp_path: Path) 
     assert len({run.task.id for run in runs}) == 1
     with pytest.raises(UsageError, match="nothing to reflect on"):
         reflect_run(runs[0], runtime)
-
-
-def test_what_reflection_is_worth_is_a_query_of_the_documentation(tmp_path: Path) -> None:
-    runtime = a_runtime(tmp_path, [WRONG, SUBMIT, RIGHT, SUBMIT])
-    attempt_task(a_task(check=CHECK), runtime, reflect=1)
-    page = (Path(__file__).parents[2] / "docs/running.md").read_text()
-    (query,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
-    assert runtime.store.sql(query).rows == [(0.0, 1.0)]
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

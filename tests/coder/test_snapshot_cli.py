@@ -114,9 +114,9 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 
 def test_a_diff_is_of_the_step_that_log_show_calls_so(cli: Cli, run: Trajectory) -> None:
-    shown = cli("log", "show", "last").stdout
+    shown = cli("log", "show", run.id).stdout
     assert "rm old.txt" in shown[shown.index("step 3") : shown.index("step 4")]
-    texts = [cli("diff", "last", "--at", str(step)).stdout for step in range(5)]
+    texts = [cli("diff", run.id, "--at", str(step)).stdout for step in range(5)]
     assert texts[0] == ""
     assert "+two" in texts[1]
     assert "old.txt" not in texts[1]
@@ -136,7 +136,7 @@ def test_a_diff_into_a_pipe_is_a_patch_for_git(cli: Cli, run: Trajectory, projec
 def test_a_reward_that_was_given_is_not_called_a_check(cli: Cli, run: Trajectory, home: Path) -> None:
     with LogStore.open(home / "log.db") as store:
         give_reward(store, [run.id], 1.0, {"taste": 1.0})
-    shown = cli("log", "show", "last").stdout
+    shown = cli("log", "show", run.id).stdout
     assert "check: none was run; the session's client or feedback gave the reward 1 (taste 1)" in shown
     assert "original tests" not in shown
 

@@ -21,9 +21,8 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models import opening as models
 from nano_coder.models.opening import open_weights
 from nano_coder.verify.deep import Scored
-from nano_coder.verify.trainable import RefusalCode
+from nano_coder.verify.trainable import RefusalCode, blocking
 from nano_rl.cli import cli
-from nano_rl.imitation import undamaged
 from nano_rl.logs.admission import (
     AdmissionReport,
     ImportanceWeights,
@@ -335,7 +334,8 @@ def test_runs_of_others_teach_where_their_owners_let_them(
         assert run_admit("--log", str(tmp_path / "log.db"), "--json") == 0
     refused = Counter[str]()
     with LogStore.open(tmp_path / "log.db", user=User(name="me")) as store:
-        assert {run.owner for run in undamaged(store, refused)} == {"me", "train@host"}
+        for facts in store.facts():
+            refused.update(code.value for code in blocking(facts) if code.bars)
     assert refused == {"no consent": 2}
     report = json.loads(capsys.readouterr().out)
     assert report["uses"] == {"policy gradient": 4, "preference": 0, "imitation": 0, "nothing": 2}

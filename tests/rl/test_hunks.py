@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.tools.text_files import _replace_line, _replace_passage
+from nano_coder.tools.text_files import _replace_passage, replace_line
 from nano_rl.tasks.hunks import applied, edit_actions, hunks_between, parses, places_of, reduced
 from nano_shared.blobs import MemoryBlobs
 from nano_shared.snapshot import Snapshot, load, snapshot_texts
@@ -34,7 +34,7 @@ def test_a_change_is_made_again_by_its_hunks_and_by_the_tools(old: list[str], ne
     for action in edit_actions(before, hunks, blobs):
         match action.arguments:
             case {"line": int(line), "new": str(put)}:
-                text = _replace_line("a.py", text, line, put)
+                text = replace_line("a.py", text, line, put)
             case {"old": str(gone), "new": str(put)}:
                 text = _replace_passage("a.py", text, gone, put)
     # an edit keeps the line ends of the lines that it replaces

@@ -17,7 +17,7 @@ pytest.importorskip("mcp")
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
 
-from nano_coder.run.execution import run_task
+from nano_coder.run.execution import Project, run_task
 from nano_shared import snapshot
 
 Call = Callable[..., Awaitable[Any]]
@@ -88,7 +88,8 @@ def test_a_run_is_shown_and_applied(tmp_path: Path) -> None:
     for folder in (project, home):
         folder.mkdir()
     (project / "a.py").write_text("one\n")
-    runtime = a_runtime(home, [act("write_file", path="a.py", content="two\n"), act("submit")])
+    script_of_run = [act("write_file", path="a.py", content="two\n"), act("submit")]
+    runtime = a_runtime(home, script_of_run, project=Project(directory=str(project.resolve())))
     start = snapshot.snapshot_directory(project, runtime.store.blobs)
     task = a_task(files={}, snapshot=start)
     run = run_task(task, runtime)

@@ -17,7 +17,7 @@ import pytest
 from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import run_task
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.tools.text_files import _replace_line
+from nano_coder.tools.text_files import replace_line
 from nano_mining import mining
 from nano_mining.candidates import KINDS
 from nano_mining.command import command
@@ -153,7 +153,7 @@ def test_every_breakage_is_undone_by_its_edit() -> None:
         for target in targets_of(path.name, text):
             for change in (without_body, without_definition):
                 if (broken := change(text, target)) is not None:
-                    back = _replace_line(path.name, broken.source, broken.line, broken.new)
+                    back = replace_line(path.name, broken.source, broken.line, broken.new)
                     assert ast.dump(ast.parse(back)) == ast.dump(ast.parse(text)), (path, target.name)
                     assert broken.source != text
                     count += 1

@@ -186,7 +186,7 @@ def test_what_it_says_in_vain_leaves_room_for_the_rest(view: View) -> None:
     """Of text, each byte counts as a token."""
     for seed in range(100):
         task = SUITE.make(view, Split.TRAIN, seed)
-        for profile in PROFILES.values():
+        for profile in (one for one in PROFILES.values() if not one.places):
             render, tools = DIALECTS[profile.dialect].render, offered_tools(profile, task)
             said = [render(action.thought, (action,), tools) for action in task.oracle or ()]
             assert len("".join(said[:-1]).encode()) < task.limits.max_tokens
