@@ -315,9 +315,9 @@ def _completion(text: str, row: int, context: tuple[int, ...], written: tuple[in
 
 
 def succeeded(run: Trajectory) -> bool:
-    """True if a rollout may be imitated by its own policy: it ended without a failure of ours, has a turn that
-    was neither redacted nor refused, and has outcome 1 on a task that is no impossible control. Logged runs are
-    judged by `imitation_refusal`."""
+    """True if a rollout may be imitated by its own policy: it ended without a failure of ours, has a turn
+    that was neither redacted nor refused, and has outcome 1 on a task that is no impossible control. Logged
+    runs are judged by `imitation_refusal`."""
     ended = run.stop is not None and not run.stop.ours
     teaches = any(map(_teaches, run.own_turns))
     earned = outcome(run.verdict) == 1.0 and may_teach(run.verdict)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_coder.tools.text_files import _replace_passage, replace_line
-from nano_rl.tasks.hunks import applied, edit_actions, hunks_between, parses, places_of, reduced
+from nano_rl.tasks.hunks import applied, edit_actions, hunks_between, parses, reduced
+from nano_rl.tasks.places import changed_places
 from nano_shared.blobs import MemoryBlobs
 from nano_shared.snapshot import Snapshot, load, snapshot_texts
 
@@ -50,7 +51,7 @@ def test_files_that_come_and_go_are_written_and_removed() -> None:
         ("read_file", {"path": "kept.py"}), ("edit_file", {"path": "kept.py", "line": 1, "new": "y = 2\n"}),
         ("write_file", {"path": "new.py", "content": "x = 1\n"}), ("shell", {"command": "rm old.py"}),
     ]  # fmt: skip
-    assert places_of(before, hunks, blobs) == ("kept.py", "new.py", "old.py")
+    assert changed_places(before, after, blobs) == ["kept.py", "new.py", "old.py"]
 
 
 def test_the_places_of_a_change_are_its_functions() -> None:
@@ -64,7 +65,7 @@ def test_the_places_of_a_change_are_its_functions() -> None:
     )
     before, after = tree(blobs, a=old), tree(blobs, a=new)
     hunks = hunks_between(before, after, ["a.py"], blobs)
-    assert places_of(before, hunks, blobs) == ("a.py", "a.py::A.f.g", "a.py::h")
+    assert changed_places(before, after, blobs) == ["a.py", "a.py::A.f", "a.py::h"]
     assert parses(after, hunks, blobs)
     assert not parses(tree(blobs, a="def f(:\n"), hunks, blobs)
 

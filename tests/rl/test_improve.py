@@ -273,9 +273,9 @@ def test_a_cycle_makes_tasks_trains_and_decides_and_goes_on_where_it_was(
     monkeypatch.setattr("nano_rl.improve.tasks.MUTANTS", 20)
     monkeypatch.setattr("nano_rl.improve.training._MOST_STEPS", 1)
     monkeypatch.setattr("nano_rl.improve.tasks.TURNS", 1)
-    model = tiny_model(tmp_path / "tiny", max_positions=700, tasks=[])
+    model = tiny_model(tmp_path / "tiny", max_positions=2000, tasks=[])
     arguments = ("improve", "-C", shop, "--check", CHECK, "--model", model, "--json")
-    code, out, err = nano(*arguments, "--minutes", "0.1")
+    code, out, err = nano(*arguments, "--minutes", "0.001")
     cut = json.loads(out)
     assert (code, cut["ended"]) == (0, None), err
     assert "goes on" in cut["said"]
@@ -370,7 +370,7 @@ def test_one_process_at_a_time(shop: Path) -> None:
 def test_kill_9_at_random_moments_loses_nothing_and_promotes_nothing_half(
     shop: Path, home: Path, tmp_path: Path
 ) -> None:
-    model = tiny_model(tmp_path / "tiny", max_positions=700, tasks=[])
+    model = tiny_model(tmp_path / "tiny", max_positions=2000, tasks=[])
     line = [sys.executable, "-m", "nano_rl", "improve", "-C", str(shop), "--check", CHECK, "--minutes", "2"]
     environment = {**os.environ, "NANO_MODEL": model, "OMP_NUM_THREADS": "1"}
     project, rng, seen = open_project(shop), random.Random(7), list[ProjectTask]()
