@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 RANK = 16
 """of a new adapter; that of an adapter which is trained on stays"""
-IMITATION_RATE = 3e-4
+SMALL, RATE_SMALL, RATE = 500_000_000, 1e-3, 3e-4
+"""number of weights below which imitation learns at the first rate, and from which at the second"""
+_SEEN, _MOST_EPOCHS, _BATCH = 500, 6, 8
+"""rows that imitation sees in all, passes over them at most, and rows of a step"""
 POLICY_GRADIENT_RATE = 3e-5
 _MOST_STEPS = 400
 
@@ -41,7 +44,7 @@ class _TimeUp(Exception):
 def imitate(
     name: str, parent: str, tasks: Sequence[Task], config: AgentConfig, until: float, say: Tell
 ) -> bool:
-    """Imitate the solutions of tasks, once each, until `time.monotonic` is `until`, and write checkpoint
+    """Imitate the solutions of tasks until `time.monotonic` is `until`, and write checkpoint
     `name`; False where no solution fits the policy. A training of that name that was killed goes on."""
     target, folder = training_folder(name)
     oracles = oracle_runtime(config.log, config)
@@ -55,9 +58,12 @@ def imitate(
         return False
     say(f"imitating {len(rows)} solutions of {len(tasks)} training tasks")
     rank = rank_of(parent) or RANK
+    size = sum(weight.numel() for weight in opened.loaded.model.parameters())
+    rate = RATE_SMALL if size < SMALL else RATE
     learning = SftConfig(
-        lora_rank=rank, dtype=dtype, save_every=5,
-        optimizer=OptimizerConfig(learning_rate=IMITATION_RATE, schedule="linear", warmup_steps=2),
+        lora_rank=rank, dtype=dtype, save_every=5, batch=_BATCH,
+        epochs=min(_MOST_EPOCHS, max(1.0, _SEEN / len(rows))),
+        optimizer=OptimizerConfig(learning_rate=rate, schedule="linear", warmup_steps=2),
     )  # fmt: skip
     trained = prepare(opened.loaded.model, lora_rank=rank, seed=learning.seed)
     steps = 0
