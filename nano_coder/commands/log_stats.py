@@ -81,7 +81,8 @@ def stats(
     log: Log = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Your runs: solved locally, by escalation to a hosted model, or failed; dollars, tokens and hours.
+    """Your runs in directories: solved locally, by escalation to a hosted model, or failed; dollars, tokens,
+    hours. Rollouts and evaluations do not count.
 
     Dollars not spent are what the local successes would have cost at the mean price of an escalation.
     --by owner counts the runs of everybody who shares them.
@@ -113,6 +114,7 @@ def facts(connection: sa.Connection, user: User | None, by: By | None) -> Iterab
         .outerjoin_from(runs, parent, parent.c.id == runs.c.parent)
         .outerjoin(verdicts, verdicts.c.id == newest.scalar_subquery())
         .outerjoin(used, used.c.run_id == runs.c.id)
+        .where(runs.c.directory.is_not(None))  # no rollouts and evaluations
         .order_by(runs.c.started, runs.c.id)
     )  # fmt: skip
     if user is not None:
