@@ -171,7 +171,7 @@ class Gathering:
                 count += 1
                 yield Candidate(task=one.task, source="commit", solved=one.solved)
         except UsageError as problem:
-            say(f"no commits: {problem}")
+            say(str(problem).partition(":")[0])
             return
         if count or refused:
             others = "".join(f", {number} {why}" for why, number in refused.most_common())

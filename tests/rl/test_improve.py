@@ -348,6 +348,33 @@ def test_a_checkpoint_is_promoted_for_one_project(nano: NANO, shop: Path, tmp_pa
     assert nano("improve", "-C", shop, "--undo")[1] == "the usual policy runs for shop now\n"
 
 
+def test_a_promotion_after_which_runs_fail_is_taken_back_and_said_once(nano: NANO, shop: Path) -> None:
+    from test_admission import a_run
+    from test_promotion import checkpoint
+
+    promote(checkpoint("worse"), project=project_id(shop))
+    moment = read_history(project_id(shop))[-1].created
+    with LogStore.open() as store:
+        for number in range(60):
+            after, passed = number >= 30, float(number < 30)
+            task = Task(key=f"t{number}", prompt="Mend it.", check="false")
+            started = moment + (number if after else number - 100)
+            store.append(
+                a_run(
+                    f"r{number}",
+                    passed,
+                    task=task,
+                    directory=str(shop.resolve()),
+                    started=started,
+                    ended=started,
+                )
+            )
+    _, _, err = nano("improve", "-C", shop, "--check", "true")
+    assert "worse is taken back: since its promotion 0 of 7 checked runs passed, of as many before 7" in err
+    assert [one.kind for one in read_history(project_id(shop))] == ["promoted", "rolled_back"]
+    assert "taken back" not in nano("improve", "-C", shop, "--check", "true")[2]
+
+
 def test_a_line_that_a_killed_process_left_counts_for_nothing(shop: Path) -> None:
     project = open_project(shop)
     task = Task(key="one", prompt="Mend it.", check=CHECK)
