@@ -171,7 +171,7 @@ class Gathering:
                 count += 1
                 yield Candidate(task=one.task, source="commit", solved=one.solved)
         except UsageError as problem:
-            say(str(problem).partition(":")[0])
+            say(str(problem).removesuffix(": its commits are what tasks are made of (-C FOLDER)"))
             return
         if count or refused:
             others = "".join(f", {number} {why}" for why, number in refused.most_common())
