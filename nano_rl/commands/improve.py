@@ -15,7 +15,7 @@ from typer import Option
 
 from nano_coder.commands.options import DirectoryOption, Setup, agent_options, open_log
 from nano_shared.command_line import JsonOption, emit
-from nano_shared.errors import UsageError
+from nano_shared.errors import NanoError, UsageError
 
 if TYPE_CHECKING:
     from nano_rl.improve.project import Cycle, ImprovedProject, ProjectTask
@@ -76,13 +76,19 @@ def command(
     if every is None:
         return _cycle(project, setup, minutes, as_json)
     from nano_rl.improve.schedule import parse_pause, parse_window, wait_until_quiet
+    from nano_rl.resume import TrainingStopped
 
     pause, window = parse_pause(every), parse_window(between) if between else None
     os.nice(10)
     while True:
         wait_until_quiet(window, _say)
         began = time.time()
-        _cycle(project, setup, minutes, as_json)
+        try:
+            _cycle(project, setup, minutes, as_json)
+        except TrainingStopped:
+            raise
+        except NanoError as problem:  # a check that fails tonight may pass tomorrow
+            _say(f"error: {problem}")
         time.sleep(max(0.0, began + pause - time.time()))
 
 
