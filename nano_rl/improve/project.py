@@ -156,6 +156,12 @@ def open_project(directory: Path) -> ImprovedProject:
     return ImprovedProject(project_id(real), real)
 
 
+def improved_projects() -> list[ImprovedProject]:
+    """The projects that were ever improved here, by id."""
+    folders = sorted((nano_home() / "improve").glob(f"*/{_DIRECTORY}"))
+    return [ImprovedProject(path.parent.name, Path(path.read_text().strip())) for path in folders]
+
+
 def directory_named(id: str) -> str:
     """Where a project was when it was last improved, by its id; the id itself if it never was."""
     try:

@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from integration.tiny_model import build_tiny
+from nano_rl.checkpoints.promotion import difference
 from nano_rl.cli import cli
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import HELD_OUT_FILE, success_metrics
+from nano_rl.improve.gate import decide
+from nano_rl.improve.project import open_project
 from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows import Group, form_groups
@@ -30,6 +33,7 @@ from nano_shared.printable import printable
 from nano_shared.store import LogStore
 from nano_shared.types import Observation, Tampering, ToolCall, Trajectory
 from nano_view.report.figures import AT_MOST, main_plots, series
+from nano_view.report.improve import PROJECTS
 from nano_view.report.page import Trainings
 from nano_view.report.panel import interval_of
 from nano_view.report.training import by_family, by_level, choose
@@ -364,3 +368,27 @@ def test_a_curve_stays_within_its_band_and_the_page_small(values: list[float | N
     slack = 1e-6
     for low, line, high in zip(curve.low, curve.line, curve.high, strict=True):
         assert low - slack <= line <= high + slack
+
+
+def test_the_viewer_shows_an_improved_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
+    project = open_project(tmp_path)
+    with project.locked():
+        first = project.begin("shipped")
+    gain = difference("held out", [(str(place), float(place < 9)) for place in range(40)])
+    ended = {
+        "ended": 1.0, "candidate": "shop-1", "rates": (0.1, 0.325), "decision": decide(1, gain, None),
+        "gained": {"a.py::f": "r1"}, "lost": {"a.py::g": "r2"}, "tasks": {"train": 80, "held_out": 40, "run": 3},
+    }  # fmt: skip
+    project.save(first.model_copy(update=ended))
+    (row,) = PROJECTS.rows()
+    assert row["cells"]["held-out success"] == "10% to 32%"
+    page = PROJECTS.read(row["name"])
+    curve, cycles, changes = page["sections"]
+    assert curve["plots"][0]["curves"][0]["values"] == (0.325,)
+    assert cycles["tables"][0]["rows"][0][-1] == "promoted shop-1"
+    assert [line[:2] for line in changes["tables"][0]["rows"]] == [
+        ["solved now", "a.py::f"], ["not any more", "a.py::g"],
+    ]  # fmt: skip
+    assert "3 of runs" in str(page["tiles"])
+    json.dumps(page)

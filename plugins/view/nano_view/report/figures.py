@@ -139,7 +139,7 @@ def main_plots(rows: Sequence[MetricsRow], held_out: Sequence[MetricsRow] = ()) 
         if found:
             plots.append(_plot(title, about, found))
         if title == "Reward":
-            plots += _success(rows) + _held_out(held_out) + _gold_and_proxy(rows)
+            plots += _success(rows) + held_out_plot(held_out) + _gold_and_proxy(rows)
     return [*plots, *_time(rows)]
 
 
@@ -180,7 +180,7 @@ def _success(rows: Sequence[MetricsRow]) -> list[Plot]:
     return [_plot("Success by level", "share of the graded rollouts", found)] if found else []
 
 
-def _held_out(rows: Sequence[MetricsRow]) -> list[Plot]:
+def held_out_plot(rows: Sequence[MetricsRow]) -> list[Plot]:
     curve = held_out_curve(rows)
     about = "share of tasks that nothing was learned from, one run each"
     return [_drawn("Held-out success", about, [curve], labels=["held-out"], share=True)] if curve else []
