@@ -378,7 +378,8 @@ def test_the_viewer_shows_an_improved_project(tmp_path: Path, monkeypatch: pytes
     gain = difference("held out", [(str(place), float(place < 9)) for place in range(40)])
     ended = {
         "ended": 1.0, "candidate": "shop-1", "rates": (0.1, 0.325), "decision": decide(1, gain, None),
-        "gained": {"a.py::f": "r1"}, "lost": {"a.py::g": "r2"}, "tasks": {"train": 80, "held_out": 40, "run": 3},
+        "gained": {"a.py::f": "r1"}, "lost": {"a.py::g": "r2"},
+        "tasks": {"train": 80, "held_out": 40, "run": 3},
     }  # fmt: skip
     project.save(first.model_copy(update=ended))
     (row,) = PROJECTS.rows()
