@@ -33,6 +33,8 @@ GENERAL = 60
 """general tasks of a gate: of the suite `functions`, test split"""
 _GATHERED, _GATE = 0.25, 0.3
 """shares of a cycle's time: for making tasks, and for the gate at least"""
+ROLLOUTS = 32
+"""of a step of policy gradients: four tasks, eight runs each"""
 _IMITATION = 0.6
 """share of the time for training after which policy gradients begin"""
 
@@ -98,6 +100,8 @@ class CycleWork:
                 raise TimeOver
             validation = [one.task for one in tasks if one.part is SplitPart.VALIDATION]
             cycle = self._train(cycle, train, validation, until)
+            if cycle.ended is not None:
+                return cycle
         after = self._measure(str(cycle.candidate), tasks)
         return self._decide(cycle, before, after)
 
@@ -165,14 +169,26 @@ class CycleWork:
         config, imitation = self.setup.config, began + _IMITATION * (until - began)
         if _is_there(names[0]) or imitate(names[0], parent, train, config, imitation, self.say):
             made, parent = [names[0]], names[0]
-        if time.monotonic() < until and (
+        if time.monotonic() + 2 * self._step_seconds(parent, validation) < until and (
             _is_there(names[1]) or reinforce(names[1], parent, train, config, until, self.say)
         ):
             made.append(names[1])
+        if not made:
+            said = (
+                "no solution of a training task fits the policy's context, and there was no time for rollouts"
+            )
+            return self._end(cycle, f"{said}: nothing was trained")
         rates = {name: rate(self._outcomes(name, validation)) for name in made if len(made) > 1}
         chosen = max(made, key=lambda name: rates.get(name, 0.0))  # the first of equals
         seconds = cycle.trained_seconds + time.monotonic() - began
         return self.project.save(cycle.model_copy(update={"candidate": chosen, "trained_seconds": seconds}))
+
+    def _step_seconds(self, model: str, validation: Sequence[Task]) -> float:
+        """What a step of policy gradients may take, by the time of the validation tasks, which are measured
+        anyway; 0 where nobody knows."""
+        began = time.monotonic()
+        self._outcomes(model, validation)
+        return (time.monotonic() - began) / max(1, len(validation)) * ROLLOUTS
 
     def _decide(
         self, cycle: Cycle, before: dict[str, list[TaskOutcome]], after: dict[str, list[TaskOutcome]]
