@@ -127,17 +127,17 @@ class CycleWork:
         held = [one.task for one in tasks if one.part is SplitPart.HELD_OUT]
         return {
             "held_out": self._outcomes(model, held),
-            "general": self._outcomes(model, self._general_tasks(model)),
+            "general": self._outcomes(model, self._general_tasks(model, Split.TEST, GENERAL)),
         }
 
-    def _general_tasks(self, model: str) -> list[Task]:
-        """Those of the suite that the model's profile can serve."""
+    def _general_tasks(self, model: str, split: Split, count: int) -> list[Task]:
+        """Tasks of the suite that the model's profile can serve; the same at every call."""
         if "functions" not in suite_names():
             self.say("no general tasks: pip install nano-rl-coder-suites brings them")
             return []
         leads = not find_profile(self.setup.config.profile or usual_profile(model)).places
         kind = {"levels": (0, 1, 2)} if leads else {"levels": (2, 3), "views": ("repair",)}
-        return list(islice(draw_tasks(**kind, seed=0, split=Split.TEST), GENERAL))
+        return list(islice(draw_tasks(**kind, seed=0, split=split), count))
 
     def _outcomes(self, model: str, tasks: Sequence[Task]) -> list[TaskOutcome]:
         """The outcomes of a model on tasks, decoding greedily; those that were measured before are not
@@ -167,7 +167,9 @@ class CycleWork:
         names = [f"{self.project.name}-{self.project.id[:6]}-{cycle.number}{kind}" for kind in ("", "-rl")]
         made, parent = list[str](), cycle.baseline
         config, imitation = self.setup.config, began + _IMITATION * (until - began)
-        if _is_there(names[0]) or imitate(names[0], parent, train, config, imitation, self.say):
+        # imitation of the project's tasks alone forgets the others
+        lessons = [*train, *self._general_tasks(parent, Split.TRAIN, min(len(train), GENERAL))]
+        if _is_there(names[0]) or imitate(names[0], parent, lessons, config, imitation, self.say):
             made, parent = [names[0]], names[0]
         if time.monotonic() + 2 * self._step_seconds(parent, validation) < until and (
             _is_there(names[1]) or reinforce(names[1], parent, train, config, until, self.say)
