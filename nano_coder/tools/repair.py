@@ -33,6 +33,8 @@ class RepairPlace:
     path: str
     first: int
     last: int
+    likely: tuple[int, ...]
+    """numbers of its likeliest lines, the first one first"""
     source: str
     """the lines, each behind its number"""
     failure: str
@@ -84,6 +86,7 @@ def _locate(context: ToolContext) -> tuple[RepairPlace, ...]:
             path=one["path"],
             first=one["first"],
             last=one["last"],
+            likely=tuple(one["likely"]),
             source="\n".join(f"{n}|{line}" for n, line in enumerate(one["source"], one["first"])),
             failure=_ADDRESS.sub("", terminal_text(one["failure"])),  # which no other run would have
         )

@@ -6,8 +6,9 @@ of the failures' tracebacks come first, the innermost before its callers, and th
 
 Reads {"check", "seconds", "tracer", "most"} as JSON; writes {"exit", "failed", "passed", "output", "lines":
 [{"path", "line", "score", "function", "source"}], "functions": [{"path", "function", "first", "last"}],
-"places": [{"path", "first", "last", "source", "failure"}]}. A place is a function that may hold the bug, or
-the part of it around its likeliest line; `failure` is a failing test that runs it, as pytest shows it.
+"places": [{"path", "first", "last", "likely", "source", "failure"}]}. A place is a function that may hold the
+bug, or the part of it around its likeliest line; `likely` are its likeliest lines, the first one first;
+`failure` is a failing test that runs it, as pytest shows it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ _PLACE = 120
 """lines of a function that are shown whole"""
 _AROUND = 8
 """lines that are shown before and after one that is in no function"""
+_LIKELY = 5
+"""likeliest lines of a place"""
 _TEST, _SAID = 40, 12
 """lines of a failing test before its failure, and of the exception"""
 
@@ -54,7 +57,7 @@ def run(check: str, seconds: float, tracer: str) -> tuple[int | None, bytes, lis
             with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
                 file.write(text)
         path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
-        options = f"-p nano_lines {os.environ.get('PYTEST_ADDOPTS', '')}"
+        options = f"-p nano_lines --tb=line {os.environ.get('PYTEST_ADDOPTS', '')}"
         environment = os.environ | {
             "PYTHONPATH": path, "PYTEST_ADDOPTS": options, "PYTHONDONTWRITEBYTECODE": "1",
             "NANO_LINES": folder, "NANO_LINES_ROOT": root,
@@ -213,10 +216,8 @@ def ranked(tests: dict[str, dict[str, Any]], most: int) -> dict[str, Any]:
         for line in {*test["lines"], *frames}:
             failed[line] += 1
     passed = Counter(line for test in tests.values() if not test["failed"] for line in test["lines"])
-    rows, sources = (
-        [],
-        {path: Source(path) for path, _ in failed if path.endswith(".py") and not is_test(path)},
-    )
+    paths = {path for path, _ in failed if path.endswith(".py") and not is_test(path)}
+    rows, sources = [], {path: Source(path) for path in paths}
     for (path, line), count in failed.items():
         if path not in sources or (sources[path].weights.get(line, 0) < 0 and not near[path, line]):
             continue
@@ -235,7 +236,9 @@ def ranked(tests: dict[str, dict[str, Any]], most: int) -> dict[str, Any]:
             found = {"path": path, "function": name, "first": first, "last": last}
             functions.setdefault((path, name), found)
     shown = [
-        {"path": path, "first": first, "last": last, "source": sources[path].shown(first, last),
+        {"path": path, "first": first, "last": last,
+         "likely": [row["line"] for row in lines if row["path"] == path and first <= row["line"] <= last][:_LIKELY],
+         "source": sources[path].shown(first, last),
          "failure": failure((path, first, last), failed_tests)}
         for path, first, last in places
     ]  # fmt: skip
