@@ -44,7 +44,11 @@ from nano_shared.types import Limits, Sampling, Task, Trajectory
 
 PACKAGES = {
     "boltons": ("26.2.0", "boltons", ""),
-    "humanize": ("4.17.0", "src/humanize", "--ignore=tests/test_benchmarks.py --ignore=tests/test_time.py --ignore=tests/test_i18n.py"),
+    "humanize": (
+        "4.17.0",
+        "src/humanize",
+        "--ignore=tests/test_benchmarks.py --ignore=tests/test_time.py --ignore=tests/test_i18n.py",
+    ),
     "inflection": ("0.5.1", "inflection", ""),
     "isodate": ("0.7.2", "src/isodate", ""),
     "parse": ("1.22.4", "parse", ""),

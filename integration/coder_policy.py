@@ -142,7 +142,9 @@ def bugs_of(folder: Path, draw: random.Random, known: set[str]) -> list[list[tup
         except (SyntaxError, ValueError):
             continue
         starts = {
-            n.lineno: n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+            n.lineno: n
+            for n in ast.walk(ast.parse(source))
+            if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
         }
         by_function = dict[int, list[Splice]]()
         for splice in (one for group in groups for one in group):
@@ -163,7 +165,9 @@ def bugs_of(folder: Path, draw: random.Random, known: set[str]) -> list[list[tup
     return functions
 
 
-def row_of(requirement: str, bug: tuple[str, Mutant], work: Path, prompt: str, sandbox: Any) -> dict[str, Any] | None:
+def row_of(
+    requirement: str, bug: tuple[str, Mutant], work: Path, prompt: str, sandbox: Any
+) -> dict[str, Any] | None:
     """What repair-1 shows of the place of a bug, and the original line; None where the tests do not fail, or
     the place is not among those that it shows."""
     path, mutant = bug
@@ -183,7 +187,10 @@ def row_of(requirement: str, bug: tuple[str, Mutant], work: Path, prompt: str, s
     for rank, place in enumerate(places, 1):
         if place.path == path and place.first <= mutant.line <= place.last:
             task = Task(key="bug", prompt=prompt, check=check)
-            shown = [{"role": m.role.value, "content": m.content} for m in first_messages(REPAIR_1, task, (), place)]
+            shown = [
+                {"role": m.role.value, "content": m.content}
+                for m in first_messages(REPAIR_1, task, (), place)
+            ]
             answer = {"role": "assistant", "content": f"{mutant.line}|{mutant.old.rstrip()}"}
             if sum(len(m["content"]) for m in shown) > LONGEST:
                 return None
@@ -201,14 +208,19 @@ def gather(requirement: str, work: Path, count: int, known: set[str], sandbox: A
     draw, rows, dead, tried = random.Random(f"coder {requirement}"), list[dict[str, Any]](), set[int](), 0
     functions = bugs_of(source_of(requirement, work), draw, known)
     in_turn = [
-        (number, bug) for turn in zip_longest(*functions) for number, bug in enumerate(turn) if bug is not None
+        (number, bug)
+        for turn in zip_longest(*functions)
+        for number, bug in enumerate(turn)
+        if bug is not None
     ]
     with ThreadPoolExecutor(3) as pool:
         while in_turn and len(rows) < count and tried < 2 * count:
             some, in_turn = in_turn[:12], in_turn[12:]
             some = [one for one in some if one[0] not in dead]
             prompts = [draw.choice(PROMPTS) for _ in some]
-            found = pool.map(lambda one, prompt: row_of(requirement, one[1], work, prompt, sandbox), some, prompts)
+            found = pool.map(
+                lambda one, prompt: row_of(requirement, one[1], work, prompt, sandbox), some, prompts
+            )
             tried += len(some)
             for (number, _), row in zip(some, found, strict=True):
                 if row is None:
@@ -255,7 +267,14 @@ def main() -> None:
     if asked.rank == 0:
         return
     command = [sys.executable, "-m", "nano_rl", "sft", "--messages", str(file), "--model", "coder-1.5b"]
-    command += ["--name", asked.name, "--set", f"lora_rank={asked.rank}", "--set", "optimizer.learning_rate=3e-4"]
+    command += [
+        "--name",
+        asked.name,
+        "--set",
+        f"lora_rank={asked.rank}",
+        "--set",
+        "optimizer.learning_rate=3e-4",
+    ]
     subprocess.run(command, env={**os.environ, "NANO_PROFILE": "repair-1"}, check=True)
 
 

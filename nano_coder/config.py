@@ -171,6 +171,8 @@ class CatalogueEntry(BaseModel):
     parts: int = Field(0, ge=0)
     checked_profile: str | None = None
     """profile of `run` where a check is given and none is named"""
+    checked_policy: str | None = None
+    """checkpoint over this model that then runs instead of it, if its package is installed"""
 
 
 class Price(BaseModel):

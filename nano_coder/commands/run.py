@@ -206,24 +206,30 @@ def _escalate(local: _Result, runtime: Runtime, begins: str, display: Display) -
 
 
 def with_advice(setup: Setup) -> Setup:
-    """The setup with the profile in which a model of the catalogue works under a check, unless one is named.
-    Without a promoted checkpoint or a model's name such a model, if it was fetched, goes before the shipped
-    policy; a terminal is told once of one that was not."""
+    """The setup with the profile in which a model of the catalogue works under a check, unless one is named,
+    or with the checkpoint that a package brings for it. Without a promoted checkpoint or a model's name such
+    a model, if it was fetched, goes before the shipped policy; a terminal is told once of one that was not."""
     from nano_coder.models.catalogue import catalogue, fetched
+    from nano_coder.models.opening import CHECKPOINTS
 
     config = setup.config
     if not config.check or config.profile or config.base_url:
         return setup
-    advised = {name: entry.checked_profile for name, entry in catalogue().items() if entry.checked_profile}
+    advised = [name for name, entry in catalogue().items() if entry.checked_profile]
     name = config.model
     promoted = latest_checkpoint(project_id(setup.directory)) or latest_checkpoint()
     if name is None and advised and promoted is None:
         name = next(filter(fetched, advised), None)
         if name is None:
-            _tell_once(next(iter(advised)))
+            _tell_once(advised[0])
     if name not in advised:
         return setup
-    return setup._replace(config=config.model_copy(update={"model": name, "profile": advised[name]}))
+    entry = catalogue()[name]
+    if fetched(name) and entry.checked_policy in CHECKPOINTS:
+        advice = {"model": entry.checked_policy}
+    else:
+        advice = {"model": name, "profile": entry.checked_profile}
+    return setup._replace(config=config.model_copy(update=advice))
 
 
 def _tell_once(name: str) -> None:

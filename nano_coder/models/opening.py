@@ -48,6 +48,8 @@ class ModelOptions:
 Opener = Callable[[str, ModelOptions], Policy]
 """NAME of `SCHEME:NAME`, and the options -> the policy"""
 MODELS: Extensions[Opener] = Extensions("nano.models", check=lambda value: takes(value, "name", "options"))
+CHECKPOINTS: Extensions[Path] = Extensions("nano.checkpoints", Path)
+"""name -> the folder of a checkpoint that a package brings"""
 
 
 def find_opener(model: str) -> Callable[[ModelOptions], Policy] | None:
@@ -346,8 +348,9 @@ def at_hand(name: str) -> str | None:
     with contextlib.suppress(OSError, ValueError):
         if (here / MANIFEST).is_file():
             return str(here)
-        if "/" not in name and not user_path(name).exists() and (found := fetched(name)):
-            return str(found)
+        if "/" not in name and not user_path(name).exists():
+            found = CHECKPOINTS.get(name) or fetched(name)
+            return str(found) if found else None
     return None
 
 
@@ -373,5 +376,6 @@ def known_models() -> Iterator[tuple[str, str]]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if (path / MANIFEST).exists():
             yield path.name, "checkpoint" + (" (promoted)" if path == promoted else "")
+    yield from ((name, f"checkpoint of {CHECKPOINTS.source(name)}") for name in CHECKPOINTS)
     yield "openai:NAME", "a hosted model, or one of your own server with --base-url"
     yield from ((f"{scheme}:NAME", "a model of an extension") for scheme in MODELS if scheme != "openai")

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from filelock import FileLock
 
 from nano_coder.agent.chat_template import PROBE_TOOL, TEMPLATE_FAILURES
+from nano_coder.models.catalogue import catalogue, fetched, offer
 from nano_shared.errors import UsageError
 from nano_shared.files import durable_folder, nano_home, user_path
 
@@ -305,7 +306,8 @@ def policy_id(name: str) -> str | None:
     folder = dequantised(name)
     settings = folder / "adapter_config.json"
     if settings.is_file():
-        base = policy_id(str(_adapter_settings(folder).get("base_model_name_or_path")))
+        named = str(_adapter_settings(folder).get("base_model_name_or_path"))
+        base = policy_id(str(fetched(named) or named))
         return _adapter_id(base, folder) if base else None
     return folder_id(folder) if (folder / "config.json").is_file() else None
 
@@ -434,12 +436,19 @@ def _adapter_tokenizer(folder: Path, base: Any, base_template: str) -> tuple[Any
 
 
 def adapter_base(folder: Path) -> str:
-    """The base that an adapter names. Raises UsageError for none."""
+    """The base that an adapter names; of one of the catalogue, the fetched file. Raises UsageError for none,
+    and for one that was not fetched."""
     base = _adapter_settings(folder).get("base_model_name_or_path")
     if not base:
         config = folder / "adapter_config.json"
         raise UsageError(f"{str(config)!r} does not name its base_model_name_or_path")
-    return str(base)
+    if not user_path(base := str(base)).exists() and base in catalogue():
+        return str(fetched(base) or _unfetched(base))
+    return base
+
+
+def _unfetched(name: str) -> NoReturn:
+    raise UsageError(f"its base is {offer(name)}; nano-coder models get {name} fetches it")
 
 
 def adapter_rank(folder: Path) -> int | None:

@@ -26,6 +26,7 @@ from nano_coder.tools import repair
 from nano_coder.verify.trainable import verify
 from nano_rl.cli import cli as rl
 from nano_rl.imitation import imitated_samples, row_conversations, solved_oracles
+from nano_shared import extensions
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks
@@ -88,8 +89,11 @@ def test_places_are_shown_one_after_another_until_the_check_passes(tmp_path: Pat
     )
     assert test in first
     assert test in second
-    assert "maths.py:\n1|def half(n):\n2|    return n // 2\n\nOne line" in first
-    assert "maths.py:\n5|def third(n):\n6|    share = half(n)\n7|    return n + share\n\nOne line" in second
+    assert "maths.py:\n1|def half(n):\n2|    return n // 2\n\nThe likeliest lines" in first
+    assert (
+        "maths.py:\n5|def third(n):\n6|    share = half(n)\n7|    return n + share\n\nThe likeliest lines"
+        in second
+    )
     assert [turn.observations[0].ok for turn in run.turns] == [False, True]
     assert "taken back" in run.turns[0].observations[0].text
     assert run.turns[0].snapshot == run.snapshot
@@ -233,6 +237,34 @@ def test_a_fetched_model_that_repairs_is_the_default_under_a_check(
     assert advised(check=CHECK, model="little", profile="compact-1") == ("little", "compact-1")
     assert advised(check=CHECK, model="shipped") == ("shipped", None)
     assert advised(check=CHECK, base_url="http://localhost:1/v1") == (None, None)
+
+
+def test_a_checkpoint_of_a_package_goes_before_the_fetched_model_that_it_is_trained_on(
+    advised: Callable[..., tuple[str | None, str | None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "nano" / "config.toml").open("a") as file:
+        file.write("checked_policy = 'mender'\n")
+    package = tmp_path / "site" / "mender-1.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: mender\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[nano.checkpoints]\nmender = mender:FOLDER\n")
+    (tmp_path / "site" / "mender.py").write_text(
+        "from pathlib import Path\nFOLDER = Path(__file__).parent / 'p'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    for cached in (extensions._entry_points, extensions._registered):
+        cached.cache_clear()
+    assert advised(check=CHECK, model="little") == ("little", "repair-1"), "its base is not fetched"
+    file = catalogue._place(catalogue.catalogue()["little"])
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert advised(check=CHECK) == ("mender", None)
+    assert advised(check=CHECK, model="little") == ("mender", None)
+    assert advised(check=CHECK, model="little", profile="repair-1") == ("little", "repair-1")
+    assert opening.at_hand("mender") == str(tmp_path / "site" / "p")
+    monkeypatch.undo()
+    for cached in (extensions._entry_points, extensions._registered):
+        cached.cache_clear()
 
 
 def test_a_terminal_is_told_once_what_one_command_brings(

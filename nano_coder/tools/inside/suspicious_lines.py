@@ -237,7 +237,7 @@ def ranked(tests: dict[str, dict[str, Any]], most: int) -> dict[str, Any]:
             functions.setdefault((path, name), found)
     shown = [
         {"path": path, "first": first, "last": last,
-         "likely": [row["line"] for row in lines if row["path"] == path and first <= row["line"] <= last][:_LIKELY],
+         "likely": [n["line"] for n in lines if n["path"] == path and first <= n["line"] <= last][:_LIKELY],
          "source": sources[path].shown(first, last),
          "failure": failure((path, first, last), failed_tests)}
         for path, first, last in places
