@@ -81,9 +81,9 @@ REPAIR_1 = InterfaceProfile(
     system="You find and correct mistakes in Python programs.",
     task=(
         "{{ prompt }}{% if place %}\n\nThis test fails:\n{{ place.failure }}\n\n{{ place.path }}:\n"
-        "{{ place.source }}\n\nThe likeliest lines by the tests that run them: {{ place.likely"
-        " | join(', ') }}. Write each wrong line again, corrected, behind its number, in the form of the lines above, and"
-        " nothing else.{% endif %}"
+        "{{ place.source }}\n\nThe likeliest lines by the tests that run them: "
+        "{{ place.likely | join(', ') }}. Write each wrong line again, corrected, behind its number, in the"
+        " form of the lines above, and nothing else.{% endif %}"
     ),
     observation=ObservationFormat(head_tokens=300, tail_tokens=300),
     chat_template=None,

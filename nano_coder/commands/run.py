@@ -208,7 +208,8 @@ def _escalate(local: _Result, runtime: Runtime, begins: str, display: Display) -
 def with_advice(setup: Setup) -> Setup:
     """The setup with the profile in which a model of the catalogue works under a check, unless one is named,
     or with the checkpoint that a package brings for it. Without a promoted checkpoint or a model's name such
-    a model, if it was fetched, goes before the shipped policy; a terminal is told once of one that was not."""
+    a model, if it was fetched, goes before the shipped policy; a terminal is told once of one that was
+    not."""
     from nano_coder.models.catalogue import catalogue, fetched
     from nano_coder.models.opening import CHECKPOINTS
 
