@@ -4,6 +4,8 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 EXAMPLE := examples/buggy_stats
 DIR ?=
+# Of nano-coder models; empty: the promoted or shipped one.
+MODEL ?=
 TASK ?= The tests fail. Find the bug in stats.py and fix it.
 CHECK ?= python -m pytest -q
 
@@ -15,7 +17,7 @@ EXAMPLES_DIR := $(CURDIR)/.venv/exchange-examples
 .PHONY: help run test test-all exchange-examples lint toy bench figures docs dist clean
 
 help:
-	@echo "make run        fix a bug in a copy of $(EXAMPLE); or TASK='...' DIR=... [CHECK='...']"
+	@echo "make run        fix a bug in a copy of $(EXAMPLE); or TASK='...' DIR=... [CHECK='...'] [MODEL=coder-1.5b]"
 	@echo "make test       the tests"
 	@echo "make test-all   the tests, with those that are slow"
 	@echo "make lint       ruff and mypy"
@@ -26,7 +28,7 @@ help:
 
 run: $(INSTALLED)
 	@dir="$(DIR)"; if [ -z "$$dir" ]; then dir="$$(mktemp -d)/buggy_stats"; cp -r $(EXAMPLE) "$$dir"; fi; \
-	$(BIN)/nano-coder run "$(TASK)" -C "$$dir" --check "$(CHECK)" --temperature 0
+	$(BIN)/nano-coder run "$(TASK)" -C "$$dir" --check "$(CHECK)" --temperature 0 $(if $(MODEL),--model $(MODEL))
 
 # The workers of pytest share the cores: with more threads each they would wait for each other. One worker more than
 # the two cores that a newcomer may have: many tests wait, for a time-out or a process. Hypothesis draws the same

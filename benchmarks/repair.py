@@ -106,7 +106,8 @@ def planted(name: str, work: Path, count: int) -> list[dict[str, Any]]:
         shutil.copytree(folder, broken := work / "broken", dirs_exist_ok=True)
         inner = str(path.relative_to(folder))
         (broken / inner).write_text(mutant.source)
-        done = subprocess.run(["/bin/sh", "-c", check_of(name)], cwd=broken, capture_output=True, timeout=300)
+        command = f"timeout -k 5 60 /bin/sh -c '{check_of(name)}'"
+        done = subprocess.run(command, shell=True, cwd=broken, capture_output=True)
         shutil.rmtree(broken)
         if done.returncode == 1:
             facts = {"path": inner, "line": mutant.line, "old": mutant.old, "new": mutant.new}

@@ -51,6 +51,11 @@ def fetched(name: str) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
+def name_of(folder: Path) -> str | None:
+    """The model of the catalogue that a folder was converted from, by the hash at its end; None for others."""
+    return next((n for n, e in catalogue().items() if folder.name.endswith(f"-{e.sha256[:12]}")), None)
+
+
 def offer(name: str) -> str:
     entry = catalogue()[name]
     package = f", else {entry.parts} packages of the package index" if entry.package else ""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nano_coder import __version__ as runtime_version
+from nano_coder.models.catalogue import name_of
 from nano_coder.models.opening import OpenedWeights, open_weights, stored_dtype
 from nano_coder.models.weights import BASE, Dtype, quiet_transformers
 from nano_rl.checkpoints.evaluate import checkpoint_folder
@@ -214,4 +215,5 @@ def _base(model: Any, opened: OpenedWeights) -> str:
         return BASE
     if opened.loaded.kind == "adapter":
         return str(model.peft_config["default"].base_model_name_or_path)
-    return str(opened.loaded.path.resolve() if opened.loaded.path else opened.loaded.id)
+    path = opened.loaded.path
+    return (name_of(path) or str(path.resolve())) if path else opened.loaded.id

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nano_coder.commands.config import models
-from nano_coder.models import catalogue, opening
+from nano_coder.models import catalogue, opening, weights
 from nano_shared.errors import UsageError
 
 WEIGHTS = bytes(range(256)) * 4000
@@ -151,3 +151,22 @@ def test_the_shipped_entries_are_whole() -> None:
     for name, entry in catalogue._shipped().items():
         assert entry.parts > 0, name
         assert "{}" in str(entry.package)
+
+
+def test_an_adapter_names_a_model_of_the_catalogue_as_its_base(
+    add: Callable[..., None], tmp_path: Path
+) -> None:
+    add()
+    converted = tmp_path / f"little-{hashlib.sha256(WEIGHTS).hexdigest()[:12]}"
+    assert catalogue.name_of(converted) == "little-0.1b"
+    assert catalogue.name_of(tmp_path) is None
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "little-0.1b"}')
+    assert weights.policy_id(str(adapter)) is None
+    with pytest.raises(UsageError, match=r"its base is little-0.1b .* nano-coder models get little-0.1b"):
+        weights.adapter_base(adapter)
+    file = catalogue._place(catalogue.catalogue()["little-0.1b"])
+    file.parent.mkdir(parents=True)
+    file.write_bytes(WEIGHTS)
+    assert weights.adapter_base(adapter) == str(file)
