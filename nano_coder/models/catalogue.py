@@ -52,7 +52,7 @@ def fetched(name: str) -> Path | None:
 
 
 def name_of(folder: Path) -> str | None:
-    """The model of the catalogue that a folder was converted from, by the hash at its end; None for others."""
+    """The model of the catalogue that a folder was converted from, by the hash at its end; else None."""
     return next((n for n, e in catalogue().items() if folder.name.endswith(f"-{e.sha256[:12]}")), None)
 
 
