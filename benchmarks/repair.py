@@ -22,7 +22,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +150,9 @@ def candidates(
 
 
 def searched(bug: dict[str, Any], task: Task, runtime: Runtime, checks: int, work: Path) -> dict[str, Any]:
-    """The rank of the place that holds the bug, and how many checks a search without a model makes until one
-    passes; None: not within `checks`."""
-    row: dict[str, Any] = {"place": None, "search": None, "searched": checks}
+    """The ranks of the place that holds the bug and of its line there, and how many checks a search without a
+    model makes until one passes; None: not within `checks`."""
+    row: dict[str, Any] = {"place": None, "likely": None, "search": None, "searched": checks}
     shutil.rmtree(folder := work / f"searched-{os.getpid()}", ignore_errors=True)
     snapshot.materialise(str(task.snapshot), runtime.store.blobs, folder)
     jail = runtime.sandbox.open(folder, task.limits)
@@ -161,7 +161,9 @@ def searched(bug: dict[str, Any], task: Task, runtime: Runtime, checks: int, wor
         places = tuple(find_places(context, task.key))[: runtime.profile.places]
         for rank, place in enumerate(places, 1):
             if place.path == bug["path"] and place.first <= bug["line"] <= place.last:
-                row["place"] = row["place"] or rank
+                row["place"] = rank
+                row["likely"] = 1 + [*place.likely, bug["line"]].index(bug["line"])
+                break
         mutants = candidates(jail, places, random.Random(task.key))
         for number, (path, before, after) in enumerate(islice(mutants, checks), 1):
             jail.write(path, after.encode())
@@ -222,7 +224,7 @@ def main() -> None:
     names, tries = (["inflection"], 0) if asked.smoke else (asked.packages, asked.tries)
     asked.work.mkdir(parents=True, exist_ok=True)
     drawn = [planted(name, asked.work, 1 if asked.smoke else asked.bugs) for name in names]
-    bugs = [bug for one_each in zip(*drawn, strict=True) for bug in one_each]
+    bugs = [bug for one_each in zip_longest(*drawn) for bug in one_each if bug is not None]
     profile = find_profile(asked.profile)
     config = CoreConfig(profile=asked.profile)
     policy = ScriptedPolicy([]) if asked.model == "none" else open_policy(asked.model, config).policy
