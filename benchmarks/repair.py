@@ -162,7 +162,8 @@ def searched(bug: dict[str, Any], task: Task, runtime: Runtime, checks: int, wor
         for rank, place in enumerate(places, 1):
             if place.path == bug["path"] and place.first <= bug["line"] <= place.last:
                 row["place"] = rank
-                row["likely"] = 1 + [*place.likely, bug["line"]].index(bug["line"])
+                if bug["line"] in place.likely:
+                    row["likely"] = 1 + place.likely.index(bug["line"])
                 break
         mutants = candidates(jail, places, random.Random(task.key))
         for number, (path, before, after) in enumerate(islice(mutants, checks), 1):
