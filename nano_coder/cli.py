@@ -21,8 +21,8 @@ COMMANDS = {
     "log": ("nano_coder.commands.log", "Look at the log of runs."),
     "serve": ("nano_coder.commands.serve", "Serve a model to any client; every request is logged."),
     "view": ("+view", "Look at the log and at trainings in a browser."),
-    "exec": ("nano_coder.commands.exec", "Run one command in the sandbox."),
-    "doctor": ("nano_coder.commands.doctor", "Prove what the sandbox holds here, by trying to escape."),
+    "exec": ("+jails", "Run one command in the sandbox."),
+    "doctor": ("+jails", "Prove what the sandbox holds here, by trying to escape."),
     "memory": ("nano_coder.commands.memory", "What agents remember of a project."),
     "mcp": ("+mcp", "MCP servers: their tools for the agent, and nano as one."),
     "tools": (

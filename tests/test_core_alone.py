@@ -84,7 +84,9 @@ def test_the_core_works_without_a_plugin(alone: Alone) -> None:
     [
         ("coder", "view", "view"),
         ("coder", "mcp list", "mcp"),
-        ("coder", "exec --sandbox podman -- true", "containers"),
+        ("coder", "exec -- true", "jails"),
+        ("coder", "doctor", "jails"),
+        ("coder", "run x --sandbox podman", "containers"),
         ("rl", "report x", "view"),
         ("rl", "conformance", "conformance"),
         ("rl", "cluster status", "cluster"),
