@@ -15,7 +15,7 @@ COMMANDS = {
     "restore": ("nano_coder.commands.changes:restore", "Write the workspace as a step of a run left it."),
     "fork": ("nano_coder.commands.resume:fork", "Sample other continuations from a step of a run."),
     "feedback": (
-        "nano_coder.commands.feedback",
+        "+logs",
         "Say what was good or bad about a run, or list what was said.",
     ),
     "log": ("nano_coder.commands.log", "Look at the log of runs."),
@@ -23,7 +23,7 @@ COMMANDS = {
     "view": ("+view", "Look at the log and at trainings in a browser."),
     "exec": ("+jails", "Run one command in the sandbox."),
     "doctor": ("+jails", "Prove what the sandbox holds here, by trying to escape."),
-    "memory": ("nano_coder.commands.memory", "What agents remember of a project."),
+    "memory": ("+logs", "What agents remember of a project."),
     "mcp": ("+mcp", "MCP servers: their tools for the agent, and nano as one."),
     "tools": (
         "nano_coder.commands.config:tools",

@@ -86,6 +86,8 @@ def test_the_core_works_without_a_plugin(alone: Alone) -> None:
         ("coder", "mcp list", "mcp"),
         ("coder", "exec -- true", "jails"),
         ("coder", "doctor", "jails"),
+        ("coder", "log stats", "logs"),
+        ("coder", "feedback --good", "logs"),
         ("coder", "run x --sandbox podman", "containers"),
         ("rl", "report x", "view"),
         ("rl", "conformance", "conformance"),

@@ -247,7 +247,7 @@ PLUGINS = {
         },
         "nano.run_formats": {"formats": "atif nemo-gym claude-code codex"},
         "nano.sandboxes": {"containers": "bwrap podman"},
-        "nano.settings": {"mcp": "mcp"},
+        "nano.settings": {"logs": "redact", "mcp": "mcp"},
         "nano.suites": {"suites": "functions shell sql data logic search perceive plan memory reasoning-gym"},
         "nano.task_formats": {"formats": "harbor nemo-gym swe-bench humaneval mbpp rows verifiers trl"},
         "nano.terms": {"preferences": "preferences"},
