@@ -236,6 +236,7 @@ PLUGINS = {
     for group, brought in {
         "nano.apis": {"apis": "completions messages responses"},
         "nano.blob_stores": {"cluster": "s3 gs az"},
+        "nano.checks": {"suites": "state scorer mutants metrics"},
         "nano.critics": {"preferences": "ppo"},
         "nano.environments": {"formats": "nemo-gym openenv verifiers"},
         "nano.learners": {"cluster": "ranks"},
@@ -247,7 +248,7 @@ PLUGINS = {
             " preference human"
         },
         "nano.run_formats": {"formats": "atif nemo-gym claude-code codex"},
-        "nano.sandboxes": {"containers": "bwrap podman"},
+        "nano.sandboxes": {"containers": "bwrap podman none"},
         "nano.settings": {"logs": "redact", "mcp": "mcp"},
         "nano.suites": {"suites": "functions shell sql data logic search perceive plan memory reasoning-gym"},
         "nano.task_formats": {"formats": "harbor nemo-gym swe-bench humaneval mbpp rows verifiers trl"},
