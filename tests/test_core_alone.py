@@ -83,6 +83,7 @@ def test_the_core_works_without_a_plugin(alone: Alone) -> None:
     ("program", "words", "plugin"),
     [
         ("coder", "view", "view"),
+        ("coder", "tools --tool fetch_url", "web"),
         ("coder", "mcp list", "mcp"),
         ("coder", "exec -- true", "jails"),
         ("coder", "doctor", "jails"),

@@ -254,7 +254,7 @@ PLUGINS = {
         "nano.suites": {"suites": "functions shell sql data logic search perceive plan memory reasoning-gym"},
         "nano.task_formats": {"formats": "harbor nemo-gym swe-bench humaneval mbpp rows verifiers trl"},
         "nano.terms": {"preferences": "preferences"},
-        "nano.tools": {"suites": "lookup"},
+        "nano.tools": {"suites": "lookup", "web": "fetch_url web_search"},
         "nano.workers": {"cluster": "ray"},
     }.items()
 }
