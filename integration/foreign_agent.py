@@ -38,8 +38,7 @@ from own_project import nano, told, write
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import RunSettings
-from nano_coder.run.foreign_agent import open_agent
+from nano_coder.run.execution import RunSettings, open_agent
 from nano_rl.gather.rollouts import execute
 from nano_rl.imitation import run_messages
 from nano_rl.session import oracle_runtime

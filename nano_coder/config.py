@@ -32,11 +32,10 @@ from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import PLUGINS, Extensions, call_extension, missing_plugin
 from nano_shared.files import NotReadable, read_regular, real_path
+from nano_shared.notes import Scrub
 from nano_shared.owners import User, usual_name
 from nano_shared.policy import DecodeIds
 from nano_shared.printable import printable
-from nano_shared.redact.redactor import RedactConfig, Redactor
-from nano_shared.redact.runs import RedactingStore
 from nano_shared.settings import no_such_setting
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Share, Usage
@@ -81,6 +80,13 @@ class SettingsTable:
     masked: Callable[[Any, str | None], BaseModel] = lambda settings, mark: settings
     """the settings as they are shown: a mark for each secret, or with None nothing"""
     project: ProjectTable | None = None
+    tightened: Callable[[dict[str, Any], dict[str, Any]], tuple[Any, dict[str, Any]]] | None = None
+    """what the nano.toml of a project that nobody trusts makes of the table, and what of it is refused;
+    None: nothing of it counts"""
+    log: Callable[[Any, LogStore, DecodeIds | None], LogStore] = lambda settings, store, decode: store
+    """the log that runs write to under these settings, over a log"""
+    note: Callable[[Any, str], tuple[str, Sequence[object]]] = lambda settings, text: (text, ())
+    """what is kept of a note about a project, and what was taken out of it"""
 
     def over(self, below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         return dict(call_extension(self.joined, below, above, name="settings of a plug-in"))
@@ -311,8 +317,6 @@ class CoreConfig(BaseModel):
     """patterns for names that no run gets to see, beside version control, environments and caches"""
     git: bool | None = None
     """whether runs see the project's git history; none: where nothing is excluded, which it may hold"""
-    redact: RedactConfig = RedactConfig()
-    """secrets: `write` keeps them out of the log; `[redact]` also takes `patterns` and `allow`"""
 
     @field_validator("exclude", "tools", "agent_folders", "instructions", mode="before")
     @classmethod
@@ -471,7 +475,7 @@ def configured(
             if key == "check" and bound and values[key] != before:
                 sources[key] = UNTRUSTED_CHECK
             elif not bound or values[key] != before:
-                shared = key in ("exclude", "redact", *TABLES) and sources[key] != "default"
+                shared = key in ("exclude", *TABLES) and sources[key] != "default"
                 sources[key] = f"{sources[key]}, {source}" if shared else source
     return Configured(AgentConfig.model_validate(values), sources, ignored, project, dict(files or {}))
 
@@ -500,8 +504,6 @@ def _joined(key: str, below: Any, above: Any) -> Any:
     match key:
         case "exclude":
             return tuple(dict.fromkeys((*below, *above)))
-        case "redact":
-            return below | above | {"patterns": below["patterns"] | above.get("patterns", {})}
         case "prices" | "search" | "catalogue":
             return below | above
         case _ if key in TABLES:
@@ -524,30 +526,13 @@ def _tightened(key: str, below: Any, requested: Any) -> tuple[Any, dict[str, Any
             return _joined(key, below, requested), {}
         case "git":
             kept = False if requested is False else below
-        case "redact":
-            return _tightened_redaction(below, requested)
         case "share":
             kept = min(below, requested, key=list(Share).index)
+        case _ if key in TABLES and (tightened := TABLES[key].tightened) is not None:
+            return tightened(below, requested)
         case _:
             kept = below
     return kept, {} if kept == requested else {key: requested}
-
-
-def _tightened_redaction(below: dict[str, Any], requested: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """More patterns beside the user's, which stay as they are; nothing turned off, nothing allowed."""
-    patterns = requested.get("patterns", {}) | below["patterns"]
-    on = "write" if "write" in (below["on"], requested.get("on")) else "off"
-    kept = below | {"on": on, "patterns": patterns}
-    refused = {
-        f"redact.patterns.{kind}": pattern
-        for kind, pattern in requested.get("patterns", {}).items()
-        if patterns[kind] != pattern
-    }
-    if requested.get("on", on) != on:
-        refused["redact.on"] = requested["on"]
-    if set(requested.get("allow", ())) - set(below["allow"]):
-        refused["redact.allow"] = requested["allow"]
-    return kept, refused
 
 
 @cache
@@ -623,6 +608,20 @@ def redacting_store(
     """
     config = config or load_config({}, Path())[0]
     store.user = store.user or user_of(config)
-    if config.redact.on != "write":
-        return store
-    return RedactingStore(store, Redactor(config.redact), decode)
+    for name, table in TABLES.items():
+        store = table.log(getattr(config, name), store, decode)
+    return store
+
+
+def note_scrub(config: AgentConfig | None = None) -> Scrub:
+    """Takes secrets out of a note, where a plug-in does that (config None: by its default settings)."""
+    settings = config or AgentConfig()
+
+    def scrub(text: str) -> tuple[str, Sequence[object]]:
+        found: list[object] = []
+        for name, table in TABLES.items():
+            text, taken = table.note(getattr(settings, name), text)
+            found += taken
+        return text, found
+
+    return scrub

@@ -27,8 +27,7 @@ from nano_coder.models.opening import (
     rank_of,
 )
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import RunSettings, Runtime
-from nano_coder.run.foreign_agent import open_agent
+from nano_coder.run.execution import RunSettings, Runtime, open_agent
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox, allowed_hosts
 from nano_coder.tools.tool import TOOLS

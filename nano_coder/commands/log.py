@@ -1,4 +1,4 @@
-"""`nano-coder log`: list, show, verify, redact, path; export and import are in log_transfer."""
+"""`nano-coder log`: list, show, verify, path; the plug-in logs has the others."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ from typer import Argument, Option
 
 from nano_coder.commands.display import Display
 from nano_coder.commands.options import DirectoryOption, Log, RunArgument, ToolOption, Verbose, open_log
-from nano_coder.config import load_config, open_store
 from nano_coder.tools.tool import TOOLS
 from nano_coder.verify.trainable import RefusalCode, RunFinding, findings, imitation_refusal
 from nano_shared.command_line import Console, JsonOption, emit, lazy_app
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.printable import printable
-from nano_shared.redact.redactor import Redactor
-from nano_shared.redact.runs import redact_run
 from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore, RunSummary
 
@@ -39,13 +36,13 @@ command = lazy_app(
         "list": (f"{__name__}:list_runs", "Your newest runs, a line each."),
         "show": (f"{__name__}:show", "One run whole: the task, each step, the diff, the verdict."),
         "verify": (f"{__name__}:verify", "May runs train a policy gradient, and if not, why?"),
-        "export": ("nano_coder.commands.log_transfer:export", "Write runs in another format."),
-        "import": ("nano_coder.commands.log_transfer:import_runs", "Add the runs of files to the log."),
+        "export": ("+logs", "Write runs in another format."),
+        "import": ("+logs", "Add the runs of files to the log."),
         "migrate": ("+cluster", "Copy a log into another, as to Postgres."),
-        "redact": (f"{__name__}:redact", "Take the secrets out of runs for good."),
-        "delete": ("nano_coder.commands.log_delete:delete", "Delete runs, and files that only they need."),
-        "prune": ("nano_coder.commands.log_delete:prune", "Delete your old runs."),
-        "stats": ("nano_coder.commands.log_stats:stats", "What became of your runs, and what they cost."),
+        "redact": ("+logs", "Take the secrets out of runs for good."),
+        "delete": ("+logs", "Delete runs, and files that only they need."),
+        "prune": ("+logs", "Delete your old runs."),
+        "stats": ("+logs", "What became of your runs, and what they cost."),
         "path": (f"{__name__}:path", "Where the log is."),
     },
     help="Look at the log of runs, and move runs in and out of it.",
@@ -133,25 +130,6 @@ def show(
                 display.escalated(store.get(one.id))
 
     emit(trajectory, as_json, tell)
-    return 0
-
-
-def redact(
-    runs: Annotated[list[str], Argument(metavar="RUN...")],
-    directory: DirectoryOption = Path(),
-    log: Log = None,
-) -> int:
-    """Take the secrets out of RUNS for good: what they held before is dropped, not kept beside it.
-
-    The rules are those of `redact` in nano.toml. All token ids of a run that held a secret become
-    placeholders: it trains no policy gradient any more. Snapshots of workspaces stay as they are.
-    """
-    config, _ = load_config({"log": log}, directory)
-    redactor = Redactor(config.redact)
-    with open_store(config, directory, create=False) as store:
-        for run in runs:
-            changed = redact_run(store, store.resolve(run), redactor)
-            print(f"run {store.resolve(run)}: {'redacted' if changed else 'nothing to redact'}")
     return 0
 
 

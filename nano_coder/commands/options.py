@@ -176,13 +176,12 @@ def open_runtime(
     `limits` take the place of a task's own (`overriding_limits`).
     """
     from nano_coder.agent.profiles import days_profile, with_tools
-    from nano_coder.config import redacting_store
+    from nano_coder.config import note_scrub, redacting_store
     from nano_coder.models.opening import default_model, open_policy
     from nano_coder.run.execution import Project, RunSettings, Runtime
     from nano_coder.sandbox.protocol import allowed_hosts
     from nano_coder.tools.tool import further_tools
     from nano_shared.owners import project_id
-    from nano_shared.redact.redactor import Redactor
 
     sandbox = _open_sandbox(config, directory)
     more = further_tools(config, lambda: (sandbox, store))
@@ -199,7 +198,7 @@ def open_runtime(
         settings=RunSettings(
             limits=limits or {}, hosts=allowed_hosts(config.net), search=config.search, ends_repetition=True
         ),
-        project=Project(notes=store.notes(str(directory.resolve()), Redactor(config.redact).scrub)),
+        project=Project(notes=store.notes(str(directory.resolve()), note_scrub(config))),
     )
 
 

@@ -9,7 +9,7 @@ import json
 import marshal
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,12 +18,12 @@ from typing import Any
 
 from nano_coder.grading.answers import same
 from nano_coder.grading.inside.report import LONGEST_NAME, Malformed, read
-from nano_coder.grading.source_measure import MODULES
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.hidden_checks import Case, CaseChecks, Metric
+from nano_shared.extensions import Extensions
+from nano_shared.hidden_checks import Case, CaseChecks, ChecksOfAKind
 from nano_shared.printable import printable
-from nano_shared.types import Limits, Tampering, Trust
+from nano_shared.types import Tampering, Task, Trust
 
 _INSIDE = Path(__file__).with_name("inside")
 _TEMPLATE = """\
@@ -81,6 +81,8 @@ class GradingOutcome:
     tampering: tuple[Tampering, ...] = ()
     failure_kind: str | None = None
     trust: Trust = Trust.HIDDEN
+    score: float | None = None
+    """in [0, 1], where it is not the fraction of passed checks"""
 
     @property
     def passed(self) -> float:
@@ -102,23 +104,41 @@ class _Tally:
         self.tampering += [f for f in found if f.kind not in {t.kind for t in self.tampering}]
 
 
-def run_cases(
-    hidden: CaseChecks, artifacts: Mapping[str, bytes], entry_file: str, limits: Limits, sandbox: Sandbox
-) -> GradingOutcome:
-    """Call the entry point of `entry_file` on every case, in one clean jail that holds only the artifacts.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What an agent left of what its task's checks read, and the jails to grade it in."""
+
+    task: Task
+    checks: ChecksOfAKind
+    files: Mapping[str, bytes]
+    others: Collection[str] = ()
+    """paths that are no regular files"""
+    answer: str | None = None
+    sandbox: Sandbox
+
+
+CHECKS: Extensions[Callable[[Submission], GradingOutcome]] = Extensions("nano.checks")
+"""what grades the checks of a kind that is not the core's"""
+
+
+def run_cases(given: Submission, forbidden: Collection[str] | None = None) -> GradingOutcome:
+    """Call the entry point of the first artifact on every case, in one clean jail that holds only the
+    artifacts, which may not import `forbidden` modules, nor run code that is not in their text (None: any).
 
     Raises SandboxError if the jail fails.
     """
-    texts = {name: data.decode("utf-8", "surrogateescape") for name, data in artifacts.items()}
+    hidden, sandbox = given.checks, given.sandbox
+    assert isinstance(hidden, CaseChecks)
+    texts = {name: data.decode("utf-8", "surrogateescape") for name, data in given.files.items()}
     job: dict[str, Any] = {
-        "files": texts, "target": entry_file, "entry": hidden.entry_point,
+        "files": texts, "target": given.task.artifacts[0], "entry": hidden.entry_point,
         "cases": [{"args": c.args, "kwargs": c.kwargs} for c in hidden.cases],
         "cpu_seconds": CPU_SECONDS, "wall_seconds": WALL_SECONDS, "patience": PATIENCE,
-        "forbidden": sorted(MODULES) if hidden.metrics else None,
+        "forbidden": None if forbidden is None else sorted(forbidden),
     }  # fmt: skip
     wall = 30.0 + PATIENCE * WALL_SECONDS + len(hidden.cases) * (CPU_SECONDS + 1)
     nonce, token = secrets.token_hex(16), secrets.token_hex(16)
-    with closing(sandbox.open(None, limits)) as jail:
+    with closing(sandbox.open(None, given.task.limits)) as jail:
         result = jail.run_python(
             program("case_runner.main()", "plain_values", "report", "case_runner"),
             isolated=True,
@@ -131,8 +151,7 @@ def run_cases(
     if not reports or reports[0] != {"ready": True}:
         raise SandboxError(f"the grading child did not start: {result.last_words}")
     expected = {name: case.expected for name, case in zip(names(hidden.cases), hidden.cases, strict=True)}
-    outcome = judged(expected, reports[1:], result)
-    return _keep_bounds(outcome, hidden.metrics, artifacts, limits, sandbox) if hidden.metrics else outcome
+    return judged(expected, reports[1:], result)
 
 
 def names(cases: tuple[Case, ...]) -> list[str]:
@@ -206,49 +225,3 @@ def _judge(tally: _Tally, name: str, expected: Any, report: dict[str, Any]) -> N
 def _report_text(value: Any) -> str:
     """A part of a report, which may be anything, as printable text."""
     return printable(str(value)[:LONGEST_NAME])
-
-
-_MEASURE = Path(__file__).with_name("source_measure.py").read_text(encoding="utf-8")
-_SECONDS = 20.0
-
-
-def measure(files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> dict[str, int] | None:
-    """The metrics of all Python files together, and the number of ways to run code that the syntax tree hides
-    (`hidden`).
-
-    None if a file is not valid Python. The source is parsed in a jail, since it may crash the parser. Raises
-    SandboxError if the jail fails.
-    """
-    texts = {
-        name: data.decode("utf-8", "surrogateescape") for name, data in files.items() if name.endswith(".py")
-    }
-    with closing(sandbox.open(None, limits)) as jail:
-        result = jail.run_python(_MEASURE, isolated=True, stdin=json.dumps(texts).encode(), timeout=_SECONDS)
-    try:
-        found = json.loads(result.stdout)
-    except ValueError:
-        if result.signal is None and not result.timed_out:
-            raise SandboxError(f"the source was not measured: {result.stderr[-300:]!r}") from None
-        return None  # it crashed the parser
-    return {str(name): int(value) for name, value in found.items()} if found is not None else None
-
-
-def _keep_bounds(
-    outcome: GradingOutcome,
-    bounds: tuple[Metric, ...],
-    files: Mapping[str, bytes],
-    limits: Limits,
-    sandbox: Sandbox,
-) -> GradingOutcome:
-    """The outcome with a check for each bound on a metric. Hiding code in strings is reported as
-    tampering."""
-    found = measure(files, limits, sandbox)
-    checks = dict(outcome.checks)
-    for bound in bounds:
-        kept = found is not None and found[bound.name] <= bound.at_most
-        checks[f"metric_{bound.name}"] = "pass" if kept else "error" if found is None else "fail"
-    tampering = outcome.tampering
-    if found is not None and found["hidden"] and "hidden_code" not in {finding.kind for finding in tampering}:
-        detail = "the source runs code that no syntax tree shows, or reaches for what does"
-        tampering = (*tampering, Tampering(kind="hidden_code", detail=detail))
-    return GradingOutcome(checks, tampering, outcome.failure_kind)

@@ -8,28 +8,20 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from nano_coder.grading import GRADER
-from nano_coder.grading.answers import AnswerScore, same_answer, score_answer
-from nano_coder.grading.cases import GradingOutcome, names, run_cases
+from nano_coder.grading.answers import same_answer
+from nano_coder.grading.cases import CHECKS, GradingOutcome, Submission, names, run_cases
 from nano_coder.grading.command_check import grade_command, laid_over, restored, tree_hash
-from nano_coder.grading.end_state import run_state, state_files
 from nano_coder.grading.live_use import live_use
 from nano_coder.grading.one_process_suite import run_strict
 from nano_coder.grading.protected_files import LINTERS
 from nano_coder.grading.reward_file import grade_reward_file
 from nano_coder.grading.submitted_folder import changed_since, read_folder
-from nano_coder.grading.two_jail_suite import (
-    REFERENCE,
-    Job,
-    NeedsStrict,
-    killed,
-    of_reference,
-    run_mutants,
-    run_suite,
-)
+from nano_coder.grading.two_jail_suite import Job, NeedsStrict, of_reference, run_suite
 from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import LogError, UsageError
+from nano_shared.extensions import refuse_missing
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import (
     AnswerChecks,
@@ -151,7 +143,7 @@ def ungraded(kind: str, detail: str = "", graded_hash: str = content_hash("")) -
 def graded_files(task: Task) -> tuple[str, ...]:
     """Paths of the files that a verdict depends on; empty if it depends on the whole workspace."""
     if isinstance(task.hidden, StateChecks):
-        return state_files(task.hidden.state)
+        return task.hidden.files
     return task.artifacts if isinstance(task.hidden, ArtifactChecks) else ()
 
 
@@ -173,13 +165,16 @@ def _grade(
     sandbox: Sandbox,
 ) -> Verdict:
     """Grade once. Raises whatever goes wrong."""
-    if isinstance(hidden, AnswerChecks):
-        return _grade_answer(hidden, answer, sandbox)
     wanted = {name: files[name] for name in graded_files(task) if name in files}
+    given = Submission(
+        task=task, checks=hidden, files=wanted, others=others, answer=answer, sandbox=sandbox
+    )  # fmt: skip
+    if isinstance(hidden, AnswerChecks):
+        return _grade_answer(hidden, given)
     if isinstance(hidden, StateChecks):
-        outcome = run_state(hidden, wanted, others, answer, task.limits, sandbox)
+        outcome = _checked("state", given)
     else:
-        outcome = _run_artifacts(task, hidden, wanted, sandbox)
+        outcome = _run_artifacts(task, hidden, given)
     return Verdict(
         reward=float(outcome.right),
         components=_components(hidden, outcome),
@@ -192,28 +187,38 @@ def _grade(
     )
 
 
-def _grade_answer(hidden: AnswerChecks, answer: str | None, sandbox: Sandbox) -> Verdict:
+def _checked(kind: str, given: Submission) -> GradingOutcome:
+    """The outcome of checks of a kind that a plug-in grades."""
+    refuse_missing(CHECKS.group, kind)
+    return CHECKS.find(kind)(given)
+
+
+def _grade_answer(hidden: AnswerChecks, given: Submission) -> Verdict:
+    answer = given.answer
     if hidden.scorer is None:
-        score = AnswerScore(float(same_answer(answer, hidden.answer)))
+        outcome = GradingOutcome({"answer": "pass" if same_answer(answer, hidden.answer) else "fail"})
     else:
-        score = score_answer(answer, hidden.answer, hidden.scorer, sandbox)
-    right = score.value >= 1 - 1e-9
+        outcome = _checked("scorer", given)
+    right = outcome.passed == 1.0
     return Verdict(
         reward=float(right),
-        components={"tests": score.value},
-        checks={"answer": "pass" if right else "fail"},
-        tampering=score.tampering,
-        failure_kind="no_answer" if answer is None else score.failure_kind,
+        components={"tests": float(right) if outcome.score is None else outcome.score},
+        checks=outcome.checks,
+        tampering=outcome.tampering,
+        failure_kind="no_answer" if answer is None else outcome.failure_kind,
         trust=Trust.HIDDEN,
         grader=GRADER,
         graded_hash=content_hash(["answer", answer]),
     )
 
 
-def _run_artifacts(
-    task: Task, hidden: ArtifactChecks, files: Mapping[str, bytes], sandbox: Sandbox
-) -> GradingOutcome:
+REFERENCE = "reference"
+"""name of the check that the agent's tests pass on the reference"""
+
+
+def _run_artifacts(task: Task, hidden: ArtifactChecks, given: Submission) -> GradingOutcome:
     """The outcome of running the artifacts; errors if they are missing or too large."""
+    files = given.files
     if not task.artifacts:
         raise UsageError(f"task {task.key!r} has tests but no artifact that could answer them")
     too_large = any(len(data) > LARGEST_ARTIFACT for data in files.values())
@@ -221,10 +226,10 @@ def _run_artifacts(
         kind = "artifact_too_large" if len(files) == len(set(task.artifacts)) else "no_artifact"
         return GradingOutcome(dict.fromkeys(_check_names(hidden), "error"), (), kind)
     if isinstance(hidden, MutantChecks):
-        return run_mutants(task, hidden, files, sandbox)
+        return _checked("mutants", given)
     if isinstance(hidden, SuiteChecks):
-        return _run_suite(task, hidden.suite, files, sandbox)
-    return run_cases(hidden, files, task.artifacts[0], task.limits, sandbox)
+        return _run_suite(task, hidden.suite, files, given.sandbox)
+    return _checked("metrics", given) if hidden.metrics else run_cases(given)
 
 
 def _check_names(hidden: ArtifactChecks) -> list[str]:
@@ -236,7 +241,9 @@ def _check_names(hidden: ArtifactChecks) -> list[str]:
 def _components(hidden: StateChecks | ArtifactChecks, outcome: GradingOutcome) -> dict[str, float | None]:
     """Scores by name: mutants, bounds on metrics, and all other checks together."""
     if isinstance(hidden, MutantChecks):
-        return {"mutants_killed": killed(outcome)}
+        killed = [state == "pass" for name, state in outcome.checks.items() if name != REFERENCE]
+        stands = outcome.checks[REFERENCE] == "pass"  # tests that fail on the reference kill nothing
+        return {"mutants_killed": sum(killed) / len(killed) if stands else 0.0}
     bounds = {name: state for name, state in outcome.checks.items() if name.startswith("metric_")}
     tests = [state == "pass" for name, state in outcome.checks.items() if name not in bounds]
     return {"tests": sum(tests) / len(tests), **{name: float(s == "pass") for name, s in bounds.items()}}

@@ -2,16 +2,11 @@
 
 Expected values, comparisons and reports are never in the solution's jail. One connection carries calls and
 their results; only the tests' jail reports to this process.
-
-Tests that the agent wrote run so too: they must pass on the reference and fail on every mutant, and can tell
-right from wrong by behaviour only. Each source is tried twice, in an order unknown to the tests; tests that
-contradict themselves earn nothing.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import secrets
 import signal
 import socket
@@ -31,8 +26,8 @@ from nano_coder.grading.live_use import starred, used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.files import content_hash
-from nano_shared.hidden_checks import MutantChecks, Suite
-from nano_shared.types import Limits, Tampering, Task, Trust
+from nano_shared.hidden_checks import Suite
+from nano_shared.types import Limits, Tampering, Trust
 
 CPU_SECONDS = 30
 """seconds of processor time for the solution, over all tests"""
@@ -284,67 +279,3 @@ def _causes(broken: str | None, solution: _JailSide) -> tuple[list[Tampering], s
     if ended.exit_code is not None:
         return [Tampering(kind="exit", detail=f"left the process, status {ended.exit_code}")], "exit"
     return [], "crash"
-
-
-Framework = Literal["script", "unittest", "pytest"]
-
-REFERENCE = "reference"
-_ROUNDS = 2
-
-
-def run_mutants(
-    task: Task, hidden: MutantChecks, files: Mapping[str, bytes], sandbox: Sandbox
-) -> GradingOutcome:
-    """Checks `reference`, and `killed_NAME` for each mutant. Raises SandboxError if a jail fails."""
-    names = [f"killed_{name}" for name in hidden.mutants]
-    tests = {name: data.decode("utf-8", "replace") for name, data in files.items()}
-    suite = Suite(framework=_framework(tests), files=tests)
-    first = _passes(task, hidden, suite, hidden.reference, sandbox)
-    if not first:
-        return GradingOutcome({REFERENCE: "fail", **dict.fromkeys(names, "error")}, (), "fails_on_reference")
-    runs = [(REFERENCE, hidden.reference), *hidden.mutants.items()] * _ROUNDS
-    random.Random(secrets.randbits(64)).shuffle(runs)
-    passes_by_source: dict[str, set[bool]] = {}
-    for name, source in runs:
-        passes_by_source.setdefault(name, set()).add(_passes(task, hidden, suite, source, sandbox))
-    checks = {REFERENCE: "pass" if passes_by_source[REFERENCE] == {True} else "fail"}
-    checks |= {
-        f"killed_{name}": "pass" if passes_by_source[name] == {False} else "fail" for name in hidden.mutants
-    }
-    undecided = sorted(name for name, seen in passes_by_source.items() if len(seen) > 1)
-    if undecided:
-        found = Tampering(kind="flaky", detail=f"the tests pass and fail on the same source: {undecided[0]}")
-        return GradingOutcome(checks, (found,), "flaky")
-    return GradingOutcome(checks)
-
-
-def killed(outcome: GradingOutcome) -> float:
-    """Fraction of the mutants that the tests fail on; 0 if they fail on the reference."""
-    if outcome.checks[REFERENCE] != "pass":
-        return 0.0
-    found = [state == "pass" for name, state in outcome.checks.items() if name != REFERENCE]
-    return sum(found) / len(found)
-
-
-def _passes(task: Task, hidden: MutantChecks, suite: Suite, source: str, sandbox: Sandbox) -> bool:
-    """Whether at least one test ran and all passed. Tests that break their own jail do not pass."""
-    module = hidden.module
-    originals = {
-        name: text for name, text in task.files.items() if name != module and name not in suite.files
-    }
-    job = Job(suite, module, {module: source.encode()}, originals)
-    try:
-        outcome = run_suite(job, task.limits, sandbox)
-    except (TestsFailed, NeedsStrict):
-        with closing(sandbox.open(None, Limits())) as jail:
-            if jail.run_python("print(1)", isolated=True).stdout != b"1\n":
-                raise SandboxError("no jail works: the agent's tests were not run") from None
-        return False
-    return outcome.passed == 1.0
-
-
-def _framework(tests: Mapping[str, str]) -> Framework:
-    text = "\n".join(tests.values())
-    if "unittest" in text and "TestCase" in text:
-        return "unittest"
-    return "pytest" if "def test" in text else "script"

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nano_coder import __version__
 from nano_coder.agent.actions import WORKSPACE_LOST, Actions, Workspace, shorten, spill_path
@@ -46,6 +46,7 @@ from nano_shared.errors import (
     SandboxError,
     UsageError,
 )
+from nano_shared.extensions import Extensions, refuse_missing
 from nano_shared.files import in_memory, scratch_folder
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.notes import Notes
@@ -68,7 +69,6 @@ from nano_shared.types import (
 if TYPE_CHECKING:
     from nano_coder.config import SearchSettings
     from nano_coder.environment import OpenSession
-    from nano_coder.run.foreign_agent import ForeignAgent
 
 
 REFLECTION = "reflection"
@@ -125,6 +125,26 @@ class RunHooks:
     """ends the runs when it is set"""
 
 
+class ExternalAgent(Protocol):
+    """An agent that acts instead of nano's own loop: what an extension of `nano.agents` opens."""
+
+    def run(self, begun: Trajectory, runtime: Runtime) -> Trajectory | tuple[StopReason, str]:
+        """Work on the task of a run that has no turns, and return the run, ended and logged; or why nothing
+        is logged, a stop reason that counts as our failure."""
+
+
+AGENTS: Extensions[Callable[[str, Sequence[str]], ExternalAgent]] = Extensions("nano.agents")
+"""what opens an agent, by its command and the folders that its jail sees"""
+
+
+def open_agent(command: str | None, folders: Sequence[str] = ()) -> ExternalAgent | None:
+    """The agent of that command; None without one. Raises UsageError for a missing folder."""
+    if command is None:
+        return None
+    refuse_missing(AGENTS.group, "command")
+    return AGENTS.find("command")(command, folders)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """What the user set for every run of a command."""
@@ -135,7 +155,7 @@ class RunSettings:
     """hosts that runs may reach; grading reaches none"""
     search: SearchSettings | None = None
     """search service of `web_search`; None: the documents in the workspace"""
-    agent: ForeignAgent | None = None
+    agent: ExternalAgent | None = None
     """external agent that acts instead of nano's own loop; None: nano's loop"""
     ends_repetition: bool = False
     """whether an answer that repeats itself is ended; rollouts that train sample to the end"""
@@ -206,10 +226,8 @@ def run_task(
     runtime = replace(runtime, profile=serving_profile(runtime.profile, task))
     _refuse_unserved(task, runtime)
     if runtime.settings.agent is not None:
-        from nano_coder.run.foreign_agent import run_foreign_agent
-
         begun = _new_run(task, runtime, seed, run_id)
-        ended = run_foreign_agent(runtime.settings.agent, begun, runtime)
+        ended = runtime.settings.agent.run(begun, runtime)
         if isinstance(ended, Trajectory):
             return ended
         runtime.store.begin(begun)

@@ -17,13 +17,13 @@ from starlette.routing import Mount, Route
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve import anthropic, openai, responses
+from nano_coder.serve import openai
 from nano_coder.serve.access import RIGHTS, Access, Action
+from nano_coder.serve.api import APIS, CHAT_FIELDS, local
 from nano_coder.serve.conversations import Conversations, UnknownSession
 from nano_coder.serve.generation import Client, ClientGone, Generation, ServerLimits, ServerMetrics
 from nano_coder.serve.given_reward import MOST_COMPONENTS, MOST_REWARD
 from nano_coder.serve.http_json import ERROR_HANDLERS, error_response, read_body
-from nano_coder.serve.openai import CompletionRequest
 from nano_coder.serve.request import (
     SHAPED,
     AnswerWriter,
@@ -38,7 +38,6 @@ from nano_coder.serve.served_model import ServedModel, passed_on
 from nano_coder.serve.served_models import Adapters, Promoted, ServedModels
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.process import return_freed_memory
-from nano_shared.types import Role
 
 if TYPE_CHECKING:
     from nano_coder.models.local.engine import TokenScore
@@ -47,8 +46,6 @@ _PASSED_ON = {"response_format": None, "tool_choice": None}
 """what the server behind reads itself"""
 _SWEEP_SECONDS = 2.0
 _ANY_CONTEXT = 1 << 20
-_COUNTED = 4
-"""contexts that are tokenised where only their tokens are wanted"""
 _LARGE = 1 << 20
 """bytes of a request after which freed memory is returned: the allocator keeps it"""
 
@@ -64,7 +61,7 @@ class Server:
         adapters: Adapters | None = None,
     ) -> None:
         self._limits = limits or ServerLimits()
-        self._conversations = conversations
+        self.conversations = conversations
         self._models = ServedModels(conversations, adapters, promoted)
         self._metrics = ServerMetrics(conversations.model.name)
         self._generation = Generation(conversations, self._metrics, self._limits)
@@ -72,7 +69,7 @@ class Server:
 
     # ------------------------------------------------------------------------------------- models
 
-    async def _model_of(self, body: Mapping[str, Any]) -> ServedModel:
+    async def model_of(self, body: Mapping[str, Any]) -> ServedModel:
         return await asyncio.to_thread(self._models.find, body.get("model"))
 
     async def health(self, request: Request) -> Response:
@@ -103,136 +100,75 @@ class Server:
         return JSONResponse({"unloaded": name})
 
     async def _read(self, request: Request) -> Mapping[str, Any]:
-        context = self._conversations.model.policy.context_limit
+        context = self.conversations.model.policy.context_limit
         # that a rollout's history is too long is an end of its run, which is told further in
-        return await read_body(request, _ANY_CONTEXT if self._conversations.is_rollout else context)
+        return await read_body(request, _ANY_CONTEXT if self.conversations.is_rollout else context)
 
-    async def _body(self, request: Request, end: str) -> Mapping[str, Any]:
-        """The body of a request to the path with that end, whose fields are looked at unless the sampling is
+    async def body(self, request: Request, known: Collection[str]) -> Mapping[str, Any]:
+        """The body of a request that may hold the `known` fields, which are looked at unless the sampling is
         a rollout's. Raises BadRequest."""
         body = await self._read(request)
-        if not self._conversations.is_rollout:
-            check_fields(end, body, frozenset(self._ends()))
+        if not self.conversations.is_rollout:
+            check_fields(known, body, frozenset(self._ends()))
         return body
 
     def _ends(self) -> Collection[int]:
         """Tokens at which the policy's turns end whatever a request says; empty for a hosted policy."""
-        policy = self._conversations.model.policy
+        policy = self.conversations.model.policy
         return policy.engine.eos_ids if isinstance(policy, LocalPolicy) else ()
-
-    async def tokenize(self, request: Request) -> Response:
-        body = await self._body(request, "tokenize")
-        policy = _local((await self._model_of(body)).policy)
-        if body.get("messages") is not None:
-            asked = await asyncio.to_thread(openai.read_chat, body, policy.context_limit)
-            ids = await asyncio.to_thread(self._conversations.rendered_ids, asked, policy, _COUNTED)
-        else:
-            control = body.get("add_special_tokens", True) is not False
-            encode = partial(openai.prompt_ids, control=control, param="prompt", contexts=_COUNTED)
-            ids = await asyncio.to_thread(encode, body.get("prompt"), policy)
-        counted = {"count": len(ids), "max_model_len": policy.context_limit, "tokens": list(ids)}
-        texts = None
-        if body.get("return_token_strs"):
-            texts = await asyncio.to_thread(lambda: [policy.decode([token]) for token in ids])
-        return JSONResponse({**counted, "token_strs": texts})
-
-    async def detokenize(self, request: Request) -> Response:
-        body = await self._body(request, "detokenize")
-        policy = _local((await self._model_of(body)).policy)
-        tokens = body.get("tokens")
-        given = tokens if isinstance(tokens, list) else None
-        ids = openai.prompt_ids(given, policy, param="tokens", contexts=_COUNTED)
-        return JSONResponse({"prompt": await asyncio.to_thread(policy.decode, ids)})
 
     # --------------------------------------------------------------------------------------- APIs
 
-    async def completions(self, request: Request) -> Response:
-        body = await self._body(request, "completions")
-        model = await self._model_of(body)
-        asked = await asyncio.to_thread(openai.read_completion, body, model.policy)
-        writer = openai.CompletionWriter(body, asked, model.name, _local(model.policy).decode)
-        if asked.scores:
-            return JSONResponse(writer.scored(await self._scores(request, asked, model)))
-        if asked.echo and asked.logprobs is not None and not body.get("stream"):
-            writer.scores = await self._scores(request, asked, model, log=False)
-        return await self._answered(request, asked.requests, model, writer)
-
-    async def _answered(
+    async def answered(
         self, request: Request, asked: Sequence[ModelRequest], model: ServedModel, writer: AnswerWriter
     ) -> Response:
         if writer.streams:
             return await self._generation.stream(request, asked, model, writer)
         return JSONResponse(writer.whole(await self._generation.answers(request, asked, model)))
 
-    async def _scores(
-        self, request: Request, asked: CompletionRequest, model: ServedModel, *, log: bool = True
-    ) -> list[list[TokenScore]]:
-        """Of each prompt: the log-probs of its tokens after the first."""
-        policy, client = _local(model.policy), Client.of(request)
-        if self._conversations.is_rollout:  # the module may be in training elsewhere
+    async def scores(
+        self, request: Request, asked: Sequence[ModelRequest], top: int | None, model: ServedModel, *,
+        log: bool = True,
+    ) -> list[list[TokenScore]]:  # fmt: skip
+        """Of each prompt: the log-probs of its tokens after the first, with those of the `top` likeliest."""
+        policy, client = local(model.policy), Client.of(request)
+        if self.conversations.is_rollout:  # the module may be in training elsewhere
             raise BadRequest("prompts are not scored in a rollout", param="prompt")
-        if any(len(each.prompt_ids) > policy.context_limit for each in asked.requests):
+        if any(len(each.prompt_ids) > policy.context_limit for each in asked):
             raise BadRequest(f"a prompt is longer than {policy.context_limit} tokens", param="prompt")
 
         def score(each: ModelRequest) -> list[TokenScore]:
             if log:
-                self._conversations.log_scored(each, client.session, model)
-            return policy.score(each.prompt_ids, asked.logprobs or 0)
+                self.conversations.log_scored(each, client.session, model)
+            return policy.score(each.prompt_ids, top or 0)
 
         def scores() -> list[list[TokenScore]]:
-            return [score(each) for each in asked.requests]
+            return [score(each) for each in asked]
 
         (found,) = await self._generation.in_threads(request, client, [scores])
         return found
 
     async def chat(self, request: Request) -> Response:
         body = await self._read(request)
-        model = await self._model_of(body)
+        model = await self.model_of(body)
         if model.upstream:  # it answers for what it is passed
             asked = await asyncio.to_thread(
                 openai.read_chat, {**body, **_PASSED_ON}, model.policy.context_limit
             )
             asked = replace(asked, more=passed_on(body))
         else:
-            if not self._conversations.is_rollout:
-                check_fields("chat/completions", body)
-            asked = await self._formed(openai.read_chat, body, model)
+            if not self.conversations.is_rollout:
+                check_fields(CHAT_FIELDS, body)
+            asked = await self.formed(openai.read_chat, body, model)
         choices = number(body, "n", int, 1, openai.MOST_CHOICES, 1)
         requests = [asked.seeded(index) for index in range(choices)]
         writer = openai.ChatWriter(body, model.name, getattr(model.policy, "decode", None))
-        return await self._answered(request, requests, model, writer)
-
-    async def messages(self, request: Request) -> Response:
-        body = await self._body(request, "messages")
-        model = await self._model_of(body)
-        asked = await self._formed(anthropic.read_messages, body, model)
-        if asked.messages[-1].role is Role.ASSISTANT:  # to be continued, in this API
-            raise BadRequest("messages end with the assistant's; an answer begins anew", param="messages")
-        writer = anthropic.MessageWriter(body, model.name, None)
-        return await self._answered(request, [asked], model, writer)
-
-    async def count_tokens(self, request: Request) -> Response:
-        body = await self._body(request, "count_tokens")
-        policy = (await self._model_of(body)).policy
-        whole = {"max_tokens": 1, **body}
-        asked = await asyncio.to_thread(anthropic.read_messages, whole, policy.context_limit)
-        if isinstance(policy, LocalPolicy):
-            count = len(await asyncio.to_thread(self._conversations.rendered_ids, asked, policy, _COUNTED))
-        else:
-            count = sum(policy.count(m.text) for m in asked.messages)
-        return JSONResponse({"input_tokens": count})
-
-    async def responses(self, request: Request) -> Response:
-        body = await self._body(request, "responses")
-        model = await self._model_of(body)
-        asked = await self._formed(responses.read_response, body, model)
-        writer = responses.ResponseWriter(body, model.name, getattr(model.policy, "decode", None))
-        return await self._answered(request, [asked], model, writer)
+        return await self.answered(request, requests, model, writer)
 
     async def session(self, request: Request) -> Response:
         session = request.path_params["session"]
         try:
-            runs = await asyncio.to_thread(self._conversations.runs, session, self._owner(request))
+            runs = await asyncio.to_thread(self.conversations.runs, session, self._owner(request))
             return JSONResponse({"session": session, "runs": runs})
         except UnknownSession:
             raise BadRequest(f"no conversation in session {session!r:.100}", status=404) from None
@@ -240,7 +176,7 @@ class Server:
     async def reward(self, request: Request) -> Response:
         body, session = await self._read(request), request.path_params["session"]
         value, components = _read_reward(body)
-        give, replace = self._conversations.reward, body.get("replace") is True
+        give, replace = self.conversations.reward, body.get("replace") is True
         if replace:
             self._access.check(request, Action.REPLACE)
         owner = self._owner(request)
@@ -252,7 +188,7 @@ class Server:
             raise BadRequest(str(problem), status=409, param="replace") from None
         return JSONResponse({"session": session, "runs": runs, "reward": value})
 
-    async def _formed(
+    async def formed(
         self, read: Callable[[Mapping[str, Any], int], ModelRequest], body: Mapping[str, Any],
         model: ServedModel,
     ) -> ModelRequest:  # fmt: skip
@@ -303,14 +239,14 @@ class Server:
     def stop(self) -> None:
         self._generation.close()
         self._models.stop()
-        self._conversations.end_all()
+        self.conversations.end_all()
 
     async def sweep(self) -> None:
         """Follow promotions, end idle conversations, and return memory that is idle, for ever."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             await asyncio.to_thread(self._models.follow)
-            await asyncio.to_thread(self._conversations.end_idle, self._limits.idle_seconds)
+            await asyncio.to_thread(self.conversations.end_idle, self._limits.idle_seconds)
             if self._generation.rests():
                 await asyncio.to_thread(return_freed_memory, 0)
 
@@ -361,24 +297,16 @@ def episode_app(conversations: Conversations) -> Starlette:
 
 
 def _apis(server: Server, prefix: str) -> list[Route]:
-    posts = {
-        "chat/completions": server.chat, "messages": server.messages, "responses": server.responses,
-        "messages/count_tokens": server.count_tokens, "completions": server.completions,
-    }  # fmt: skip
-    plain = {"tokenize": server.tokenize, "detokenize": server.detokenize}
+    further = {path: handler for api in APIS.values() for path, handler in api.handlers.items()}
     return [
         Route(f"{prefix}/v1/models", _endpoint(server, server.models)),
         Route(f"{prefix}/v1/models/{{model:path}}", _endpoint(server, server.models)),
-        *(Route(f"{prefix}/{p}", _endpoint(server, h), methods=["POST"]) for p, h in plain.items()),
-        *(Route(f"{prefix}/v1/{p}", _endpoint(server, h), methods=["POST"]) for p, h in posts.items()),
+        Route(f"{prefix}/v1/chat/completions", _endpoint(server, server.chat), methods=["POST"]),
+        *(
+            Route(f"{prefix}/{p}", _endpoint(server, partial(h, server)), methods=["POST"])
+            for p, h in further.items()
+        ),
     ]
-
-
-def _local(policy: Any) -> LocalPolicy:
-    """Raises BadRequest for a model without weights and tokens of its own."""
-    if not isinstance(policy, LocalPolicy):
-        raise BadRequest("this model has no tokens of its own; only local weights have")
-    return policy
 
 
 def _read_reward(body: Mapping[str, Any]) -> tuple[float, dict[str, float]]:

@@ -25,12 +25,12 @@ from nano_coder.serve.served_model import ServedModel
 from nano_shared.errors import LogError
 from nano_shared.files import content_hash
 from nano_shared.policy import Conversation, Policy
-from nano_shared.redact.redactor import MARKER
 from nano_shared.schema import ClientRequest
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
     CLIENT_TOOLS,
+    MARKER,
     RAW_PROMPT,
     Provenance,
     Role,

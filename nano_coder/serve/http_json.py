@@ -16,9 +16,11 @@ from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nano_coder.models.endpoint.exchange import EndpointError
+from nano_coder.serve.api import APIS
 from nano_coder.serve.request import BadRequest, RunEnded
 from nano_coder.serve.served_model import status_behind
 from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, NanoError, PolicyError
+from nano_shared.extensions import PLUGINS, missing_plugin
 from nano_shared.printable import printable
 
 _LEAST, _MOST = 4 << 20, 32 << 20
@@ -33,7 +35,7 @@ _KINDS = {
 }  # fmt: skip
 """HTTP status -> OpenAI's type of an error"""
 _CONTEXT_FULL = "This model's maximum context length is exceeded by the messages: "
-"""by these words litellm knows a full context, which it does not retry; Anthropic's clients by others"""
+"""by these words litellm knows a full context, which it does not retry"""
 
 
 def largest_body(context: int) -> int:
@@ -101,6 +103,8 @@ async def refused(request: Request, problem: HTTPException) -> JSONResponse:
     asked = f"{request.method} {request.scope['path']}"
     if problem.status_code == 405:
         text = f"{asked} is not served; {problem.headers and problem.headers.get('Allow')} is"
+    elif missing := [name for name in PLUGINS[APIS.group] if name in asked and name not in APIS]:
+        text = str(missing_plugin(asked, PLUGINS[APIS.group][missing[0]]))
     else:
         text = f"{asked} is not served; see docs/serving.md"
     answer = error_response(request, BadRequest(text, status=problem.status_code))
@@ -129,13 +133,6 @@ def error_response(request: Request, problem: NanoError | BadRequest) -> JSONRes
 
 
 def error_shape(request: Request) -> Callable[[NanoError | BadRequest], dict[str, Any]]:
-
-    def of_anthropic(problem: NanoError | BadRequest) -> dict[str, Any]:
-        full = "prompt is too long: " if isinstance(problem, ContextFull) else ""
-        message, (status, kind) = _sentence(f"{full}{problem}"), status_of(problem)
-        kind = "request_too_large" if status == 413 else kind
-        return {"type": "error", "error": {"type": kind, "message": message}}
-
     def of_openai(problem: NanoError | BadRequest) -> dict[str, Any]:
         param, code = (getattr(problem, name, None) for name in ("param", "code"))
         full, kind = "", status_of(problem)[1]
@@ -144,8 +141,16 @@ def error_shape(request: Request) -> Callable[[NanoError | BadRequest], dict[str
         message = _sentence(f"{full}{problem}")
         return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
-    # not request.url, which a malformed Host header breaks
-    return of_anthropic if "/messages" in request.scope["path"] else of_openai
+    def of_api(problem: NanoError | BadRequest) -> dict[str, Any]:
+        full = api.context_full if isinstance(problem, ContextFull) else ""
+        return shape(_sentence(f"{full}{problem}"), *status_of(problem))
+
+    for api in APIS.values():
+        # not request.url, which a malformed Host header breaks
+        if api.errors is not None and api.errors[0] in request.scope["path"]:
+            shape = api.errors[1]
+            return of_api
+    return of_openai
 
 
 def _sentence(text: str) -> str:

@@ -7,7 +7,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -506,30 +506,6 @@ def check_shaping(sampling: Sampling, policy: Policy, *, formed: bool = False) -
 
 # ------------------------------------------------------------------------------- known fields
 
-_SAMPLED = {
-    "model", "stream", "return_token_ids", "stop", "temperature", "top_p", "top_k", "seed", *SHAPED,
-}  # fmt: skip
-_CHAT = {"messages", "tools", "tool_choice"}
-_ANTHROPIC = {"model", "messages", "system", "tools", "tool_choice", "output_config"}
-_READ: dict[str, set[str]] = {
-    "chat/completions": {
-        *_SAMPLED, *_CHAT, "logprobs", "top_logprobs", "return_tokens_as_token_ids", "max_tokens",
-        "max_completion_tokens", "response_format", "n", "stream_options",
-    },
-    "completions": {
-        *_SAMPLED, "prompt", "max_tokens", "echo", "logprobs", "return_tokens_as_token_ids", "n", "best_of",
-        "stream_options",
-    },
-    "responses": {
-        *_SAMPLED, "input", "instructions", "max_output_tokens", "include", "tools", "tool_choice", "text",
-        "top_logprobs", "return_tokens_as_token_ids",
-    },
-    "messages": {*_SAMPLED, *_ANTHROPIC, "max_tokens", "stop_sequences", "output_format"},
-    "count_tokens": _ANTHROPIC,
-    "tokenize": {*_CHAT, "model", "prompt", "add_special_tokens", "return_token_strs"},
-    "detokenize": {"model", "tokens"},
-}  # fmt: skip
-"""what a request may hold, by the end of the path: `check_fields` refuses anything else"""
 _IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "priority",
     "prompt_cache_retention", "prompt_cache_options", "client_metadata", "request_id", "cache_salt",
@@ -562,13 +538,13 @@ _INSTEAD = {
 """field -> why it is not served, or what is"""
 
 
-def check_fields(end: str, body: Body, ends: frozenset[int] = frozenset()) -> None:
-    """Raises BadRequest for a field that this server does not read and that may change the answer.
+def check_fields(known: Collection[str], body: Body, ends: frozenset[int] = frozenset()) -> None:
+    """Raises BadRequest for a field that is not `known` and that may change the answer.
 
     `ends` are the tokens at which every turn ends, so that to name them as `stop_token_ids` changes nothing.
     """
     for name, value in body.items():
-        if name in _READ[end] or name in _IGNORED or value is None or value in ("", [], {}):
+        if name in known or name in _IGNORED or value is None or value in ("", [], {}):
             continue
         if name == "stop_token_ids" and isinstance(value, list) and all(token in ends for token in value):
             continue

@@ -25,6 +25,7 @@ from nano_shared.extensions import (
     call_extension,
     described,
     is_reference,
+    refuse_missing,
     takes,
 )
 from nano_shared.files import content_hash
@@ -400,8 +401,10 @@ class Tools(Extensions[Tool]):
     def give(self, reference: str) -> Tool:
         """A tool by its name or `path.py:name`, which from now on has a name in this process.
 
-        Raises ConfigError as `find` does, and where another tool has its name.
+        Raises ConfigError as `find` does, and where another tool has its name; UsageError for a tool of a
+        plug-in that is missing.
         """
+        refuse_missing(self.group, reference)
         found = self.find(reference)
         if is_reference(reference):
             name = found.spec.name

@@ -24,10 +24,9 @@ from nano_shared.errors import LogError, NanoError, PolicyError, UsageError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks, CommandChecks, EnvironmentChecks, RewardFileChecks
 from nano_shared.policy import Conversation, InterfaceProfile
-from nano_shared.redact.redactor import MARKER
 from nano_shared.run_facts import RunFacts
 from nano_shared.store import LogStore
-from nano_shared.types import Finish, Task, Trajectory, Turn, TurnTokens
+from nano_shared.types import MARKER, Finish, Task, Trajectory, Turn, TurnTokens
 
 if TYPE_CHECKING:
     from nano_coder.models.local.engine import Engine

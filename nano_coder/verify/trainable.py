@@ -17,11 +17,11 @@ from nano_shared.blobs import BlobStore
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.policy import InterfaceProfile
-from nano_shared.redact.redactor import MARKER
 from nano_shared.run_facts import RunFacts, TurnFacts, facts_of
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
     CLIENT_TOOLS,
+    MARKER,
     Split,
     StopReason,
     ToolCall,

@@ -15,13 +15,13 @@ from typing import Any
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import offered_tools, serving_profile
+from nano_coder.config import note_scrub
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Project, Runtime, grade_run, run_task
 from nano_coder.sandbox.protocol import Sandbox, SupportsListening, SupportsMounts, connected, in_image
 from nano_shared.errors import UsageError
 from nano_shared.notes import attempt_notes
 from nano_shared.policy import Conversation, InterfaceProfile, Policy
-from nano_shared.redact.redactor import Redactor
 from nano_shared.types import Completion, Finish, Limits, OracleAction, Sampling, Task, Trajectory
 
 ORACLE = "oracle"
@@ -108,7 +108,7 @@ def run_in_project(
     Their notes are those of this attempt alone. `policy_of` gives the policy of each task in place of the
     runtime's. Raises as `run_task` does.
     """
-    with attempt_notes(Redactor().scrub) as notes:
+    with attempt_notes(note_scrub()) as notes:
         runs = []
         for one in (*task.earlier, task):
             policy = policy_of(one) if policy_of else runtime.policy

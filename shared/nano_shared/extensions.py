@@ -234,7 +234,10 @@ def source_hash(value: object) -> str | None:
 PLUGINS = {
     group: {name: plugin for plugin, names in brought.items() for name in names.split()}
     for group, brought in {
+        "nano.agents": {"apis": "command"},
+        "nano.apis": {"apis": "completions messages responses"},
         "nano.blob_stores": {"cluster": "s3 gs az"},
+        "nano.checks": {"suites": "state scorer mutants metrics"},
         "nano.critics": {"preferences": "ppo"},
         "nano.environments": {"formats": "nemo-gym openenv verifiers"},
         "nano.learners": {"cluster": "ranks"},
@@ -246,12 +249,12 @@ PLUGINS = {
             " preference human"
         },
         "nano.run_formats": {"formats": "atif nemo-gym claude-code codex"},
-        "nano.sandboxes": {"containers": "bwrap podman"},
-        "nano.settings": {"mcp": "mcp"},
+        "nano.sandboxes": {"containers": "bwrap podman none"},
+        "nano.settings": {"logs": "redact", "mcp": "mcp"},
         "nano.suites": {"suites": "functions shell sql data logic search perceive plan memory reasoning-gym"},
         "nano.task_formats": {"formats": "harbor nemo-gym swe-bench humaneval mbpp rows verifiers trl"},
         "nano.terms": {"preferences": "preferences"},
-        "nano.tools": {"suites": "lookup"},
+        "nano.tools": {"suites": "lookup", "web": "fetch_url web_search"},
         "nano.workers": {"cluster": "ray"},
     }.items()
 }

@@ -157,9 +157,24 @@ class StateCheck(Value):
         return self
 
 
+SQLITE_SIBLINGS = ("", "-wal", "-journal")
+"""files that a database may leave beside it when its program was killed"""
+
+
 class StateChecks(ChecksOfAKind):
     kind: Literal["state"] = "state"
     state: tuple[StateCheck, ...] = Field(min_length=1)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Every file that the checks read."""
+        names = {
+            f"{check.path}{end}": None
+            for check in self.state
+            if check.path is not None
+            for end in (SQLITE_SIBLINGS if check.kind == "sql" else ("",))
+        }
+        return tuple(names)
 
 
 class MutantChecks(ChecksOfAKind):

@@ -7,6 +7,7 @@ Frozen pydantic models that refuse unknown fields. Facts are stored; whatever ca
 from __future__ import annotations
 
 import math
+import re
 from enum import StrEnum
 from itertools import islice
 from typing import Annotated, Any
@@ -565,6 +566,8 @@ class Verdict(Value):
         return dict(islice(value.items(), _MOST_CHECKS))
 
 
+MARKER = re.compile(r"\[redacted:[a-z0-9\-]+\]")
+"""what stands for a secret in a redacted text"""
 REDACTED_ID = 2**32 - 1
 """placeholder of redacted token ids. Outside every vocabulary, so that using it by mistake fails"""
 

@@ -66,7 +66,7 @@ sys.stderr.flush()
 os._exit(code & 0xFF)  # taking the modules apart would take longer than most commands
 """
 _IMPORTED = (
-    "nano_coder.commands.changes", "nano_coder.commands.config", "nano_coder.commands.exec",
+    "nano_coder.commands.changes", "nano_coder.commands.config", "nano_jails.exec",
     "nano_coder.commands.log", "nano_coder.commands.run",
     "nano_coder.agent.profiles", "nano_coder.grading.grade", "nano_coder.models.endpoint.policy",
     "nano_coder.models.opening", "nano_coder.run.execution", "nano_coder.config",

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from nano_coder.grading.cases import measure
-from nano_coder.grading.end_state import Unreadable, read_json
 from nano_coder.grading.grade import grade_folder
 from nano_coder.grading.reward_file import BadReward, read_reward, reward_path
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import UsageError
 from nano_shared.types import Limits, Task, Verdict
+from nano_suites.checks.end_state import Unreadable, read_json
+from nano_suites.checks.measured_cases import measure
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nano_coder.grading.answers import plain
+from nano_suites.checks.scored_answer import plain
 
 
 @pytest.mark.parametrize(

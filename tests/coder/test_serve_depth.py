@@ -23,13 +23,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_serve import ASK, CALL, JSON, TOOLS, Served
 
+from nano_apis.completions import token_texts
 from nano_coder.agent.dialects.dialect import DIALECTS, Dialect
 from nano_coder.agent.profiles import HERMES_1, find_profile
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.opening import SharedBase, adapter_base_of, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access
-from nano_coder.serve.openai import token_texts
 from nano_coder.serve.request import AnswerForm, BadRequest, ModelAnswer, TextDelta, grammar_of
 from nano_coder.serve.served_model import ServedModel
 from nano_coder.serve.served_models import Adapters

@@ -19,11 +19,11 @@ from nano_coder.agent.profiles import find_profile
 from nano_coder.run.execution import resume_run, run_task
 from nano_coder.run.fork import fork_run, say_to_run
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.folder_jail import NoSandbox
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, SupportsKeeping
 from nano_coder.tools.grep import LISTING, MOST_LINES
 from nano_coder.tools.tool import TOOLS, ToolContext, ToolFailure, ToolResult
 from nano_coder.verify.trainable import verify
+from nano_containers.folder_jail import NoSandbox
 from nano_shared.errors import UsageError
 from nano_shared.types import InstructionFile, Limits, Role, StopReason
 

@@ -11,11 +11,11 @@ from log_values import a_run, verdicts
 
 from nano_coder.commands.log import _look
 from nano_coder.verify.trainable import findings
+from nano_logs.redact.redactor import Redactor
+from nano_logs.redact.runs import redact_run
 from nano_shared import schema, snapshot
 from nano_shared.blobs import pack
 from nano_shared.files import new_run_id
-from nano_shared.redact.redactor import Redactor
-from nano_shared.redact.runs import redact_run
 from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trust, Verdict

@@ -19,7 +19,7 @@ SOURCE = "\n".join(
     f"def f{n}(a, b=({n}, [a, {{'x': (1, 2, (3, 4))}}])):\n    return a + b * ({n} + (a or (b and a < b)))"
     for n in range(100)
 )
-IN_JAILS = ("nano_coder/grading/source_measure.py",)
+IN_JAILS = ("plugins/suites/nano_suites/checks/source_measure.py",)
 """sent to a jail as its source, where one thread runs it"""
 
 

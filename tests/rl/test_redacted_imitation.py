@@ -10,11 +10,11 @@ from transformers import AutoTokenizer
 from integration.tiny_model import build_tiny
 from nano_coder.agent.chat_template import CHATML, ChatTemplate
 from nano_coder.agent.profiles import COMPACT_1, first_messages
+from nano_logs.redact.runs import scrub_trajectory
 from nano_rl.imitation import RunEncoder, succeeded
 from nano_shared.policy import Conversation
-from nano_shared.redact.redactor import MARKER
-from nano_shared.redact.runs import scrub_trajectory
 from nano_shared.types import (
+    MARKER,
     REDACTED_ID,
     Completion,
     Finish,

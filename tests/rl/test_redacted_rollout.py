@@ -13,6 +13,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import grade_run, reflect_run, run_task
+from nano_logs.redact.runs import RedactingStore
 from nano_rl.cli import cli
 from nano_rl.config import TrainConfig
 from nano_rl.logs.admission import TargetPolicy, check_runs
@@ -21,7 +22,6 @@ from nano_rl.session import oracle_runtime, training_runtime
 from nano_rl.tasks.task_file import write_tasks
 from nano_shared.command_line import run_command
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.redact.runs import RedactingStore
 from nano_shared.store import LogStore
 from nano_shared.types import Task, ToolCall
 

@@ -11,11 +11,11 @@ import torch
 from looping import Loop, parity, same, tiny_model
 from pydantic import ValidationError
 
+from nano_apis.agent import ForeignAgent
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import PROFILES
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime, is_reflection
-from nano_coder.run.foreign_agent import ForeignAgent
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.cli import cli
 from nano_rl.config import TrainConfig

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from nano_coder.sandbox.folder_jail import FolderJail, ProgramResult, ProgramSpec
 from nano_coder.sandbox.launcher import files, root
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_coder.sandbox.request import check_limits, minimal_environment
@@ -35,6 +34,7 @@ from nano_containers.container import (
     carried_python,
     podman_environment,
 )
+from nano_containers.folder_jail import FolderJail, ProgramResult, ProgramSpec
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.files import scratch_folder
 from nano_shared.types import Limits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from nano_coder.grading.answers import ask_scorer
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
@@ -13,6 +12,7 @@ from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.types import Split, Task
 from nano_suites import reasoning
+from nano_suites.checks.scored_answer import ask_scorer
 
 CHUNKS = 15
 

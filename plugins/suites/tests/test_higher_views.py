@@ -117,7 +117,7 @@ def test_an_extended_function_keeps_its_old_calls_and_takes_new_ones() -> None:
 
 
 def test_a_refactoring_starts_beyond_its_bound() -> None:
-    from nano_coder.grading.source_measure import measured
+    from nano_suites.checks.source_measure import measured
 
     for task in sample("refactor", 6):
         assert isinstance(task.hidden, CaseChecks)

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from nano_coder.grading.source_measure import measured
 from nano_rl.tasks.suite import Made
 from nano_shared.hidden_checks import Metric
 from nano_shared.process import parse
 from nano_shared.types import Split
+from nano_suites.checks.source_measure import measured
 from nano_suites.functions.admitted_program import (
     LONG,
     MODULES,

@@ -6,10 +6,16 @@ to the event `message_delta`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve.api import COUNTED, SAMPLED, Api, Server
 from nano_coder.serve.openai import token_ids
 from nano_coder.serve.request import (
     AnswerWriter,
@@ -161,3 +167,38 @@ def _start(index: int, block: dict[str, Any]) -> Event:
 
 def _delta(index: int, delta: dict[str, Any]) -> Event:
     return "content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta}
+
+
+async def messages(server: Server, request: Request) -> Response:
+    body = await server.body(request, API.fields["v1/messages"])
+    model = await server.model_of(body)
+    asked = await server.formed(read_messages, body, model)
+    if asked.messages[-1].role is Role.ASSISTANT:  # to be continued, in this API
+        raise BadRequest("messages end with the assistant's; an answer begins anew", param="messages")
+    return await server.answered(request, [asked], model, MessageWriter(body, model.name, None))
+
+
+async def count_tokens(server: Server, request: Request) -> Response:
+    body = await server.body(request, _COUNTED)
+    policy = (await server.model_of(body)).policy
+    whole = {"max_tokens": 1, **body}
+    asked = await asyncio.to_thread(read_messages, whole, policy.context_limit)
+    if isinstance(policy, LocalPolicy):
+        count = len(await asyncio.to_thread(server.conversations.rendered_ids, asked, policy, COUNTED))
+    else:
+        count = sum(policy.count(m.text) for m in asked.messages)
+    return JSONResponse({"input_tokens": count})
+
+
+def error(message: str, status: int, kind: str) -> dict[str, Any]:
+    kind = "request_too_large" if status == 413 else kind
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+_COUNTED = frozenset({"model", "messages", "system", "tools", "tool_choice", "output_config"})
+API = Api(
+    handlers={"v1/messages": messages, "v1/messages/count_tokens": count_tokens},
+    fields={"v1/messages": SAMPLED | _COUNTED | {"max_tokens", "stop_sequences", "output_format"}},
+    errors=("/messages", error),
+    context_full="prompt is too long: ",
+)

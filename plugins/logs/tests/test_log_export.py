@@ -213,7 +213,7 @@ def test_secrets_stay_behind_or_the_flag_is_refused(log: Path, tmp_path: Path) -
         store.add_feedback(run.id, Feedback(kind=FeedbackKind.NOTE, text=f"the key {key}", created=1.0))
     out = tmp_path / "out.jsonl"
     arguments = ("export", "--format", "jsonl", run.id, "-o", out, "--log", log)
-    if find_spec("nano_shared.redact") is None:
+    if find_spec("nano_logs.redact") is None:
         with pytest.raises(UsageError, match="has no redaction"):
             invoke(*arguments, "--redact")
         assert not out.exists()

@@ -13,12 +13,11 @@ from typer import Argument, Option
 
 from nano_coder.commands.options import Log
 from nano_coder.commands.run import open_editor
-from nano_coder.config import load_config, open_store
+from nano_coder.config import load_config, note_scrub, open_store
 from nano_shared.command_line import JsonOption, emit, lazy_app
 from nano_shared.errors import UsageError
 from nano_shared.notes import Note, Notes
 from nano_shared.printable import one_line, printable
-from nano_shared.redact.redactor import Redactor
 
 command = lazy_app(
     "nano-coder.memory",
@@ -104,4 +103,4 @@ def _notes(directory: Path, log: str | None, everywhere: bool = False) -> Notes:
     config, _ = load_config({"log": log}, directory)
     store = open_store(config, create=False)
     project = None if everywhere else str(directory.resolve())
-    return store.notes(project, Redactor(config.redact).scrub)
+    return store.notes(project, note_scrub(config))

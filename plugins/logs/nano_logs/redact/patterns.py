@@ -19,7 +19,7 @@ from typing import Any
 
 import re2
 
-from nano_shared.redact.encodings import from_base64
+from nano_logs.redact.encodings import from_base64
 
 # ---------------------------------------------------------------------------- random strings
 
@@ -400,7 +400,7 @@ def _compiled(source: str) -> Any:
 @cache
 def _gitleaks() -> tuple[list[dict[str, Any]], list[list[int]], Any]:
     """The rules, their numbers by keyword, and the search for all keywords at once."""
-    table = tomllib.loads(files("nano_shared.redact").joinpath("gitleaks.toml").read_text(encoding="utf-8"))
+    table = tomllib.loads(files("nano_logs.redact").joinpath("gitleaks.toml").read_text(encoding="utf-8"))
     everywhere = [("secret", source) for source in table["allowlist"]["regexes"]]
     rules = [rule for rule in table["rules"] if "regex" in rule and "keywords" in rule]
     rules = [rule for rule in rules if rule["id"] != "generic-api-key"]

@@ -9,6 +9,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
+
+from nano_coder.serve.api import SAMPLED, Api, Server
 from nano_coder.serve.openai import token_cards, token_ids, top_logprobs
 from nano_coder.serve.request import (
     AnswerWriter,
@@ -228,3 +232,22 @@ class ResponseWriter(AnswerWriter):
             "text": {"format": {"type": "text"}, **(body.get("text") or {})}, "truncation": "disabled",
             "service_tier": "default", "user": None, "safety_identifier": None, "prompt_cache_key": None,
         }  # fmt: skip
+
+
+async def responses(server: Server, request: Request) -> Response:
+    body = await server.body(request, API.fields["v1/responses"])
+    model = await server.model_of(body)
+    asked = await server.formed(read_response, body, model)
+    writer = ResponseWriter(body, model.name, getattr(model.policy, "decode", None))
+    return await server.answered(request, [asked], model, writer)
+
+
+API = Api(
+    handlers={"v1/responses": responses},
+    fields={
+        "v1/responses": SAMPLED | {
+            "input", "instructions", "max_output_tokens", "include", "tools", "tool_choice", "text",
+            "top_logprobs", "return_tokens_as_token_ids",
+        },
+    },
+)  # fmt: skip

@@ -25,14 +25,14 @@ from nano_coder.sandbox.protocol import (
 )
 from nano_coder.sandbox.proxy import PORT
 from nano_shared import snapshot
-from nano_shared.errors import ConfigError, SandboxError, UsageError
+from nano_shared.errors import SandboxError, UsageError
 from nano_shared.files import in_memory, real_path, scratch_folder
 from nano_shared.printable import printable
 from nano_shared.types import StopReason, Task, Trajectory
 
 if TYPE_CHECKING:
+    from nano_apis.episode import AgentEpisode
     from nano_coder.run.execution import Runtime
-    from nano_coder.serve.episode import AgentEpisode
 
 _GRACE_S = 10.0
 """seconds after the run's limit in which the agent may save its work; its requests are refused"""
@@ -44,10 +44,8 @@ URL = f"http://127.0.0.1:{PORT}"
 _KEY = "nano"
 
 
-def open_agent(command: str | None, folders: Sequence[str] = ()) -> ForeignAgent | None:
-    """The agent of that command; None without one. Raises UsageError for a missing folder."""
-    if command is None:
-        return None
+def open_command(command: str, folders: Sequence[str] = ()) -> ForeignAgent:
+    """The agent of that command. Raises UsageError for a missing folder."""
     return ForeignAgent(command=command, mounts=tuple(real_path(folder) for folder in folders))
 
 
@@ -86,6 +84,9 @@ class ForeignAgent:
         }  # fmt: skip
         return {**ours, **self.environment}
 
+    def run(self, begun: Trajectory, runtime: Runtime) -> Trajectory | tuple[StopReason, str]:
+        return run_foreign_agent(self, begun, runtime)
+
 
 def run_foreign_agent(
     agent: ForeignAgent, begun: Trajectory, runtime: Runtime
@@ -94,14 +95,9 @@ def run_foreign_agent(
 
     The longest of its conversations is the run; others are logged without a verdict. Of an agent that sent no
     request nothing is logged: returns why, a stop reason that counts as our failure."""
-    try:
-        from nano_coder.serve.app import episode_app
-        from nano_coder.serve.episode import AgentEpisode
-        from nano_coder.serve.served_model import ServedModel
-    except ModuleNotFoundError as problem:
-        if (problem.name or "").startswith("nano"):
-            raise
-        raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
+    from nano_apis.episode import AgentEpisode
+    from nano_coder.serve.app import episode_app
+    from nano_coder.serve.served_model import ServedModel
 
     task, policy, start = begun.task, runtime.policy, str(begun.snapshot)
     model = ServedModel(policy=policy, profile=runtime.profile, store=runtime.store, name=begun.policy)

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from nano_coder.cli import cli
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.doctor import examine, host_bait, try_to_escape
-from nano_coder.sandbox.folder_jail import NoSandbox
+from nano_containers.folder_jail import NoSandbox
+from nano_jails.examination import examine, host_bait, try_to_escape
 from nano_shared.types import Limits
 
 

@@ -12,8 +12,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_coder.sandbox.escape_attempts import ATTEMPTS
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+from nano_jails.escape_attempts import ATTEMPTS
 from nano_shared.files import scratch_folder
 from nano_shared.types import Limits
 

@@ -22,9 +22,9 @@ from nano_coder.run.fork import fork_run
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
 from nano_coder.tools.tool import ToolContext, ToolFailure
-from nano_coder.tools.web import fetch_url, web_search
-from nano_shared.redact.redactor import Redactor
+from nano_logs.redact.redactor import Redactor
 from nano_shared.types import Limits, Trajectory
+from nano_web.tools import fetch_url, web_search
 
 LIMITS = Limits(memory_mb=512, tool_seconds=60)
 PAGE = b"""<html><head><title>t</title><script>evil()</script></head><body><h1>Fares</h1>

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from nano_apis.agent import ForeignAgent
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import RunSettings, Runtime, grade_run, run_task
-from nano_coder.run.foreign_agent import ForeignAgent, open_agent
+from nano_coder.run.execution import RunSettings, Runtime, grade_run, open_agent, run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.verify.deep import TokenCheck
 from nano_coder.verify.trainable import verify
@@ -176,7 +176,7 @@ while True:
 def test_an_agent_that_retries_after_its_limit_is_ended_and_its_work_is_graded(
     runtime: Callable[..., Runtime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nano_coder.run.foreign_agent._GRACE_S", 0.5)
+    monkeypatch.setattr("nano_apis.agent._GRACE_S", 0.5)
     (tmp_path / "agent" / "stubborn.py").write_text(STUBBORN)
     agent = ForeignAgent(command=f"python {tmp_path}/agent/stubborn.py", mounts=(tmp_path / "agent",))
     made = runtime(ScriptedPolicy(["one", "two"] * 9), agent=agent, limits={"max_turns": 2})

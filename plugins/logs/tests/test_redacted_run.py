@@ -16,9 +16,9 @@ from nano_coder.run.execution import grade_run, resume_run, run_task
 from nano_coder.run.fork import fork_run
 from nano_coder.verify.deep import deep_verify
 from nano_coder.verify.trainable import verify
+from nano_logs.redact.redactor import Redactor
+from nano_logs.redact.runs import RedactingStore
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.redact.redactor import Redactor
-from nano_shared.redact.runs import RedactingStore
 from nano_shared.run_facts import facts_of
 from nano_shared.store import LogStore
 from nano_shared.types import REDACTED_ID

@@ -9,24 +9,22 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from nano_coder.grading.answers import NUMBER, same, same_answer
-from nano_coder.grading.cases import GradingOutcome
+from nano_coder.grading.cases import GradingOutcome, Submission
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.hidden_checks import StateCheck, StateChecks
+from nano_shared.hidden_checks import SQLITE_SIBLINGS, StateCheck, StateChecks
 from nano_shared.types import Limits, Tampering
 
 LARGEST_STATE = 16 << 20
 """bytes of a compared file"""
-SQLITE_SIBLINGS = ("", "-wal", "-journal")
-"""files that a database may leave beside it when its program was killed"""
-_QUERY = (Path(__file__).parent / "inside" / "query.py").read_text(encoding="utf-8")
+_QUERY = Path(__file__).with_name("query.py").read_text(encoding="utf-8")
 _SECONDS = 20.0
 
 
@@ -34,27 +32,10 @@ class Unreadable(Exception):
     """The file does not have the required format."""
 
 
-def state_files(checks: tuple[StateCheck, ...]) -> tuple[str, ...]:
-    """Every file that the checks read."""
-    names = {
-        f"{check.path}{end}": None
-        for check in checks
-        if check.path is not None
-        for end in (SQLITE_SIBLINGS if check.kind == "sql" else ("",))
-    }
-    return tuple(names)
-
-
-def run_state(
-    hidden: StateChecks,
-    files: Mapping[str, bytes],
-    others: Collection[str],
-    answer: str | None,
-    limits: Limits,
-    sandbox: Sandbox,
-) -> GradingOutcome:
-    """Compare the end state. `others` are paths that are no regular files. Raises SandboxError for our
-    failures."""
+def grade_state(given: Submission) -> GradingOutcome:
+    """Compare the end state. Raises SandboxError for our failures."""
+    hidden, files, answer = given.checks, given.files, given.answer
+    assert isinstance(hidden, StateChecks)
     checks: dict[str, str] = {}
     tampering: list[Tampering] = []
     kind = None
@@ -64,12 +45,12 @@ def run_state(
             state = "pass" if same_answer(answer, check.expected) else "fail"
             kind = kind or ("no_answer" if answer is None else None)
         elif check.kind == "absent":
-            state = "fail" if path in files or path in others else "pass"
+            state = "fail" if path in files or path in given.others else "pass"
         elif path not in files:
             state, kind = "error", kind or "no_artifact"
         else:
             try:
-                state = "pass" if _holds(check, files, limits, sandbox) else "fail"
+                state = "pass" if _holds(check, files, given.task.limits, given.sandbox) else "fail"
             except Unreadable:
                 state = "error"
         checks[f"state_{number}"] = state

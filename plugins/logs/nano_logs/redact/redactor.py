@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
+from nano_logs.redact.encodings import DEEPEST, encoded_parts, file_form
+from nano_logs.redact.patterns import Known, assignments, placed_secrets, random_looking, vendor_secrets
 from nano_shared.blobs import BlobStore
-from nano_shared.redact.encodings import DEEPEST, encoded_parts, file_form
-from nano_shared.redact.patterns import Known, assignments, placed_secrets, random_looking, vendor_secrets
 from nano_shared.snapshot import EntryKind, load, make_snapshot, save
+from nano_shared.types import MARKER
 
-MARKER = re.compile(r"\[redacted:[a-z0-9\-]+\]")
 _NAME = re.compile(r"[a-z0-9][a-z0-9\-]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LARGEST_PATTERN = 2000
@@ -31,7 +31,7 @@ _MOST_SEEN = 10_000
 
 
 class RedactConfig(BaseModel):
-    """The table `redact` of nano.toml. `redact = "write"` is short for its field `on`."""
+    """Secrets: `redact = "write"`, short for the field `on`, keeps them out of the log."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

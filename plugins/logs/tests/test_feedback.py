@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.cli import cli
-from nano_coder.commands.feedback import load_decode, token_range, token_ranges
+from nano_logs.feedback import load_decode, token_range, token_ranges
 from nano_shared.command_line import run_command
 from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.store import LogStore

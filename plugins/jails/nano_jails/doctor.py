@@ -11,7 +11,7 @@ from rich.text import Text
 from typer import Option
 
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.doctor import EscapeFinding, examine
+from nano_jails.examination import EscapeFinding, examine
 from nano_shared.command_line import Console, JsonOption, emit
 from nano_shared.errors import SandboxError
 

@@ -1,0 +1,1 @@
+"""OpenAI completions and responses, and Anthropic messages, for nano-coder serve."""

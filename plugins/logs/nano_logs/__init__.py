@@ -1,0 +1,1 @@
+"""What is done with a log: redaction, transfer, statistics, deletion, feedback, notes."""

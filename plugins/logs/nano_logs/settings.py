@@ -1,0 +1,45 @@
+"""The table `[redact]` of a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nano_coder.config import SettingsTable
+from nano_logs.redact.redactor import RedactConfig, Redactor
+from nano_logs.redact.runs import RedactingStore
+from nano_shared.policy import DecodeIds
+from nano_shared.store import LogStore
+
+
+def joined(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    return below | above | {"patterns": below["patterns"] | above.get("patterns", {})}
+
+
+def tightened(below: dict[str, Any], requested: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """More patterns beside the user's, which stay as they are; nothing turned off, nothing allowed."""
+    patterns = requested.get("patterns", {}) | below["patterns"]
+    on = "write" if "write" in (below["on"], requested.get("on")) else "off"
+    kept = below | {"on": on, "patterns": patterns}
+    refused = {
+        f"redact.patterns.{kind}": pattern
+        for kind, pattern in requested.get("patterns", {}).items()
+        if patterns[kind] != pattern
+    }
+    if requested.get("on", on) != on:
+        refused["redact.on"] = requested["on"]
+    if set(requested.get("allow", ())) - set(below["allow"]):
+        refused["redact.allow"] = requested["allow"]
+    return kept, refused
+
+
+def redacting_log(settings: RedactConfig, store: LogStore, decode: DecodeIds | None) -> LogStore:
+    return store if settings.on != "write" else RedactingStore(store, Redactor(settings), decode)
+
+
+TABLE = SettingsTable(
+    model=RedactConfig,
+    joined=joined,
+    tightened=tightened,
+    log=redacting_log,
+    note=lambda settings, text: Redactor(settings).scrub(text),
+)

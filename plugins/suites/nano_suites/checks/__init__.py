@@ -1,0 +1,1 @@
+"""Kinds of checks that the tasks of suites are graded by (`nano.checks`)."""
