@@ -1,4 +1,4 @@
-"""`nano-rl tasks`: make, check, list, import and export tasks, or take them from logged runs."""
+"""`nano-rl tasks`: make, check and list tasks, or take them from logged runs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,18 @@ from rich.table import Table
 from typer import Argument, Option
 
 from nano_coder.commands.options import DirectoryOption, open_log
-from nano_rl.commands.options import KeepGoing, Log, Seed, TaskFile
+from nano_rl.commands.options import Log, Seed, TaskFile
 from nano_rl.tasks.suite import TaskSuite, find_suite, suite_names
 from nano_rl.tasks.task_file import draw_tasks, read_tasks, refuse_unwritable, write_tasks
 from nano_shared.command_line import Console, JsonOption, emit
-from nano_shared.errors import ConfigError, Refusal, UsageError, first_problem
-from nano_shared.extensions import call_extension, extension_names, is_reference, missing_plugin
+from nano_shared.errors import ConfigError, UsageError
+from nano_shared.extensions import is_reference, missing_plugin
 from nano_shared.printable import printable
 from nano_shared.types import Split, Task
 
 if TYPE_CHECKING:
     from nano_rl.tasks.check import TaskFinding
     from nano_rl.tasks.from_log import LoggedTask
-
-
-_FORMATS = ", ".join(extension_names("nano.task_formats")) or "those of the plug-in formats"
 
 
 def make(
@@ -224,67 +221,6 @@ def _suite_rows() -> tuple[list[dict[str, Any]], list[ConfigError]]:
             named = (v.name + (" (by name only)" if v.extra else "") for v in suite.views if v.level == level)
             rows.append({"suite": name, "level": level, "views": ", ".join(named), "about": suite.about})
     return rows, broken
-
-
-def import_tasks(
-    source: Annotated[Path, Argument(metavar="SOURCE", help="A file or a folder.")],
-    name: Annotated[
-        str | None,
-        Option(
-            "--from",
-            help=f"Format, if not by what is there: {_FORMATS}.",
-        ),
-    ] = None,
-    out: Annotated[Path | None, Option(help="If not SOURCE.tasks.jsonl.")] = None,
-    repo: Annotated[Path | None, Option(help="Of swe-bench rows: a git repository.")] = None,
-    log: Log = None,
-    keep_going: KeepGoing = False,
-) -> int:
-    """Read SOURCE, a file or a folder, into a task file. Nothing is left out in silence."""
-    from nano_rl.commands.progress import report
-    from nano_rl.formats import ReadOptions, find_format, guess_format
-
-    format = find_format(name) if name else guess_format(source)
-    target = out or source.with_name(f"{Path(os.path.realpath(source)).name}.tasks.jsonl")
-    refuse_unwritable(target)
-    blobs = open_log(log, create=True).blobs if repo is not None else None
-    options = ReadOptions(repo=repo, blobs=blobs)
-    found = call_extension(
-        lambda: list(format.read(source, options)), name=f"format {format.name}", of=format, error=UsageError
-    )
-    refusals = [item for item in found if isinstance(item, Refusal)]
-    tasks = [item for item in found if not isinstance(item, Refusal)]
-    if not keep_going:
-        first_problem(refusals)
-    if not found:
-        raise UsageError(f"{source}: holds no task of the format {format.name}")
-    if tasks:
-        write_tasks(target, tasks)
-    ungraded = sum(task.hidden is None and task.check is None for task in tasks)
-    note = f"{ungraded} of them without a check that can be computed here" if ungraded else ""
-    return report(target, len(tasks), refusals, note)
-
-
-def export_tasks(
-    file: TaskFile,
-    name: Annotated[str, Option("--to", help=f"Format: {_FORMATS}.")],
-    out: Annotated[Path, Option(help="File, or folder of folders.")],
-    keep_going: KeepGoing = False,
-) -> int:
-    """Write the tasks of FILE in another format. What the format cannot carry is refused by name."""
-    from nano_rl.commands.progress import report
-    from nano_rl.formats import find_format
-
-    format, tasks = find_format(name), read_tasks(file)
-    named: dict[str, Any] = {"name": f"format {format.name}", "of": format, "error": UsageError}
-    refusals = call_extension(format.refusals, tasks, **named)
-    if not keep_going:
-        first_problem(refusals)
-    refused = {refusal.where for refusal in refusals}
-    carried = [task for task in tasks if task.key not in refused]
-    if carried:
-        call_extension(format.write, carried, out, **named)
-    return report(out, len(carried), refusals)
 
 
 def from_log(

@@ -249,7 +249,7 @@ PLUGINS = {
         "nano.sandboxes": {"containers": "bwrap podman"},
         "nano.settings": {"mcp": "mcp"},
         "nano.suites": {"suites": "functions shell sql data logic search perceive plan memory reasoning-gym"},
-        "nano.task_formats": {"formats": "harbor nemo-gym swe-bench humaneval mbpp rows verifiers trl"},
+        "nano.task_rows": {"formats": "published"},
         "nano.terms": {"preferences": "preferences"},
         "nano.tools": {"suites": "lookup"},
         "nano.workers": {"cluster": "ray"},
