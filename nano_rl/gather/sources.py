@@ -237,7 +237,7 @@ class Gatherer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to release here; `QueueGatherer` ends its rollouts."""
+        """Nothing to release here; a subclass ends its rollouts."""
 
     def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> RolloutBatch:
         """The groups of one step: logged, logged and topped up with fresh rollouts, or fresh. Raises
@@ -442,6 +442,10 @@ class Gatherer:
             reward=self._sources.reward,
         )
         return by_group(tasks, runs)
+
+
+GATHERERS: Extensions[Callable[..., Gatherer]] = Extensions("nano.gatherers")
+"""(sources, opened weights, runtime, config, folder, what is told of changes) -> the gatherer of `engine`"""
 
 
 def by_group(tasks: Sequence[Task], runs: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:

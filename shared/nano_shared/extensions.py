@@ -237,6 +237,7 @@ PLUGINS = {
         "nano.blob_stores": {"cluster": "s3 gs az"},
         "nano.critics": {"preferences": "ppo"},
         "nano.environments": {"formats": "nemo-gym openenv verifiers"},
+        "nano.gatherers": {"cluster": "servers"},
         "nano.learners": {"cluster": "ranks"},
         "nano.log_databases": {"cluster": "postgresql"},
         "nano.mutation_testing": {"mining": "cases"},
