@@ -97,7 +97,7 @@ def _object(where: str, item: Any) -> tuple[str, Row | Refusal]:
     return where, Refusal(where, "row", f"must be a JSON object, not {type(item).__name__}")
 
 
-class TaskRow(BaseModel):
+class FileRow(BaseModel):
     """A row of a task file that is no `Task` as it stands; `task` makes one of it."""
 
     model_config = ConfigDict(extra="forbid")
@@ -118,10 +118,10 @@ class TaskRow(BaseModel):
         raise NotImplementedError
 
 
-ROW_KINDS: Extensions[type[TaskRow]] = Extensions("nano.task_rows")
+ROW_KINDS: Extensions[type[FileRow]] = Extensions("nano.task_rows")
 
 
-class PlainRow(TaskRow):
+class PlainRow(FileRow):
     id: str
     prompt: str = Field(pattern=r"\S")
     target: str = "solution.py"
@@ -161,14 +161,14 @@ def read_row(line: str) -> Task:
     for name, field in row.items():
         if not _is_finite(field):
             raise Refused(name, "holds NaN or an infinity, which is no JSON number")
-    kind: type[Task] | type[TaskRow] = Task
+    kind: type[Task] | type[FileRow] = Task
     if "key" not in row and "id" in row:
         if "tests" not in row and "cases" not in row:
             raise Refused("cases", "is missing, and `tests` too: nothing says how the row is graded")
         kind = ROW_KINDS.find("published") if "tests" in row else PlainRow
     with refusing_invalid():
         value = kind.model_validate_json(line)
-        if isinstance(value, TaskRow):
+        if isinstance(value, FileRow):
             return value.task()
     for name in value.artifacts:
         if not stays_inside(name):

@@ -242,6 +242,7 @@ PLUGINS = {
         "nano.log_databases": {"cluster": "postgresql"},
         "nano.mutation_testing": {"mining": "cases"},
         "nano.profiles": {"suites": "compact-2 hermes-2"},
+        "nano.project_tasks": {"mining": "commits"},
         "nano.rewards": {
             "preferences": "process format length diff_size lint reasoning safety judge constitution"
             " preference human"

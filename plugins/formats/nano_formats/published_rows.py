@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, JsonValue, model_validator
 
 from nano_coder.grading.live_use import used_names
-from nano_rl.tasks.task_file import TaskRow, with_place
+from nano_rl.tasks.task_file import FileRow, with_place
 from nano_shared.hidden_checks import AnswerChecks, Suite, SuiteChecks
 from nano_shared.process import parse
 from nano_shared.types import OracleAction, Provenance, Task
@@ -20,7 +20,7 @@ from nano_shared.types import OracleAction, Provenance, Task
 _LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."
 
 
-class _PublishedTests(TaskRow):
+class _PublishedTests(FileRow):
     runner: Literal["script", "pytest", "unittest", "doctest", "literal"]
     files: dict[str, str] = Field({})
     cmd: list[str] | None = None
@@ -38,7 +38,7 @@ class _PublishedTests(TaskRow):
         return self
 
 
-class PublishedRow(TaskRow):
+class PublishedRow(FileRow):
     id: str
     source: str
     source_commit: str | None = None
