@@ -18,7 +18,7 @@ from nano_coder.models.weights import build_empty
 from nano_coder.run.execution import Runtime
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import HeldOut, hack_metrics, success_metrics
-from nano_rl.gather.sources import GATHERERS, Gatherer, Sources, pair_term
+from nano_rl.gather.sources import CONTROLS, GATHERERS, Gatherer, Sources, pair_term
 from nano_rl.learn.guards import Probe, check_update
 from nano_rl.learn.learner import RANKED_TRAININGS, Learner, Reference, started_ranks
 from nano_rl.learn.logprob import refuse_untrainable
@@ -217,10 +217,8 @@ def _roll_controls(
     """The impossible rollouts that are due in this step, which are never trained on."""
     if not config.controls:
         return []
-    from nano_rl.gather.impossible_rollouts import controls_due, roll_controls
-
-    due = controls_due(step, groups * config.group_size, config.controls)
-    return roll_controls(sources, live, step=step, due=due, seed=config.seed, on_run=watch.on_run)
+    roll = CONTROLS.find("impossible")
+    return roll(sources, live, config, step=step, rollouts=groups * config.group_size, on_run=watch.on_run)
 
 
 def _checked(

@@ -235,7 +235,7 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
         composed.probe(tasks)
     from nano_rl.learn.learner import started_ranks
     from nano_rl.learn.loss import probe_objective  # torch
-    from nano_rl.sinks import open_sinks
+    from nano_rl.watch import open_sinks
 
     probe_objective(config.objective.terms)
     sinks = open_sinks(log_to, name=given.name, folder=folder, settings=config.model_dump(mode="json"))
@@ -330,13 +330,13 @@ def open_sources(
     runtime: Runtime, further: Sequence[LogStore], composed: Reward | None, folder: Path, say: Say,
 ) -> Sources:  # fmt: skip
     from nano_coder.models.opening import local_policy
-    from nano_rl.gather.curriculum import Curriculum
-    from nano_rl.gather.sources import Sources, pair_term
+    from nano_rl.gather.sources import CURRICULA, Sources, pair_term
     from nano_rl.imitation import solved_oracles, succeeded
     from nano_rl.logs.reader import LoggedGroup, LoggedRuns, lineage, read_logs
 
     if not given.from_logs:
-        return Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if given.curriculum else None)
+        chosen = CURRICULA.find("levels")(tasks, config.seed) if given.curriculum else None
+        return Sources(tasks=tasks, curriculum=chosen)
     way, stores = lineage(opened), [runtime.store, *further]
     template = local_policy(opened.loaded, opened.profile).template_hash
     rescore = partial(composed.apply, runtime=runtime) if composed else None

@@ -235,7 +235,9 @@ PLUGINS = {
     group: {name: plugin for plugin, names in brought.items() for name in names.split()}
     for group, brought in {
         "nano.blob_stores": {"cluster": "s3 gs az"},
+        "nano.controls": {"suites": "impossible"},
         "nano.critics": {"preferences": "ppo"},
+        "nano.curricula": {"suites": "levels"},
         "nano.environments": {"formats": "nemo-gym openenv verifiers"},
         "nano.gatherers": {"cluster": "servers"},
         "nano.learners": {"cluster": "ranks"},
@@ -250,6 +252,7 @@ PLUGINS = {
         "nano.run_formats": {"formats": "atif nemo-gym claude-code codex"},
         "nano.sandboxes": {"containers": "bwrap podman"},
         "nano.settings": {"mcp": "mcp"},
+        "nano.sinks": {"view": "tensorboard wandb trackio"},
         "nano.suites": {"suites": "functions shell sql data logic search perceive plan memory reasoning-gym"},
         "nano.task_rows": {"formats": "published"},
         "nano.terms": {"preferences": "preferences"},
