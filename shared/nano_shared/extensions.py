@@ -242,7 +242,6 @@ PLUGINS = {
         "nano.gatherers": {"cluster": "servers"},
         "nano.learners": {"cluster": "ranks"},
         "nano.log_databases": {"cluster": "postgresql"},
-        "nano.mutation_testing": {"mining": "cases"},
         "nano.profiles": {"suites": "compact-2 hermes-2"},
         "nano.project_tasks": {"mining": "commits"},
         "nano.rewards": {
@@ -254,6 +253,7 @@ PLUGINS = {
         "nano.settings": {"mcp": "mcp"},
         "nano.sinks": {"view": "tensorboard wandb trackio"},
         "nano.suites": {"suites": "functions shell sql data logic search perceive plan memory reasoning-gym"},
+        "nano.task_checks": {"mining": "oracles"},
         "nano.task_rows": {"formats": "published"},
         "nano.terms": {"preferences": "preferences"},
         "nano.tools": {"suites": "lookup"},
