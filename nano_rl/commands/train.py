@@ -163,9 +163,9 @@ def _config(settings: Settings[TrainConfig], reward: str | None, arguments: Trai
 
     more: dict[str, Any] = {}
     if reward:
-        from nano_rl.rewards import parse_reward
+        from nano_rl.rewards import COMPOSERS
 
-        more["reward"] = parse_reward(reward).model_dump()
+        more["reward"] = COMPOSERS.find("composed").parse_reward(reward).model_dump()
     if not arguments.from_logs:
         config = settings.config(more | adapter_rank(settings, arguments.model))
         if config.group_size == 0:
@@ -222,11 +222,11 @@ def refuse_contradictions(given: TrainArguments, flags: Collection[str], config:
 
 def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], quiet: bool) -> None:
     from nano_rl.commands.plan import refuse_unfit
-    from nano_rl.rewards import open_reward
+    from nano_rl.rewards import COMPOSERS
     from nano_rl.session import training_folder, training_runtime
     from nano_rl.tasks.task_file import read_tasks
 
-    composed = open_reward(config.reward) if config.reward else None
+    composed = COMPOSERS.find("composed").open_reward(config.reward) if config.reward else None
     held_out = tuple(read_tasks(given.held_out)) if given.held_out else ()
     further = further_logs(given)
     target, folder = training_folder(given.name, config.steps if config.resume else None)

@@ -244,10 +244,7 @@ PLUGINS = {
         "nano.log_databases": {"cluster": "postgresql"},
         "nano.profiles": {"suites": "compact-2 hermes-2"},
         "nano.project_tasks": {"mining": "commits"},
-        "nano.rewards": {
-            "preferences": "process format length diff_size lint reasoning safety judge constitution"
-            " preference human"
-        },
+        "nano.reward_composers": {"preferences": "composed"},
         "nano.run_formats": {"formats": "atif nemo-gym claude-code codex"},
         "nano.sandboxes": {"containers": "bwrap podman"},
         "nano.settings": {"mcp": "mcp"},

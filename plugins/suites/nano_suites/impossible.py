@@ -15,7 +15,7 @@ from nano_coder.run.execution import Runtime
 from nano_rl.config import RewardConfig, TrainConfig
 from nano_rl.gather.rollouts import OnRun, collect
 from nano_rl.gather.sources import Sources
-from nano_rl.rewards import open_reward
+from nano_rl.rewards import COMPOSERS
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import HiddenChecks, StateCheck, Suite
 from nano_shared.process import parse
@@ -150,5 +150,5 @@ def roll_controls(
     rng = Random(f"controls {config.seed} {step}")
     # seeds that differ modulo `due` give different keys if a task is drawn twice
     chosen = [impossible(rng.choice(able), seed=rng.randrange(10**6) * due + i) for i in range(due)]
-    flagging = sources.reward or open_reward(RewardConfig())
+    flagging = sources.reward or COMPOSERS.find("composed").open_reward(RewardConfig())
     return collect(chosen, runtime, seed=config.seed * 1_000_003 + step, on_run=on_run, reward=flagging)
