@@ -11,10 +11,10 @@ import argparse
 import time
 from collections import Counter
 
-from nano_rl.commands.tasks import parse_levels
-from nano_rl.tasks.check import admitted_tasks
+from nano_mining.task_check import admitted_tasks
 from nano_rl.tasks.task_file import draw_tasks
 from nano_shared.types import Split
+from nano_suites.commands import parse_levels
 
 BAR = 5000 / 600
 

@@ -27,8 +27,8 @@ from typing import Any
 from engine_process import KEY, EngineProcess
 
 from integration.tiny_model import build_tiny
+from nano_cluster.adapter_publisher import ADAPTERS
 from nano_coder.agent.profiles import COMPACT_1, first_messages
-from nano_rl.gather.adapter_publisher import ADAPTERS
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.record import USED, read_events, read_used
 from nano_rl.tasks.task_file import make_tasks, write_tasks

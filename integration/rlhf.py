@@ -43,6 +43,7 @@ from nano_preferences.critic import scalar_model
 from nano_preferences.dpo import train_dpo
 from nano_preferences.log_pairs import log_pairs
 from nano_preferences.pairs import PairRows, pair_rows, read_pairs, write_pairs
+from nano_preferences.registry import open_reward, parse_reward
 from nano_preferences.reward_checkpoint import open_reward_model, save_reward_model
 from nano_preferences.reward_model import held_out, measure, train_reward_model
 from nano_rl.checkpoints.checkpoint import save_checkpoint
@@ -53,7 +54,6 @@ from nano_rl.imitation import reader_of, train_sft
 from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.rewards import open_reward, parse_reward
 from nano_rl.train import train
 from nano_rl.watch import Watch
 from nano_shared.checkpoint import read_checkpoint

@@ -21,7 +21,7 @@ COMMANDS = {
     "dpo": ("+preferences", "From preference pairs straight to the policy."),
     "plan": ("nano_rl.commands.plan", "Memory and speed of a training, before anything is loaded."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
-    "export": ("nano_rl.commands.export", "Rows of tokens with advantages, for other trainers."),
+    "export": ("+formats", "Rows of tokens with advantages, for other trainers."),
     "grade": ("nano_rl.commands.grade", "Grade a folder, or logged runs without running them again."),
     "report": ("+view", "How a training went, and how much it hacked."),
     "conformance": ("+conformance", "Hold our losses, or yours, against a published suite."),
@@ -30,14 +30,14 @@ COMMANDS = {
 }
 
 TASKS = {
-    "make": ("nano_rl.commands.tasks:make", "Make tasks of a suite into a file."),
-    "check": ("nano_rl.commands.tasks:check", "Which tasks are fit to train on, and why the others are not."),
-    "import": ("nano_rl.commands.tasks:import_tasks", "Tasks of another format, into a task file."),
-    "export": ("nano_rl.commands.tasks:export_tasks", "A task file into another format."),
+    "make": ("+suites", "Make tasks of a suite into a file."),
+    "check": ("+mining", "Which tasks are fit to train on, and why the others are not."),
+    "import": ("+formats", "Tasks of another format, into a task file."),
+    "export": ("+formats", "A task file into another format."),
     "serve": ("+formats", "Tasks over HTTP, as NeMo Gym asks for them."),
     "from-log": ("nano_rl.commands.tasks:from_log", "Tasks of logged runs, into a task file."),
     "mine": ("+mining", "Tasks out of Python packages that have tests."),
-    "list": ("nano_rl.commands.tasks:list_tasks", "What is in a task file, or which suites there are."),
+    "list": ("+suites", "What is in a task file, or which suites there are."),
 }
 
 cli = lazy_app("nano-rl", COMMANDS, help="Train the policy from its own executions.")

@@ -32,6 +32,10 @@ def step_indices(step: int, *, size: int, batch: int, seed: int) -> list[int]:
     return [orders[position // size][position % size] for position in wanted]
 
 
+class OtherRows(UsageError):
+    """The saved state is of a training on other rows."""
+
+
 OnStep = Callable[[int, int, dict[str, float]], None]
 """called after each step: steps done, total steps, metrics of the step"""
 DoStep = Callable[[Learner, list[int]], dict[str, float]]
@@ -52,7 +56,7 @@ def train_rows(
 
     Returns the total of steps done. Adds `seconds` and `tokens_per_second` to the metrics of each step.
     `stop_after` ends a training short of the schedule of its learning rate. Raises UsageError for a state of
-    other settings, rows or weights.
+    other settings or weights, OtherRows for one of other rows.
     """
     size = len(rows)
     total = math.ceil(size * config.epochs / config.batch)
@@ -98,7 +102,7 @@ def _refuse_other(saved: dict[str, Any], now: dict[str, Any], folder: Path) -> N
     if saved["weights"] != now["weights"]:
         raise UsageError(f"the training in {folder} began from another model; {anew}")
     if saved["rows"] != now["rows"]:
-        raise UsageError(f"the training in {folder} began with other rows, or in another order; {anew}")
+        raise OtherRows(f"the training in {folder} began with other rows, or in another order; {anew}")
     if changed := changed_settings(flat_settings(saved["settings"]), flat_settings(now["settings"])):
         listed = ", ".join(changed.values())
         raise UsageError(f"the training in {folder} was saved with other settings: {listed}; {anew}")

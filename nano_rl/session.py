@@ -31,7 +31,7 @@ from nano_coder.run.execution import RunSettings, Runtime, open_agent
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox, allowed_hosts
 from nano_coder.tools.tool import TOOLS
-from nano_rl.rewards import Reward, open_reward, parse_reward
+from nano_rl.rewards import COMPOSERS, Reward
 from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.checkpoint import LATEST, checkpoints_dir
@@ -79,7 +79,10 @@ def oracle_runtime(log: str | None, config: AgentConfig | None = None) -> Runtim
 def chosen_reward(text: str | None, tasks: Sequence[Task]) -> Reward | None:
     """The reward that --reward describes, checked against the tasks; None without one. Raises UsageError or
     ConfigError."""
-    return open_reward(parse_reward(text)).probe(tasks) if text else None
+    if not text:
+        return None
+    composer = COMPOSERS.find("composed")
+    return composer.open_reward(composer.parse_reward(text)).probe(tasks)
 
 
 def dtype_of(config: AgentConfig, sources: Mapping[str, str]) -> str:

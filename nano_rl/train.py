@@ -16,10 +16,9 @@ from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.models.weights import build_empty
 from nano_coder.run.execution import Runtime
-from nano_rl.checkpoints.checkpoint import save_adapter
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import HeldOut, hack_metrics, success_metrics
-from nano_rl.gather.sources import Gatherer, Sources, pair_term
+from nano_rl.gather.sources import CONTROLS, GATHERERS, Gatherer, Sources, pair_term
 from nano_rl.learn.guards import Probe, check_update
 from nano_rl.learn.learner import RANKED_TRAININGS, Learner, Reference, started_ranks
 from nano_rl.learn.logprob import refuse_untrainable
@@ -194,23 +193,16 @@ def _open_gatherer(
     """The gatherer: rollouts of each step when it comes, or of further steps ahead, here or on servers."""
     if not (config.engine or config.off_policy_bound):
         return Gatherer(sources, config)
-    from nano_rl.gather.adapter_publisher import ADAPTERS, open_publisher
-    from nano_rl.gather.rollout_queue import QueueGatherer, WeightsCopy
-    from nano_rl.gather.rollouts import ROLLOUT_CLUSTERS
+    if not config.engine:
+        from nano_rl.gather.rollout_queue import AheadGatherer
+
+        return AheadGatherer(sources, config, opened)
 
     def changed(why: str) -> None:
         print(f"nano: {printable(why)}", file=sys.stderr)
         note(folder, EventKind.WORKER, learner.step, why)
 
-    if not config.engine:
-        return QueueGatherer(sources, config, WeightsCopy(opened, config))
-    workers = None
-    if config.ray is not None:
-        open_workers = ROLLOUT_CLUSTERS.find("ray").open_training_workers
-        workers = open_workers(opened, runtime, config, folder, changed)
-    save = partial(save_adapter, opened=opened)
-    publisher = open_publisher(opened, folder / ADAPTERS, save, config, changed, workers)
-    return QueueGatherer(sources, config, publisher, workers)
+    return GATHERERS.find("servers")(sources, opened, runtime, config, folder, changed)
 
 
 def _live(opened: OpenedWeights, runtime: Runtime, config: TrainConfig, version: int) -> Runtime:
@@ -225,10 +217,8 @@ def _roll_controls(
     """The impossible rollouts that are due in this step, which are never trained on."""
     if not config.controls:
         return []
-    from nano_rl.gather.impossible_rollouts import controls_due, roll_controls
-
-    due = controls_due(step, groups * config.group_size, config.controls)
-    return roll_controls(sources, live, step=step, due=due, seed=config.seed, on_run=watch.on_run)
+    roll = CONTROLS.find("impossible")
+    return roll(sources, live, config, step=step, rollouts=groups * config.group_size, on_run=watch.on_run)
 
 
 def _checked(

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from nano_coder.views import VIEWS, TrainingView
 from nano_rl.learn.metrics import SUCCESS, MetricsRow
 from nano_rl.learn.rows import Group
 from nano_rl.record import ROLLOUTS, EventKind, RolloutsWriter, note
-from nano_rl.sinks import Sink
 from nano_shared.command_line import Console
-from nano_shared.errors import GuardTripped
-from nano_shared.extensions import call_extension
+from nano_shared.errors import GuardTripped, UsageError
+from nano_shared.extensions import Extensions, call_extension, is_reference, refuse_missing
 from nano_shared.types import Trajectory
 
 KEPT = 200
@@ -103,6 +102,30 @@ class LinesView(TrainingView):
         left = seconds_left(self._rows, done, total)
         parts = [f"step {done}/{total}", *shown, f"left {duration(left or 0)}"]
         print("  ".join(parts), file=sys.stderr, flush=True)
+
+
+class Sink(Protocol):
+    """Takes the metrics of one step after another."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of a step. The first call may go back to a step that an earlier process wrote: where
+        the library can, what was written from that step on is replaced."""
+
+    def close(self) -> None: ...
+
+
+SINKS: Extensions[Callable[[str, Path, Mapping[str, Any]], Sink]] = Extensions("nano.sinks")
+"""(name and folder of the training, its settings) -> a sink"""
+
+
+def open_sinks(names: Sequence[str], *, name: str, folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
+    """A sink for each of `names`, opened before training begins. Raises UsageError for an unknown one, and
+    ConfigError where its library is missing."""
+    for sink in names:
+        refuse_missing(SINKS.group, sink)
+        if sink not in SINKS and not is_reference(sink):
+            raise UsageError(f"--log-to {sink}: no such place; there are {', '.join(SINKS)}")
+    return [SINKS.find(sink)(name, folder, settings) for sink in dict.fromkeys(names)]
 
 
 class Watcher:

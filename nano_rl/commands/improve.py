@@ -102,7 +102,7 @@ def _with_check(setup: Setup, project: ImprovedProject) -> Setup:
     Raises UsageError where there is none, or where one of the project's own file is not trusted.
     """
     from nano_coder.config import UNTRUSTED_CHECK
-    from nano_rl.improve.tasks import runs_of
+    from nano_rl.improve.tasks import checked_runs
 
     if setup.sources.get("check") == UNTRUSTED_CHECK:
         raise UsageError(
@@ -112,7 +112,7 @@ def _with_check(setup: Setup, project: ImprovedProject) -> Setup:
     if setup.config.check:
         return setup
     with open_log(setup.config.log, create=True) as store:
-        runs = list(runs_of(setup, store))
+        runs = checked_runs(setup, store)
     if not runs:
         raise UsageError(
             f"there is no check, and no run of {project.directory} had one: give the command that tests it,"
@@ -162,12 +162,12 @@ def take_back_what_fell(project: ImprovedProject, setup: Setup, store: LogStore)
     then."""
     from nano_rl.checkpoints.promotion import read_history, roll_back
     from nano_rl.improve.gate import fallen
-    from nano_rl.improve.tasks import runs_of
+    from nano_rl.improve.tasks import checked_runs
 
     history = read_history(project.id)
     if not history or history[-1].kind == "rolled_back":
         return None
-    runs = [run for run in runs_of(setup, store) if run.reward is not None]
+    runs = [run for run in checked_runs(setup, store) if run.reward is not None]
     before = [run.reward == 1 for run in runs if run.started < history[-1].created]
     after = [run.reward == 1 for run in runs if run.started >= history[-1].created]
     if (count := fallen(before, after)) is None:
@@ -181,11 +181,11 @@ def take_back_what_fell(project: ImprovedProject, setup: Setup, store: LogStore)
 
 def _dry_run(project: ImprovedProject, setup: Setup, minutes: float, as_json: bool) -> int:
     from nano_rl.improve.project import ProjectTask, counts
-    from nano_rl.improve.tasks import TASKS, runs_of
+    from nano_rl.improve.tasks import TASKS, checked_runs
 
     model = _model(project, setup)
     with open_log(setup.config.log, create=True) as store:
-        runs = [run.reward == 1 for run in runs_of(setup, store)]
+        runs = [run.reward == 1 for run in checked_runs(setup, store)]
     tasks = counts(project.read(TASKS, ProjectTask))
     cycles = project.cycles()
     number = len(cycles) + (not cycles or cycles[-1].ended is not None)

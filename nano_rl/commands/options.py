@@ -10,13 +10,10 @@ from typer import Argument, Option
 from nano_coder.commands.options import Log
 
 __all__ = [
-    "DeviceOption", "DtypeOption", "EnvOption", "KeepGoing", "Log", "ModelOption", "NameOption",
+    "DeviceOption", "DtypeOption", "EnvOption", "Log", "ModelOption", "NameOption",
     "RewardOption", "Seed", "TaskFile", "Tasks",
 ]  # fmt: skip
 
-KeepGoing = Annotated[
-    bool, Option("--keep-going", help="List every refusal and write the rest; exits with 2.")
-]
 TaskFile = Annotated[Path, Argument(metavar="FILE", help="JSON lines of tasks.")]
 ModelOption = Annotated[
     str | None, Option(help="Checkpoint name, folder, hub id, or openai:NAME with --base-url.")

@@ -23,19 +23,7 @@ from nano_rl.checkpoints.evaluate import SuccessRow as Row
 from nano_rl.gather.rollouts import none_graded, why_ungraded
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_shared.command_line import Console
-from nano_shared.errors import Refusal
 from nano_shared.types import Trajectory
-
-
-def report(target: Path, written: int, refusals: Sequence[Refusal], note: str = "") -> int:
-    for refusal in refusals:
-        print(f"refused: {refusal}", file=sys.stderr)
-    counts = f"{written} tasks written" + (f", {note}" if note else "")
-    print(counts + (f", {len(refusals)} refused" if refusals else ""), file=sys.stderr)
-    if written:
-        print(target)
-    return 2 if refusals else 0
-
 
 _LINE_SECONDS = 2.0
 """shortest time between two lines of a bar that goes to no terminal"""

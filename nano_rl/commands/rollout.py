@@ -18,7 +18,7 @@ from nano_rl.checkpoints.evaluate import component_means, row_of, table
 from nano_rl.commands.eval import vars_of
 from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
-from nano_rl.gather.rollouts import collect, execute
+from nano_rl.gather.rollouts import WORKERS, collect, execute
 from nano_rl.session import (
     all_tasks,
     chosen_reward,
@@ -36,10 +36,8 @@ def _ray_workers(runtime: Runtime, config: AgentConfig, address: str, count: int
             "--ray runs nano's own agent on a hosted model: give --model openai:NAME --base-url URL, which"
             " may be that of vLLM or nano-coder serve, and leave --agent out"
         )
-    from nano_rl.gather.rollouts import ROLLOUT_CLUSTERS
-
     tell = partial(print, file=sys.stderr)
-    return ROLLOUT_CLUSTERS.find("ray").open_rollout_workers(runtime, config, address, count, tell)
+    return WORKERS.find("ray")(runtime, config, address, count, tell)
 
 
 @agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders")

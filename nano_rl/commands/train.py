@@ -163,9 +163,9 @@ def _config(settings: Settings[TrainConfig], reward: str | None, arguments: Trai
 
     more: dict[str, Any] = {}
     if reward:
-        from nano_rl.rewards import parse_reward
+        from nano_rl.rewards import COMPOSERS
 
-        more["reward"] = parse_reward(reward).model_dump()
+        more["reward"] = COMPOSERS.find("composed").parse_reward(reward).model_dump()
     if not arguments.from_logs:
         config = settings.config(more | adapter_rank(settings, arguments.model))
         if config.group_size == 0:
@@ -222,11 +222,11 @@ def refuse_contradictions(given: TrainArguments, flags: Collection[str], config:
 
 def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], quiet: bool) -> None:
     from nano_rl.commands.plan import refuse_unfit
-    from nano_rl.rewards import open_reward
+    from nano_rl.rewards import COMPOSERS
     from nano_rl.session import training_folder, training_runtime
     from nano_rl.tasks.task_file import read_tasks
 
-    composed = open_reward(config.reward) if config.reward else None
+    composed = COMPOSERS.find("composed").open_reward(config.reward) if config.reward else None
     held_out = tuple(read_tasks(given.held_out)) if given.held_out else ()
     further = further_logs(given)
     target, folder = training_folder(given.name, config.steps if config.resume else None)
@@ -235,7 +235,7 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
         composed.probe(tasks)
     from nano_rl.learn.learner import started_ranks
     from nano_rl.learn.loss import probe_objective  # torch
-    from nano_rl.sinks import open_sinks
+    from nano_rl.watch import open_sinks
 
     probe_objective(config.objective.terms)
     sinks = open_sinks(log_to, name=given.name, folder=folder, settings=config.model_dump(mode="json"))
@@ -330,13 +330,13 @@ def open_sources(
     runtime: Runtime, further: Sequence[LogStore], composed: Reward | None, folder: Path, say: Say,
 ) -> Sources:  # fmt: skip
     from nano_coder.models.opening import local_policy
-    from nano_rl.gather.curriculum import Curriculum
-    from nano_rl.gather.sources import Sources, pair_term
+    from nano_rl.gather.sources import CURRICULA, Sources, pair_term
     from nano_rl.imitation import solved_oracles, succeeded
     from nano_rl.logs.reader import LoggedGroup, LoggedRuns, lineage, read_logs
 
     if not given.from_logs:
-        return Sources(tasks=tasks, curriculum=Curriculum(tasks, config.seed) if given.curriculum else None)
+        chosen = CURRICULA.find("levels")(tasks, config.seed) if given.curriculum else None
+        return Sources(tasks=tasks, curriculum=chosen)
     way, stores = lineage(opened), [runtime.store, *further]
     template = local_policy(opened.loaded, opened.profile).template_hash
     rescore = partial(composed.apply, runtime=runtime) if composed else None

@@ -1,12 +1,10 @@
-"""Rollouts of further steps, in threads or on workers elsewhere, while one step is learned from.
+"""Rollouts of further steps in threads, while one step is learned from.
 
-    bound 2    roll out 0   roll out 1 and 2 (v0) ...  roll out 3 (from v1)  ...
     trainer                 learn 0 -> v1   learn 1 -> v2   ...
+    roll out 0 (v0)         roll out 1 (v0)   roll out 2 (v1)   ...
 
-Tasks are drawn here, in the order of the steps, and composed rewards are computed here. Servers take new
-weights while they sample: a rollout that crosses an update goes on with the newer weights at its next turn,
-and each turn carries its version. A copy of the weights in this process (`WeightsCopy`) is one update behind
-and changes between two steps alone, so that under the lockstep scheduler a seed determines the training bit
+Tasks are drawn here, in the order of the steps, and composed rewards are computed here. A copy of the weights
+(`WeightsCopy`) is one update behind, so that under the lockstep scheduler a seed determines the training bit
 for bit.
 """
 
@@ -14,11 +12,11 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,54 +24,15 @@ from torch import Tensor, nn
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime
 from nano_rl.config import TrainConfig
-from nano_rl.gather.rollouts import OnRun, Workers, collect
+from nano_rl.gather.rollouts import OnRun, RollOut, collect
 from nano_rl.gather.sources import Gatherer, RolloutBatch, Sources, by_group
 from nano_rl.learn.rows import Group
 from nano_shared.types import Task, Trajectory
 
-AT_ONCE = 2
-"""steps that are rolled out at a time: the next begins while the last rollouts of one end"""
-
-
-@dataclass(slots=True)
-class Pacing:
-    """When the rollouts of a step may begin, so that no token is too old when it is trained.
-
-    Step k is trained by policy version k and may begin at version k - bound: none of its tokens is more than
-    `bound` versions old then, nothing has to be discarded, and at most bound + 1 steps are under way.
-    """
-
-    bound: int
-    """largest number of updates between sampling and training of a token"""
-    steps: int
-    begun: int = 0
-    """steps below this have begun"""
-    version: int = field(default=-1, init=False)
-
-    def advance(self, version: int) -> Iterator[int]:
-        """The steps that may begin with this version, in order. Raises ValueError if it goes back."""
-        if version < self.version:
-            raise ValueError(f"version {version} after version {self.version}")
-        self.version = version
-        self.begun = max(self.begun, version)
-        while self.begun < min(self.steps, version + self.bound + 1):
-            self.begun += 1
-            yield self.begun - 1
-
-
-class RolloutWeights(Protocol):
-    """What rollouts sample from: servers that hold the trained adapter, or a copy in this process."""
-
-    def follow(self, runtime: Runtime, version: int) -> Runtime:
-        """Take the weights as they are now. Returns the runtime whose policy samples from them."""
-        ...
-
-    def metrics(self) -> dict[str, float]: ...
-
-    def close(self) -> None: ...
-
 
 class WeightsCopy:
+    """A copy of the trained weights in this process, which changes between two steps alone."""
+
     def __init__(self, opened: OpenedWeights, config: TrainConfig) -> None:
         model = opened.loaded.model
         frozen: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
@@ -103,9 +62,6 @@ class WeightsCopy:
         policy = local_policy(loaded, self._opened.profile, version=self.version, scheduler=self._scheduler)
         return replace(runtime, policy=policy)
 
-    def metrics(self) -> dict[str, float]:
-        return {}
-
     def close(self) -> None:
         torch.set_num_threads(self._threads)
 
@@ -118,85 +74,44 @@ class QueuedStep:
 
 
 class QueueGatherer(Gatherer):
-    """Gathers a step, with further ones under way; with a bound of 0 none is, as with Gatherer."""
+    """Gathers a step, while further ones are under way: its subclasses say when those begin."""
 
     def __init__(
-        self, sources: Sources, config: TrainConfig, weights: RolloutWeights, workers: Workers | None = None
+        self, sources: Sources, config: TrainConfig, roll_out: RollOut = collect, *, at_once: int = 1
     ) -> None:
-        """Without `workers` rollouts run here."""
-        super().__init__(sources, config, workers.collect if workers else collect)
-        self._weights, self._workers = weights, workers
-        self._replaced = 0
-        self._pacing = Pacing(bound=config.off_policy_bound, steps=config.steps)
+        """`at_once`: steps that are rolled out at a time."""
+        super().__init__(sources, config, roll_out)
         self._queued: dict[int, QueuedStep] = {}
-        self._threads = ThreadPoolExecutor(min(self._pacing.bound + 1, AT_ONCE), thread_name_prefix="step")
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="step")
         self._waited = 0.0
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._workers:
-            self._workers.close()
-        self._weights.close()
         self._threads.shutdown(cancel_futures=True)
 
     def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> RolloutBatch:
-        """The groups of one step; the rollouts of the next ones may be running when this returns. Raises
-        PolicyError if no server serves the weights, and what the rollouts of the step raised."""
+        """The groups of one step; the rollouts of the next ones may be running when this returns. Raises what
+        the rollouts of the step raised."""
         self._waited = 0.0
-        behind = self._weights if isinstance(self._weights, WeightsCopy) else None
-        if behind is None:
-            began = time.monotonic()
-            live = self._weights.follow(runtime, version)
-            synced = {"seconds_sync": time.monotonic() - began}
-            self._begin(self._pacing.advance(step), live)
-            sampled_by = None
-        else:
-            synced, sampled_by = {}, behind.trained if behind.version < version else None
-            live = behind.sampled_by(runtime) if step in self._queued else runtime
-            if step in self._queued and self._queued[step].runs is None:  # of a saved state
-                self._begin([step], live)
-        batch = super().gather(live, step, version, on_run)
-        if behind is not None and step + 1 < self._config.steps:
-            self._begin([step + 1], behind.follow(runtime, version))
+        batch = super().gather(runtime, step, version, on_run)
         values = staleness(batch.groups, version)
-        values |= {"steps_ahead": float(len(self._queued)), "seconds_waited": self._waited, **synced}
-        values |= self._weights.metrics()
-        before = self._replaced
-        if self._workers:
-            values |= self._workers.metrics()
-            self._replaced = self._workers.replaced
-        values |= {"staleness": values["staleness_max"], "worker_restarts": float(self._replaced - before)}
+        values |= {"seconds_waited": self._waited, "staleness": values["staleness_max"]}
         return replace(
-            batch, metrics=batch.metrics | values, off_policy_steps=int(values["staleness_max"]),
-            behaviour_weights=sampled_by,
+            batch, metrics=batch.metrics | values, off_policy_steps=int(values["staleness_max"])
         )  # fmt: skip
 
-    def state(self) -> dict[str, Any]:
-        """The state of a gatherer, and the tasks of the steps that are under way; of a copy of the weights
-        the step with the weights that sample it."""
-        queued = {step: [task.key for task in one.tasks] for step, one in self._queued.items()}
-        ahead: Any = {str(step): keys for step, keys in queued.items()}
-        if isinstance(self._weights, WeightsCopy):
-            weights, version = self._weights.trained, self._weights.version
-            ahead = None
-            for step, keys in queued.items():
-                ahead = {"step": step, "version": version, "tasks": keys, "weights": weights}
-        return {**super().state(), "ahead": ahead}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        super().restore(state)
-        ahead = state["ahead"]
-        if isinstance(self._weights, WeightsCopy):
-            if ahead is not None:
-                self._weights.load(ahead["weights"], ahead["version"])
-            ahead = {ahead["step"]: ahead["tasks"]} if ahead else {}
+    def _queue(self, tasks_of: Mapping[int, Sequence[str]]) -> None:
+        """Queue the steps of a saved state, by the keys of their tasks."""
         by_key = {task.key: task for task in self._sources.tasks}
         self._queued = {
-            int(step): QueuedStep(tasks=tuple(by_key[key] for key in keys)) for step, keys in ahead.items()
+            step: QueuedStep(tasks=tuple(by_key[key] for key in keys)) for step, keys in tasks_of.items()
         }
 
-    def _begin(self, steps: Iterator[int] | Sequence[int], live: Runtime) -> None:
+    def _keys_ahead(self) -> dict[int, list[str]]:
+        return {step: [task.key for task in one.tasks] for step, one in self._queued.items()}
+
+    def _begin(self, steps: Iterable[int], live: Runtime) -> None:
         for step in () if self._sources.from_logs else steps:
             if step not in self._queued:  # those of a saved state are drawn
                 self._queued[step] = QueuedStep(tasks=tuple(super()._initial_tasks(step)))
@@ -226,6 +141,47 @@ class QueueGatherer(Gatherer):
         if self._sources.reward:
             runs = self._sources.reward.apply(runs, runtime)
         return by_group(tasks, runs)
+
+
+class AheadGatherer(QueueGatherer):
+    """Rolls out the next step with a copy of the weights, while one is learned from."""
+
+    def __init__(self, sources: Sources, config: TrainConfig, opened: OpenedWeights) -> None:
+        super().__init__(sources, config)
+        self._weights = WeightsCopy(opened, config)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._weights.close()
+        super().__exit__(kind, error, trace)
+
+    def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> RolloutBatch:
+        sampled_by = self._weights.trained if self._weights.version < version else None
+        live = self._weights.sampled_by(runtime) if step in self._queued else runtime
+        if step in self._queued and self._queued[step].runs is None:  # of a saved state
+            self._begin([step], live)
+        batch = super().gather(live, step, version, on_run)
+        if step + 1 < self._config.steps:
+            self._begin([step + 1], self._weights.follow(runtime, version))
+        values = {"steps_ahead": float(len(self._queued)), "worker_restarts": 0.0}
+        return replace(batch, metrics=batch.metrics | values, behaviour_weights=sampled_by)
+
+    def state(self) -> dict[str, Any]:
+        """The state of a gatherer, and the step that is under way with the weights that sample it."""
+        ahead = None
+        for step, keys in self._keys_ahead().items():
+            ahead = {
+                "step": step, "version": self._weights.version, "tasks": keys,
+                "weights": self._weights.trained,
+            }  # fmt: skip
+        return {**super().state(), "ahead": ahead}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        if (ahead := state["ahead"]) is not None:
+            self._weights.load(ahead["weights"], ahead["version"])
+            self._queue({ahead["step"]: ahead["tasks"]})
 
 
 def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,9 +29,6 @@ from nano_shared.types import StopReason, Task, Trajectory
 
 if TYPE_CHECKING:
     from nano_coder.config import AgentConfig
-    from nano_coder.models.opening import OpenedWeights
-    from nano_rl.config import TrainConfig
-    from nano_rl.gather.engine_pool import EngineState, PublishedAdapter
 
 
 class RollOut(Protocol):
@@ -180,39 +177,21 @@ def _run_and_grade(task: Task, runtime: Runtime, graders: Executor) -> list[Futu
 
 
 class Workers(Protocol):
+    """Rollouts on other machines."""
+
     collect: RollOut
-    replaced: int
-    """workers that were lost and replaced so far"""
-
-    def announce(self, adapter: PublishedAdapter, states: tuple[EngineState, ...]) -> Collection[str]:
-        """Have all workers sample from an adapter from now on; the `announce` of an EnginePool."""
-        ...
-
-    def metrics(self) -> dict[str, float]: ...
 
     def close(self) -> None:
         """Give up what is under way. Idempotent."""
         ...
 
 
-class RolloutCluster(Protocol):
-    """Places rollouts on other machines, for `--ray ADDRESS`: an extension of `nano.workers`, a module."""
-
-    def open_training_workers(
-        self, opened: OpenedWeights, runtime: Runtime, config: TrainConfig, folder: Path,
-        on_change: Callable[[str], None],
-    ) -> Workers:  # fmt: skip
-        """Workers that sample from the servers of `config.engine`."""
-        ...
-
-    def open_rollout_workers(
-        self, runtime: Runtime, config: AgentConfig, address: str, workers: int | None,
-        on_change: Callable[[str], None],
-    ) -> Workers:  # fmt: skip
-        ...
-
-
-ROLLOUT_CLUSTERS: Extensions[RolloutCluster] = Extensions("nano.workers")
+OpenWorkers = Callable[
+    ["Runtime", "AgentConfig", str, int | None, Callable[[str], None]],
+    Workers,
+]
+"""(runtime, config, address, number of workers, what is told of changes) -> workers of a hosted model"""
+WORKERS: Extensions[OpenWorkers] = Extensions("nano.workers")
 
 
 HELD_OUT_FILE = "held_out.jsonl"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nano_coder.run.execution import Runtime
 from nano_rl.config import TrainConfig
-from nano_rl.gather.curriculum import Curriculum
 from nano_rl.gather.replay_buffer import ReplayBuffer, TaskBackoff
 from nano_rl.gather.rollouts import OnRun, RollOut, collect, failed, none_graded
 from nano_rl.learn.advantage import CreditedGroup, RolloutBatch, credit_group
@@ -61,6 +60,29 @@ PAIR_TERMS: Extensions[PairTerm] = Extensions("nano.terms")
 def pair_term(config: TrainConfig) -> PairTerm | None:
     """What `logs.lambda_preference` needs; None where it is 0. Raises ConfigError if it is not installed."""
     return PAIR_TERMS.find("preferences") if config.logs.lambda_preference else None
+
+
+class Curriculum(Protocol):
+    """Which tasks come next: an extension of `nano.curricula`, made of the tasks and a seed. Its state is
+    JSON."""
+
+    open_level: int
+    """highest level that is drawn from"""
+
+    def draw(self, step: int, count: int, *, taken: Collection[str] = ()) -> list[Task]:
+        """`count` different tasks for one step, none with a key in `taken`; fewer if there are no more."""
+        ...
+
+    def record(self, groups: Sequence[Group]) -> None: ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+CURRICULA: Extensions[Callable[[Sequence[Task], int], Curriculum]] = Extensions("nano.curricula")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +259,7 @@ class Gatherer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to release here; `QueueGatherer` ends its rollouts."""
+        """Nothing to release here; a subclass ends its rollouts."""
 
     def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> RolloutBatch:
         """The groups of one step: logged, logged and topped up with fresh rollouts, or fresh. Raises
@@ -442,6 +464,14 @@ class Gatherer:
             reward=self._sources.reward,
         )
         return by_group(tasks, runs)
+
+
+GATHERERS: Extensions[Callable[..., Gatherer]] = Extensions("nano.gatherers")
+"""(sources, opened weights, runtime, config, folder, what is told of changes) -> the gatherer of `engine`"""
+
+
+CONTROLS: Extensions[Callable[..., list[Trajectory]]] = Extensions("nano.controls")
+"""(sources, runtime, config, *, step, rollouts, on_run) -> rollouts that measure hacking"""
 
 
 def by_group(tasks: Sequence[Task], runs: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:

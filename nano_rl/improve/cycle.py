@@ -17,7 +17,7 @@ from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote
 from nano_rl.gather.rollouts import collect
 from nano_rl.improve.gate import decide
 from nano_rl.improve.project import Cycle, ImprovedProject, ProjectTask, Tell, counts
-from nano_rl.improve.tasks import TASKS, Gathering, runs_of
+from nano_rl.improve.tasks import TASKS, Gathering, checked_runs
 from nano_rl.session import oracle_runtime, policy_runtime
 from nano_rl.tasks.places import SplitPart
 from nano_rl.tasks.suite import suite_names
@@ -108,7 +108,7 @@ class CycleWork:
     def _gather(self, cycle: Cycle) -> Cycle:
         earlier = [one.started for one in self.project.cycles() if one.number < cycle.number]
         since = earlier[-1] if earlier else 0.0
-        runs = list(runs_of(self.setup, self.store, since))
+        runs = checked_runs(self.setup, self.store, since)
         self.say(f"{len(runs)} new runs with a check, {sum(run.reward == 1 for run in runs)} of them solved")
         gathering = Gathering(
             project=self.project, cycle=cycle.number, since=since, setup=self.setup,
@@ -161,7 +161,7 @@ class CycleWork:
 
     def _train(self, cycle: Cycle, train: Sequence[Task], validation: Sequence[Task], until: float) -> Cycle:
         """The checkpoint of imitation or that of policy gradients after it, by the validation tasks."""
-        from nano_rl.improve.training import imitate, reinforce
+        from nano_rl.improve.training import imitate, reinforce, trained_seconds
 
         began = time.monotonic()
         names = [f"{self.project.name}-{self.project.id[:6]}-{cycle.number}{kind}" for kind in ("", "-rl")]
@@ -182,8 +182,8 @@ class CycleWork:
             return self._end(cycle, f"{said}: nothing was trained")
         rates = {name: rate(self._outcomes(name, validation)) for name in made if len(made) > 1}
         chosen = max(made, key=lambda name: rates.get(name, 0.0))  # the first of equals
-        seconds = cycle.trained_seconds + time.monotonic() - began
-        return self.project.save(cycle.model_copy(update={"candidate": chosen, "trained_seconds": seconds}))
+        update = {"candidate": chosen, "trained_seconds": trained_seconds(names)}
+        return self.project.save(cycle.model_copy(update=update))
 
     def _step_seconds(self, model: str, validation: Sequence[Task]) -> float:
         """What a step of policy gradients may take, by the time of the validation tasks, which are measured

@@ -60,6 +60,7 @@ class Cycle(Value):
     candidate: str | None = None
     """name of the checkpoint; None: nothing was trained"""
     trained_seconds: float = 0.0
+    """of all processes that trained the candidate"""
     rates: tuple[float, float] | None = None
     """success on the held-out tasks, before and after"""
     decision: GateDecision | None = None

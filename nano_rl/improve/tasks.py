@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.commands.options import Setup
@@ -19,15 +19,14 @@ from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.verify.trainable import may_teach
 from nano_rl.improve.project import ImprovedProject, ProjectTask, Tell
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
-from nano_rl.tasks.commits import Bounds, commit_tasks
 from nano_rl.tasks.from_log import mutant_tasks, task_from_run
 from nano_rl.tasks.hunks import edit_actions, hunks_between
 from nano_rl.tasks.places import SplitPart, changed_places, codes_of, part_of
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
+from nano_shared.extensions import Extensions
 from nano_shared.files import content_hash
-from nano_shared.owners import project_of
-from nano_shared.run_facts import RunFilter
+from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.snapshot import Snapshot, changed_paths
 from nano_shared.store import LogStore
 from nano_shared.types import OracleAction, Split, Task, Trajectory, Trust
@@ -51,6 +50,15 @@ class Candidate:
     task: Task
     source: TaskSource
     solved: Snapshot
+
+
+class SolvedTask(Protocol):
+    task: Task
+    solved: Snapshot
+
+
+COMMIT_TASKS: Extensions[Callable[..., Iterable[SolvedTask]]] = Extensions("nano.project_tasks")
+"""(repository, blobs, sandbox, *, check, seconds, refused, known, on_commit) -> tasks of bug-fix commits"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +153,8 @@ class Gathering:
     def _runs(self) -> Iterator[Candidate]:
         """The new successes among the runs of this project that may teach."""
         store = self.runtime.store
-        for run in runs_of(self.setup, store, self.since):
-            if not (run.reward == 1 and run.diff and may_teach(run.verdict)):
+        for about in checked_runs(self.setup, store, self.since):
+            if about.reward != 1 or not may_teach((run := store.get(about.id)).verdict) or not run.diff:
                 continue
             try:
                 made = task_from_run(run, store.blobs, self.runtime.sandbox)
@@ -158,15 +166,18 @@ class Gathering:
 
     def _commits(self, say: Tell) -> Iterator[Candidate]:
         """The bug-fix commits that no cycle has looked at. A project without a git history has none."""
+        if "commits" not in COMMIT_TASKS:
+            say("no tasks of commits: pip install nano-rl-coder-mining brings them")
+            return
         path, refused = self.project.folder / "commits", Counter[str]()
         known = frozenset(path.read_text().split()) if path.exists() else frozenset[str]()
         check = None if by_pytest(str(self.setup.config.check)) else self.setup.config.check
-        bounds = Bounds(seconds=max(0.0, self.until - time.monotonic()) / 2)
+        seconds = max(0.0, self.until - time.monotonic()) / 2
         count = 0
         try:
-            for one in commit_tasks(
+            for one in COMMIT_TASKS["commits"](
                 self.project.directory, self.runtime.store.blobs, self.runtime.sandbox, check=check,
-                bounds=bounds, refused=refused, known=known, on_commit=self._note_commit,
+                seconds=seconds, refused=refused, known=known, on_commit=self._note_commit,
             ):  # fmt: skip
                 count += 1
                 yield Candidate(task=one.task, source="commit", solved=one.solved)
@@ -182,18 +193,13 @@ class Gathering:
             file.write(f"{commit}\n")
 
 
-def runs_of(setup: Setup, store: LogStore, since: float = 0.0) -> Iterator[Trajectory]:
+def checked_runs(setup: Setup, store: LogStore, since: float = 0.0) -> list[RunFacts]:
     """The checked runs of the project that began after `since`, oldest first: the user's own, and those of
     others who gave their consent."""
-    here, user = str(setup.directory.resolve()), store.user
-    project = project_of(here)
-    for run_id, _ in store.ids(RunFilter(since=since, user=user)):
-        run = store.get(run_id)
-        if (
-            run.policy == ORACLE
-            or run.task.check is None
-            or (user and not user.may_learn(run.owner, run.share))
-        ):
-            continue
-        if run.directory == here or (run.project is not None and run.project == project):
-            yield run
+    here = RunFilter(since=since, directory=str(setup.directory.resolve()))
+    found = [
+        run
+        for run in store.facts(here)
+        if run.policy != ORACLE and run.task.check is not None and not run.withheld
+    ]
+    return sorted(found, key=lambda run: (run.started, run.id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,14 @@ from nano_rl.imitation import all_that_fit, reader_of, solved_oracles, train_sft
 from nano_rl.improve.project import Tell
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.learner import prepare
+from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.offline import OtherRows
 from nano_rl.record import TrainArguments
 from nano_rl.resume import STATES
-from nano_rl.session import oracle_runtime, training_folder, training_runtime
+from nano_rl.session import oracle_runtime, training_folder, training_runtime, trainings_dir
 from nano_rl.train import train
 from nano_rl.watch import Watch
-from nano_shared.errors import GuardTripped, UsageError
+from nano_shared.errors import GuardTripped
 from nano_shared.types import Task
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ def imitate(
     try:
         try:
             steps = train_sft(trained, rows, learning, folder, on_step)
-        except UsageError:  # it was killed, and other rows are found now
+        except OtherRows:  # it was killed, and other rows are found now
             shutil.rmtree(folder / STATES)
             steps = train_sft(trained, rows, learning, folder, on_step)
     except _TimeUp:
@@ -129,3 +131,10 @@ def reinforce(
         metrics={},
     )  # fmt: skip
     return True
+
+
+def trained_seconds(names: Iterable[str]) -> float:
+    """Time of the steps of trainings, in all processes that took part in them."""
+    files = [file for name in names if (file := trainings_dir() / name / METRICS).exists()]
+    rows = [row for file in files for row in read_metrics(file)]
+    return sum(row.get("seconds") or row.get("step_time") or 0.0 for row in rows)

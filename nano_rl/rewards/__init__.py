@@ -1,7 +1,6 @@
-"""Rewards made of named parts: the outcome first, shaping behind its gate, each part logged apart."""
+"""Rewards beside the grader's own."""
 
 from nano_coder.verify.trainable import outcome
-from nano_rl.rewards.registry import open_reward, parse_reward
-from nano_rl.rewards.reward import Reward
+from nano_rl.rewards.reward import COMPOSERS, Reward
 
-__all__ = ["Reward", "open_reward", "outcome", "parse_reward"]
+__all__ = ["COMPOSERS", "Reward", "outcome"]

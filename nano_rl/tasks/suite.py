@@ -8,13 +8,14 @@ from __future__ import annotations
 import ast
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 
 from pydantic import ValidationError
 
 from nano_shared.errors import UsageError
 from nano_shared.extensions import (
+    Extensions,
     call_extension,
     described,
     extension_names,
@@ -106,6 +107,10 @@ class TaskSuite:
             raise UsageError(
                 f"suite {self.name}, view {view}, made no task: {where}: {error['msg']}"
             ) from None
+
+
+TASK_CHECKS: Extensions[Callable[[Iterator[Task], int], list[Task]]] = Extensions("nano.task_checks")
+"""(tasks, n) -> the first n of them that may be trained on"""
 
 
 def suite_names() -> list[str]:

@@ -1,8 +1,7 @@
-"""Strict JSON lines: no duplicate keys, no NaN or infinity; every line is a row or a refusal."""
+"""Task files: strict JSON lines (no duplicate keys, no NaN or infinity), and tasks drawn of a suite."""
 
 from __future__ import annotations
 
-import ast
 import gzip
 import itertools
 import keyword
@@ -10,10 +9,9 @@ import math
 import posixpath
 import random
 import unicodedata
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,22 +19,18 @@ from pydantic import (
     Field,
     JsonValue,
     field_validator,
-    model_validator,
 )
 
-from nano_coder.grading.live_use import used_names
 from nano_rl.tasks.suite import TaskSuite, View, find_suite
 from nano_shared.errors import Refusal, Refused, UsageError
+from nano_shared.extensions import Extensions
 from nano_shared.hidden_checks import (
-    AnswerChecks,
     Case,
     CaseChecks,
     MutantChecks,
-    Suite,
     SuiteChecks,
     WorkspaceChecks,
 )
-from nano_shared.process import parse
 from nano_shared.strict_json import (
     Row,
     at_place,
@@ -46,7 +40,7 @@ from nano_shared.strict_json import (
     text_lines,
     validated,
 )
-from nano_shared.types import OracleAction, Provenance, Split, Task, stays_inside
+from nano_shared.types import Split, Task, stays_inside
 
 RowModel = TypeVar("RowModel", bound=BaseModel)
 
@@ -103,10 +97,9 @@ def _object(where: str, item: Any) -> tuple[str, Row | Refusal]:
     return where, Refusal(where, "row", f"must be a JSON object, not {type(item).__name__}")
 
 
-_LITERAL = "Submit the value that belongs in place of `??`, as a Python literal."
+class FileRow(BaseModel):
+    """A row of a task file that is no `Task` as it stands; `task` makes one of it."""
 
-
-class _Row(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     @field_validator("target", check_fields=False)
@@ -121,8 +114,14 @@ class _Row(BaseModel):
     def _as_python_reads_it(cls, name: str | None) -> str | None:
         return None if name is None else unicodedata.normalize("NFKC", name)
 
+    def task(self) -> Task:
+        raise NotImplementedError
 
-class PlainRow(_Row):
+
+ROW_KINDS: Extensions[type[FileRow]] = Extensions("nano.task_rows")
+
+
+class PlainRow(FileRow):
     id: str
     prompt: str = Field(pattern=r"\S")
     target: str = "solution.py"
@@ -148,106 +147,28 @@ class PlainRow(_Row):
     def task(self) -> Task:
         hidden = CaseChecks(entry_point=self.entry_point, cases=tuple(self.cases))
         return Task(
-            key=self.id, prompt=_with_place(self.prompt, self.target, self.entry_point), files=self.files,
+            key=self.id, prompt=with_place(self.prompt, self.target, self.entry_point), files=self.files,
             artifacts=(self.target,), hidden=hidden,
         )  # fmt: skip
 
 
-class _PublishedTests(_Row):
-    runner: Literal["script", "pytest", "unittest", "doctest", "literal"]
-    files: dict[str, str] = {}
-    cmd: list[str] | None = None
-    visible_files: dict[str, str] = {}
-    expected: str | None = None
-    """literal: the value, as Python writes it"""
-    input: str | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> _PublishedTests:
-        if self.runner == "literal" and self.expected is None:
-            raise ValueError("`expected` is missing, which the runner 'literal' compares with")
-        if self.runner != "literal" and not self.files:
-            raise ValueError(f"`files` is empty, and the runner {self.runner!r} needs a test file")
-        return self
-
-
-class OpenRow(_Row):
-    id: str
-    source: str
-    source_commit: str | None = None
-    licence: str | None = None
-    attribution: str | None = None
-    kind: str
-    split: str | None = None
-    """the file that the row is from; not used, since tasks are split by family"""
-    split_hint: str | None = None
-    prompt: str = Field(pattern=r"\S")
-    entry_point: str | None = None
-    files: dict[str, str] = {}
-    target: str
-    tests: _PublishedTests
-    reference_solution: str | None = None
-    meta: dict[str, Any] = {}
-
-    def task(self) -> Task:
-        literal = self.tests.runner == "literal"
-        return Task(
-            key=self.id,
-            prompt=f"{self.prompt.rstrip()}\n\n{_LITERAL}" if literal
-            else _with_place(self.prompt, self.target, self.entry_point),
-            files={**self.files, **self.tests.visible_files},
-            artifacts=() if literal else (self.target,),
-            check=" && ".join(f"python {name}" for name in self.tests.visible_files) or None,
-            hidden=self._hidden(),
-            oracle=self._oracle(),
-            family=str(self.meta.get("same_task") or self.id),
-            view=self.kind,
-            provenance=Provenance(source=self.source, licence=self.licence),
-        )  # fmt: skip
-
-    def _hidden(self) -> AnswerChecks | SuiteChecks:
-        tests = self.tests
-        if tests.runner == "literal":
-            return AnswerChecks(answer=tests.expected)
-        names = (self.entry_point,) if self.entry_point else ()
-        suite = Suite(framework=tests.runner, files=tests.files, names=names, strict=self._needs_objects())
-        return SuiteChecks(entry_point=self.entry_point, suite=suite)
-
-    def _needs_objects(self) -> bool:
-        """True if the tests exchange objects of the solution's classes, or patch it, so that values must stay
-        in one process."""
-        used = used_names(self.tests.files, self.target)
-        source = self.reference_solution or self.files.get(self.target, "")
-        crossing = used | _crossing(source, self.entry_point)
-        patches = any(_patches(text) for text in self.tests.files.values())
-        return patches or bool(_classes(source) & crossing)
-
-    def _oracle(self) -> tuple[OracleAction, ...] | None:
-        if self.reference_solution is None:
-            return None
-        if self.tests.runner == "literal":
-            return (OracleAction(name="submit", arguments={"answer": self.reference_solution}),)
-        written: dict[str, JsonValue] = {"path": self.target, "content": self.reference_solution}
-        return (OracleAction(name="write_file", arguments=written), OracleAction(name="submit"))
-
-
 def read_row(line: str) -> Task:
-    """Parse one line of a task file: a task, or a published row.
+    """Parse one line of a task file: a task, a function with its cases, or a published row.
 
-    Raises Refused with the first invalid field.
+    Raises Refused with the first invalid field, UsageError for a published row without the plug-in for those.
     """
     row = json_object(line, finite=False)
     for name, field in row.items():
         if not _is_finite(field):
             raise Refused(name, "holds NaN or an infinity, which is no JSON number")
-    kind: type[Task] | type[PlainRow] | type[OpenRow] = Task
+    kind: type[Task] | type[FileRow] = Task
     if "key" not in row and "id" in row:
         if "tests" not in row and "cases" not in row:
             raise Refused("cases", "is missing, and `tests` too: nothing says how the row is graded")
-        kind = OpenRow if "tests" in row else PlainRow
+        kind = ROW_KINDS.find("published") if "tests" in row else PlainRow
     with refusing_invalid():
-        value: Task | PlainRow | OpenRow = kind.model_validate_json(line)
-        if not isinstance(value, Task):
+        value = kind.model_validate_json(line)
+        if isinstance(value, FileRow):
             return value.task()
     for name in value.artifacts:
         if not stays_inside(name):
@@ -255,7 +176,7 @@ def read_row(line: str) -> Task:
     return value
 
 
-def _with_place(prompt: str, target: str, entry_point: str | None) -> str:
+def with_place(prompt: str, target: str, entry_point: str | None) -> str:
     name = f"; it must define `{entry_point}`" if entry_point else ""
     return f"{prompt.rstrip()}\n\nThe solution belongs in the file `{target}`{name}."
 
@@ -268,63 +189,6 @@ def _is_finite(value: JsonValue) -> bool:
             return False
         held += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return True
-
-
-# ------------------------------------------------------------------------------------ live objects
-
-
-def _tree(text: str) -> ast.Module:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # syntax warnings of the text, such as invalid escapes
-            return parse(text)
-    except SyntaxError:
-        return ast.Module(body=[], type_ignores=[])
-
-
-def _crossing(text: str, entry_point: str | None) -> set[str]:
-    """The names in the annotations and return values of the entry point."""
-    said: list[ast.expr | None] = []
-    for function in _tree(text).body:
-        if isinstance(function, ast.FunctionDef) and function.name == entry_point:
-            for node in ast.walk(function):
-                if isinstance(node, ast.FunctionDef):
-                    said.append(node.returns)
-                elif isinstance(node, ast.arg):
-                    said.append(node.annotation)
-                elif isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
-                    said.append(node.value.func)
-    return {n.id for part in said if part is not None for n in ast.walk(part) if isinstance(n, ast.Name)}
-
-
-_NAMED_TUPLE = ("namedtuple(", "collections.namedtuple(")
-
-
-def _classes(text: str) -> set[str]:
-    """Names of classes that are no exceptions, including named tuples."""
-    named = {
-        target.id
-        for node in _tree(text).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(_NAMED_TUPLE)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    return named | {
-        node.name
-        for node in _tree(text).body
-        if isinstance(node, ast.ClassDef)
-        and not any(ast.unparse(base).endswith(("Exception", "Error")) for base in node.bases)
-    }
-
-
-def _patches(text: str) -> bool:
-    """True if tests patch parts of the solution at run time."""
-    return any(
-        (isinstance(node, ast.Import) and any(a.name == "unittest.mock" for a in node.names))
-        or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unittest.mock"))
-        or (isinstance(node, ast.ImportFrom) and any(a.name == "mock" for a in node.names))
-        or (isinstance(node, ast.arg) and node.arg in ("monkeypatch", "capsys", "capfd"))
-        for node in ast.walk(_tree(text))
-    )  # fmt: skip
 
 
 def make_tasks(
@@ -418,7 +282,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """All tasks of a file: rows of `write_tasks`, and published rows (`published_rows.py`).
+    """All tasks of a file (`read_row`).
 
     Raises UsageError with file, line and field for a malformed row, a duplicate key, and a file that is
     missing, unreadable or empty.

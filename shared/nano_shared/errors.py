@@ -20,7 +20,6 @@ Every message names the thing, the value and the way out. Exceptions are values:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nano_shared.printable import printable
@@ -105,11 +104,3 @@ class Refusal:
     @classmethod
     def of(cls, where: str, problem: Refused) -> Refusal:
         return cls(where, problem.field, problem.why)
-
-
-def first_problem(refusals: Iterable[Refusal]) -> None:
-    """Raises UsageError with the first refusal and the number of others; does nothing if there are none."""
-    listed = list(refusals)
-    if listed:
-        more = f" (and {len(listed) - 1} more; --keep-going lists them)" if len(listed) > 1 else ""
-        raise UsageError(f"{listed[0]}{more}")

@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from nano_shared import schema
 from nano_shared.errors import UsageError
 from nano_shared.logged_run import LoggedRun
-from nano_shared.owners import User
+from nano_shared.owners import User, project_of
 from nano_shared.schema import tools_by_hash, turn_row, verdict_row, verdict_seal
 from nano_shared.types import (
     EDIT_LINE,
@@ -77,6 +77,8 @@ class RunFilter:
     """unix seconds"""
     policy: str | None = None
     """a policy as the user named it, or the id of weights that sampled a turn"""
+    directory: str | None = None
+    """absolute path: runs there, and those of the same project (`project_of`) elsewhere"""
     user: User | None = None
     """who reads: hides what others share with nobody; None: hides nothing"""
 
@@ -93,6 +95,9 @@ class RunFilter:
         if self.policy is not None:
             sampled = sa.exists().where(turns.c.run_id == runs.c.id, turns.c.policy_id == self.policy)
             query = query.where(sa.or_(runs.c.policy == self.policy, sampled))
+        if self.directory is not None:
+            same = runs.c.project == project_of(self.directory)
+            query = query.where(sa.or_(runs.c.directory == self.directory, same))
         return query if self.user is None else query.where(self.user.sees(runs.c))
 
     def takes(self, task_key: str) -> bool:

@@ -18,10 +18,10 @@ from nano_coder.agent.profiles import COMPACT_1, PROFILES, find_profile, serving
 from nano_coder.models.opening import open_policy
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.tool import TOOLS
+from nano_formats.row_format import find_format
+from nano_preferences.registry import part_kind
 from nano_rl.cli import cli as rl_cli
-from nano_rl.formats import find_format
 from nano_rl.learn.config import find_objective
-from nano_rl.rewards.registry import part_kind
 from nano_rl.tasks.suite import find_suite
 from nano_shared import extensions
 from nano_shared.command_line import run_command

@@ -8,9 +8,10 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
+from nano_preferences.registry import open_reward
 from nano_rl.config import RewardConfig
 from nano_rl.gather.rollouts import execute
-from nano_rl.rewards import Reward, open_reward
+from nano_rl.rewards import Reward
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Task, Trajectory

@@ -15,7 +15,6 @@ from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights
 from nano_rl.config import RewardConfig, TrainConfig
-from nano_rl.gather.impossible_rollouts import controls_due, impossible, roll_controls
 from nano_rl.gather.rollouts import hack_metrics
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig
@@ -25,6 +24,7 @@ from nano_rl.tasks.task_file import make_tasks
 from nano_rl.train import train
 from nano_shared.errors import UsageError
 from nano_shared.types import Sampling, Split, Tampering, Verdict
+from nano_suites.impossible import controls_due, impossible, roll_controls
 from nano_view.report.hacks import hack_row, hack_rows
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -68,9 +68,10 @@ def test_a_training_measures_hacking_and_learns_nothing_from_it(tmp_path: Path) 
 
 def test_tasks_that_cannot_be_impossible_leave_no_controls_to_roll_out(tmp_path: Path) -> None:
     runtime, sources = new_runtime(tmp_path), Sources(tasks=(ADD.model_copy(update={"hidden": None}),))
-    assert roll_controls(sources, runtime, step=0, due=0, seed=0, on_run=print) == []
+    config = TrainConfig(controls=0.25)
+    assert roll_controls(sources, runtime, config, step=0, rollouts=0, on_run=print) == []
     with pytest.raises(UsageError, match="leave `controls` out"):
-        roll_controls(sources, runtime, step=0, due=1, seed=0, on_run=print)
+        roll_controls(sources, runtime, config, step=0, rollouts=4, on_run=print)
 
 
 def test_findings_are_counted_by_kind_and_passes_apart(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from git_repository import commit, git
 from looping import tiny_model
+from promoted import NANO, checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "coder"))
 
@@ -25,7 +26,6 @@ from nano_coder.run.execution import Project as RunProject
 from nano_coder.run.execution import grade_run, run_task
 from nano_rl.checkpoints.evaluate import sign_flip
 from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote, read_history
-from nano_rl.cli import cli
 from nano_rl.improve import cycle as cycles
 from nano_rl.improve.gate import ERROR, FEWEST_PLACES, decide, error_of, fallen
 from nano_rl.improve.project import ProjectTask, open_project
@@ -34,35 +34,15 @@ from nano_rl.improve.tasks import TASKS
 from nano_rl.tasks.places import SHARES, SplitPart, changed_places, functions_of, part_of
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.checkpoint import checkpoints_dir, read_checkpoint
-from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.owners import project_id
 from nano_shared.snapshot import Snapshot, load, snapshot_texts
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
 
-NANO = Callable[..., tuple[int, str, str]]
+pytest_plugins = ["promoted"]
+pytestmark = pytest.mark.usefixtures("home")
 CHECK = "python test_it.py"
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("NANO_LOG", raising=False)
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def nano(capsys: pytest.CaptureFixture[str]) -> NANO:
-    """Runs a command line; its exit code, stdout and stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            run_command(cli, [str(a) for a in arguments])
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return call
 
 
 def project_at(folder: Path) -> RunProject:
@@ -302,8 +282,6 @@ def test_a_cycle_makes_tasks_trains_and_decides_and_goes_on_where_it_was(
 def test_tasks_are_of_runs_commits_and_mutants(
     nano: NANO, shop: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from test_commit_tasks import commit, git
-
     monkeypatch.setattr("nano_rl.improve.tasks.MUTANTS", 3)
     right = (shop / "prices.py").read_text()
     git(shop, "init", "-q", "-b", "main")
@@ -331,8 +309,6 @@ def test_tasks_are_of_runs_commits_and_mutants(
 
 
 def test_a_checkpoint_is_promoted_for_one_project(nano: NANO, shop: Path, tmp_path: Path) -> None:
-    from test_promotion import checkpoint
-
     one, other = checkpoint("one"), checkpoint("other")
     project = project_id(shop)
     usual = default_model()
@@ -350,7 +326,6 @@ def test_a_checkpoint_is_promoted_for_one_project(nano: NANO, shop: Path, tmp_pa
 
 def test_a_promotion_after_which_runs_fail_is_taken_back_and_said_once(nano: NANO, shop: Path) -> None:
     from test_admission import a_run
-    from test_promotion import checkpoint
 
     promote(checkpoint("worse"), project=project_id(shop))
     moment = read_history(project_id(shop))[-1].created
@@ -414,8 +389,8 @@ def test_kill_9_at_random_moments_loses_nothing_and_promotes_nothing_half(
         seen = tasks
         for one in tasks:
             assert {part_of(place) for place in one.places} == {one.part}
-        for checkpoint in checkpoints_dir().glob("[!.]*"):
-            read_checkpoint(checkpoint)
+        for written in checkpoints_dir().glob("[!.]*"):
+            read_checkpoint(written)
         assert [cycle.number for cycle in project.cycles()] == list(range(1, len(project.cycles()) + 1))
         assert read_history(project.id) == ()
     assert len({one.task.key for one in seen}) == len(seen) > 0

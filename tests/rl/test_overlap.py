@@ -12,7 +12,6 @@ import torch
 from looping import CONFIG, TASKS, Loop, same, tiny_model
 
 from nano_rl.config import TrainConfig
-from nano_rl.gather.curriculum import Curriculum
 from nano_rl.gather.rollout_queue import WeightsCopy
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import OptimizerConfig
@@ -22,6 +21,7 @@ from nano_rl.resume import TrainingStopped
 from nano_shared.errors import ConfigError, GuardTripped
 from nano_shared.settings import parse_config
 from nano_shared.store import LogStore
+from nano_suites.curriculum import Curriculum
 
 AHEAD = CONFIG.model_copy(update={"asynchronous": True, "refill": 1})
 

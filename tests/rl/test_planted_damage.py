@@ -17,7 +17,6 @@ from recorded import ADD, FAIL, SECOND, SOLVE, build_model, recorded, relogged
 from nano_coder.models.opening import OpenedWeights, open_weights
 from nano_coder.verify.trainable import RefusalCode
 from nano_rl.config import TrainConfig
-from nano_rl.gather.impossible_rollouts import impossible
 from nano_rl.imitation import logged_successes, reader_of
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, Use, survey
 from nano_rl.logs.reader import lineage, read_logs
@@ -25,6 +24,7 @@ from nano_shared.errors import LogError
 from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, StopReason, ToolCall, Trajectory, Trust
+from nano_suites.impossible import impossible
 
 torch.set_num_threads(1)
 BAD = "the-damaged-run"

@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "coder"))
 from executions import SUBMIT, a_runtime, a_task, act, limits
 
 from nano_coder.run.execution import Runtime, grade_run, run_task
+from nano_mining.task_check import check_task
 from nano_rl.cli import cli
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.tasks import from_log as project_mutants
-from nano_rl.tasks.check import check_task
 from nano_rl.tasks.from_log import mutant_tasks
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.hidden_checks import CommandChecks

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from promoted import NANO, checkpoint
 
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
@@ -25,55 +25,20 @@ from nano_rl.checkpoints.evaluate import (
     store_evaluation,
 )
 from nano_rl.checkpoints.promotion import difference, promote, read_history, roll_back
-from nano_rl.cli import cli
 from nano_rl.tasks.task_file import make_tasks
 from nano_shared.checkpoint import (
     Manifest,
     TrainedOn,
-    atomic_checkpoint,
     checkpoints_dir,
     latest_checkpoint,
     write_manifest,
 )
-from nano_shared.command_line import run_command
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.files import file_hash
 from nano_shared.types import Split, Task
 
-NANO = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("NANO_LOG", raising=False)
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def nano(capsys: pytest.CaptureFixture[str]) -> NANO:
-    """Runs a command line; its exit code, stdout and stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            run_command(cli, [str(a) for a in arguments])
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return call
-
-
-def checkpoint(name: str, **changes: object) -> Path:
-    """A checkpoint without weights: promotion looks at manifests alone."""
-    target = checkpoints_dir() / name
-    with atomic_checkpoint(target) as folder:
-        (folder / "weights").write_text(name)
-        fields = {
-            "name": name, "kind": "adapter", "base_model": "base", "parent": "base", "profile": "compact-1",
-            "profile_hash": "p", "template_hash": "t", "tools_hash": "u", "code_version": "1", "created": 1.0,
-        }  # fmt: skip
-        write_manifest(folder, Manifest.model_validate(fields | changes))
-    return target
+pytest_plugins = ["promoted"]
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def evaluated(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from nano_coder.run.execution import Runtime
-from nano_rl.tasks.check import check_task, scratch_runtime
+from nano_mining.task_check import check_task, scratch_runtime
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.types import OracleAction, Split, Task
 

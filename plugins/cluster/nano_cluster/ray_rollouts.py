@@ -17,12 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nano_cluster.engine_pool import EngineState, PublishedAdapter
 from nano_cluster.ray_actor import RUNS_AT_ONCE, QueuedJob, RolloutWorker, cause_of, ready
 from nano_cluster.ray_cluster import cluster_cpus, connect
 from nano_cluster.ray_worker import Redo, RolloutJob, WorkerBeat, WorkerFacts, WorkerFailure, WorkerSetup
 from nano_cluster.worker_status import ClusterStatus, LostWorker
 from nano_coder.run.execution import Runtime
-from nano_rl.gather.engine_pool import EngineState, PublishedAdapter
 from nano_rl.gather.rollouts import OnRun, member_seed, members
 from nano_rl.rewards import Reward
 from nano_shared.errors import NanoError, RolloutsFailed

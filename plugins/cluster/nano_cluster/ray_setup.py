@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nano_cluster import engine_pool
+from nano_cluster.adapter_publisher import engine_key, probe_of
 from nano_cluster.ray_rollouts import RayRollouts
 from nano_cluster.ray_worker import OpenWorkerPolicy, RemoteModel, WorkerSetup, machine, open_named
 from nano_cluster.worker_status import WORKERS
@@ -16,8 +18,6 @@ from nano_coder.models.opening import OpenedWeights
 from nano_coder.run.execution import Runtime
 from nano_coder.tools.tool import TOOLS
 from nano_rl.config import TrainConfig
-from nano_rl.gather import engine_pool
-from nano_rl.gather.adapter_publisher import engine_key, probe_of
 from nano_shared.files import new_run_id
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nano_cluster.adapter_publisher import RemotePolicy
+from nano_cluster.engine_pool import AdapterProbe, EnginePool, EngineState, PublishedAdapter
 from nano_coder import __version__
 from nano_coder.config import AgentConfig, redacting_store
 from nano_coder.environment import Environments
@@ -25,8 +27,6 @@ from nano_coder.models.opening import bound_template, open_policy
 from nano_coder.run.execution import RunSettings, Runtime, grade_run, log_unexecuted, resume_run, run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.tool import TOOLS
-from nano_rl.gather.adapter_publisher import RemotePolicy
-from nano_rl.gather.engine_pool import AdapterProbe, EnginePool, EngineState, PublishedAdapter
 from nano_rl.tasks.attempts import runtime_for
 from nano_shared.errors import LogError, NanoError, UsageError
 from nano_shared.hidden_checks import EnvironmentChecks

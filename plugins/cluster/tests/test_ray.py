@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from ray_policies import ByTurn, open_by_turn
 
 from nano_cluster import ray_worker
+from nano_cluster.engine_pool import EnginePool, EngineState
 from nano_cluster.ray_cluster import connect
 from nano_cluster.ray_rollouts import RayRollouts
 from nano_cluster.ray_setup import setup_of
@@ -32,7 +33,6 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.config import AgentConfig
 from nano_coder.run.execution import Runtime, run_task
 from nano_rl.config import TrainConfig
-from nano_rl.gather.engine_pool import EnginePool, EngineState
 from nano_rl.gather.rollouts import member_seed
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.record import read_events, read_used
@@ -196,7 +196,7 @@ def test_a_pool_takes_over_what_the_trainers_has_found() -> None:
 
 
 def replace_adapter(name: str) -> Any:
-    from nano_rl.gather.engine_pool import PublishedAdapter
+    from nano_cluster.engine_pool import PublishedAdapter
 
     return PublishedAdapter(
         name=name, folder=Path(name), content=name, version=0, row=(1, 2), expected=(-1.0,)

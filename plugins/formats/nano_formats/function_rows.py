@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from nano_rl.formats import RowFormat
-from nano_rl.tasks.task_file import OpenRow, read_row
+from nano_formats.published_rows import PublishedRow
+from nano_formats.row_format import RowFormat
+from nano_rl.tasks.task_file import read_row
 from nano_shared.errors import Refused
 from nano_shared.hidden_checks import AnswerChecks, CaseChecks, SuiteChecks
 from nano_shared.process import parse
@@ -61,7 +62,7 @@ ROWS = RowFormat(
     recognises=lambda row: "id" in row and ("cases" in row or "tests" in row),
     read_row=read_published,
     write_row=write_published,
-    understood=frozenset({*OpenRow.model_fields, "cases"}),
+    understood=frozenset({*PublishedRow.model_fields, "cases"}),
 )
 
 
@@ -92,7 +93,7 @@ def _task(
     row: Row, source: str, prompt: str, name: str, test: str, solution: str | None, files: dict[str, str]
 ) -> Task:
     return validated(
-        OpenRow,
+        PublishedRow,
         {
             "id": _id(row, source), "source": source, "kind": "implement", "prompt": prompt,
             "entry_point": name, "files": files, "target": _FILE,

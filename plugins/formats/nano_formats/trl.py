@@ -17,8 +17,8 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_coder.tools.tool import TOOLS
 from nano_formats.episode import PROFILE, Episode, EpisodeOver
+from nano_formats.row_format import WHOLE, RowFormat, embedded, is_own
 from nano_formats.verifiers import messages_text
-from nano_rl.formats import WHOLE, RowFormat, embedded, is_own
 from nano_shared.errors import Refused, UsageError
 from nano_shared.files import content_hash
 from nano_shared.store import LogStore

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from nano_coder.environment import EnvironmentSession, call_environment
 from nano_coder.tools.tool import ToolFailure, ToolResult
-from nano_rl.formats import RowFormat
+from nano_formats.row_format import RowFormat
 from nano_shared.errors import EnvironmentFailed, Refused, UsageError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks

@@ -8,7 +8,8 @@ from exchange_strategies import HIDDEN, tasks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_rl.formats import FORMATS, ReadOptions, whole
+from nano_formats.row_format import whole
+from nano_rl.formats import FORMATS, ReadOptions
 from nano_shared.errors import Refusal
 from nano_shared.types import Task
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.tasks.check import TestedCases
 from nano_rl.tasks.mutate import mutants
 from nano_shared.errors import SandboxError
 from nano_shared.files import canonical_json
@@ -121,6 +120,15 @@ class MutantReport:
         different = self.killed + len(self.survived)
         return self.killed / different if different else None
 
+    @property
+    def weakness(self) -> str | None:
+        """Why the cases are too weak; None if they are not."""
+        if self.hollow:
+            return f"a hollow solution passes: {self.hollow[0]}"
+        if self.rate is None or self.rate >= KILLED:
+            return None
+        return f"{self.rate:.0%} of the mutants die, {KILLED:.0%} must; alive: {self.survived[0]}"
+
 
 @dataclass(frozen=True, slots=True)
 class SolutionVariant:
@@ -128,20 +136,6 @@ class SolutionVariant:
     source: str
     description: str
     hollow: bool = False
-
-
-def test_cases(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int) -> TestedCases:
-    """`nano_rl.tasks.check.TestCases`. Raises SandboxError where the jail fails."""
-    try:
-        found = run_mutants(task, solution, sandbox, times=times)
-    except NoMutants as problem:
-        return TestedCases(skip=str(problem))
-    weakness = None
-    if found.hollow:
-        weakness = f"a hollow solution passes: {found.hollow[0]}"
-    elif found.rate is not None and found.rate < KILLED:
-        weakness = f"{found.rate:.0%} of the mutants die, {KILLED:.0%} must; alive: {found.survived[0]}"
-    return TestedCases(weakness=weakness, rate=found.rate, stable=found.stable)
 
 
 def run_mutants(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int = 1) -> MutantReport:

@@ -20,10 +20,7 @@ from operator import attrgetter
 from packaging.version import InvalidVersion, Version
 
 from nano_coder.sandbox.protocol import Sandbox
-from nano_mining.packages import MinedPackage, read_package
-from nano_mining.targets import without_tests
-from nano_mining.traces import LIMITS, OPTIONS, pytest_command
-from nano_rl.tasks.fixes import (
+from nano_mining.fixes import (
     FEATURE,
     NOT_RUN,
     Fix,
@@ -36,7 +33,11 @@ from nano_rl.tasks.fixes import (
     source_words,
     with_tests_of,
 )
-from nano_rl.tasks.hunks import TreeHunk, applied, hunks_between, parses, reduced
+from nano_mining.packages import MinedPackage, read_package
+from nano_mining.reduction import parses, reduced
+from nano_mining.targets import without_tests
+from nano_mining.traces import LIMITS, OPTIONS, pytest_command
+from nano_rl.tasks.hunks import TreeHunk, applied, hunks_between
 from nano_rl.tasks.suite import split_of
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs, OverlayBlobs

@@ -23,10 +23,10 @@ from nano_mining.candidates import KINDS
 from nano_mining.command import command
 from nano_mining.packages import read_package
 from nano_mining.targets import outline, targets_of, without_body, without_definition, without_tests
+from nano_mining.task_check import check_task, log_folder, scratch_runtime
 from nano_mining.traces import trace_file, traced_tests
 from nano_mining.trials import TrialJob, Version, try_versions
 from nano_rl.tasks.attempts import oracle_policy
-from nano_rl.tasks.check import check_task, log_folder, scratch_runtime
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits, Trust

@@ -11,7 +11,7 @@ import pytest
 
 from nano_mining.command import command
 from nano_mining.releases import pairs_of, read_release, releases_of
-from nano_rl.tasks.check import check_task, log_folder, scratch_runtime
+from nano_mining.task_check import check_task, log_folder, scratch_runtime
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.errors import UsageError
 

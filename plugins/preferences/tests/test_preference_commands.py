@@ -16,13 +16,13 @@ from domains import runtime
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights, rank_of
+from nano_preferences.registry import parse_reward
 from nano_preferences.reward_checkpoint import open_reward_model
 from nano_preferences.rewards.preference import Preference
 from nano_rl.cli import cli
 from nano_rl.imitation import RunEncoder, reader_of
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.logprob import token_logprobs
-from nano_rl.rewards import parse_reward
 from nano_shared.checkpoint import checkpoints_dir, read_checkpoint
 from nano_shared.command_line import run_command
 from nano_shared.errors import CheckpointError, ConfigError, UsageError

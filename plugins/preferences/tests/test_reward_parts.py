@@ -10,11 +10,11 @@ import pytest
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
 
 from nano_coder.run.execution import Runtime
+from nano_preferences.registry import parse_reward
 from nano_preferences.rewards.conduct import turn_worth
 from nano_preferences.rewards.preference import LOADERS
 from nano_preferences.rewards.reasoning import count_claims
 from nano_preferences.rewards.size import changed_lines, falling
-from nano_rl.rewards import parse_reward
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.types import Denials, Task, Trajectory

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
+from nano_formats.row_format import find_format
 from nano_rl.commands.eval import without_tools
-from nano_rl.formats import find_format
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.imitation import oracle_runs
 from nano_rl.tasks.attempts import oracle_policy, run_in_project

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from nano_rl.formats import RowFormat
+from nano_formats.row_format import RowFormat
 from nano_shared.errors import Refused
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks

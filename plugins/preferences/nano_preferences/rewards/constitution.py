@@ -150,7 +150,7 @@ class Principles(Config):
 
 def read_principles(path: Path) -> tuple[Principle, ...]:
     """The principles of a TOML, JSON or YAML file. Raises UsageError or ConfigError naming the file."""
-    from nano_rl.rewards.registry import read_data
+    from nano_preferences.registry import read_data
 
     try:
         return parse_config(Principles, read_data(path)).principles

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from git_repository import commit, git
 
 from nano_coder.sandbox.backend import open_sandbox
+from nano_mining.commits import Bounds, CommitTask, commit_tasks
 from nano_rl.tasks.attempts import PluginsOff
-from nano_rl.tasks.commits import Bounds, CommitTask, commit_tasks
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 
@@ -32,26 +31,6 @@ class Mean:
         return total(values) / (len(values) + 1)
 '''
 TEST = "from shop.sums import total\n\n\ndef test_nothing():\n    assert total([]) == 0\n"
-
-
-def git(folder: Path, *arguments: str) -> str:
-    who = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org")
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    env = {**clean, "GIT_CONFIG_GLOBAL": os.devnull}
-    command = ["git", *who, *arguments]
-    return subprocess.run(
-        command, cwd=folder, check=True, capture_output=True, text=True, env=env
-    ).stdout.strip()
-
-
-def commit(folder: Path, subject: str, files: dict[str, str]) -> str:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    git(folder, "add", "-A")
-    git(folder, "commit", "-q", "--allow-empty", "-m", subject)
-    return git(folder, "rev-parse", "HEAD")
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config import TrainConfig
-from nano_rl.gather.curriculum import Curriculum
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.learner import prepare
@@ -23,6 +22,7 @@ from nano_rl.tasks.task_file import make_tasks
 from nano_rl.train import train
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split
+from nano_suites.curriculum import Curriculum
 
 TASKS = make_tasks(levels=[0, 1], n=8, seed=1, split=Split.TRAIN, views=["copy", "choose"])
 CONFIG = TrainConfig(

@@ -22,8 +22,9 @@ from pydantic import Field, PrivateAttr
 
 from nano_coder.run.execution import Runtime
 from nano_coder.verify.trainable import outcome
+from nano_preferences.composed import ComposedReward, Gate
 from nano_rl.config import RewardConfig
-from nano_rl.rewards.reward import TESTS, Gate, Part, Reward, Score
+from nano_rl.rewards.reward import TESTS, Part, Score
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import (
     call_extension,
@@ -33,7 +34,6 @@ from nano_shared.extensions import (
     find_in_module,
     is_reference,
     read_number,
-    refuse_missing,
     source_hash,
     takes,
     user_module,
@@ -271,7 +271,6 @@ def part_kind(name: str) -> type[Part]:
         if callable(value) and not isinstance(value, type):
             return UserFunction
     elif name not in extension_names(GROUP):
-        refuse_missing(GROUP, name)
         raise ConfigError(
             f"unknown reward part {name!r}; parts: {', '.join(extension_names(GROUP))}, path.py:NAME, or"
             " module:NAME of your own"
@@ -376,7 +375,7 @@ def _argument(name: str) -> tuple[str, dict[str, str]]:
     return part, {setting: value} if colon and setting else {}
 
 
-def open_reward(config: RewardConfig) -> Reward:
+def open_reward(config: RewardConfig) -> ComposedReward:
     """The reward of a config. Raises ConfigError for an unknown part or setting, and for shaping parts
     without `tests`."""
     parts = {name: open_part(name, settings) for name, settings in config.parts.items()}
@@ -399,7 +398,7 @@ def open_reward(config: RewardConfig) -> Reward:
     settings += [code] if (code := {n: code_of(p) for n, p in parts.items() if code_of(p)}) else []
     named = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
     recipe = f"{named} [{content_hash(settings).removeprefix('sha256:')[:8]}]"
-    return Reward(parts=parts, gate=gate, recipe=recipe)
+    return ComposedReward(parts=parts, gate=gate, recipe=recipe)
 
 
 def _settings(part: Part) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from nano_rl.cli import cli
-from nano_rl.sinks import SINKS, open_sinks, run_id
+from nano_rl.watch import SINKS, open_sinks
 from nano_shared.errors import ConfigError, UsageError
+from nano_view.sinks import run_id
 
 
 def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
@@ -43,7 +44,7 @@ def test_nothing_is_written_before_the_first_row(tmp_path: Path) -> None:
 
 def test_an_unknown_place_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match="--log-to mlflow: no such place; there are tensorboard, wandb, trackio"
+        UsageError, match="--log-to mlflow: no such place; there are tensorboard, trackio, wandb"
     ):
         open_sinks(["tensorboard", "mlflow"], name="x", folder=tmp_path, settings={})
 

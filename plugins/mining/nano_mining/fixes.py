@@ -18,7 +18,7 @@ from typing import Any
 from nano_coder.grading.command_check import CommandRun, Ran, by_pytest, text_in
 from nano_coder.grading.protected_files import is_configuration, is_test
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.tasks.check import check_task, log_folder, scratch_runtime
+from nano_mining.task_check import check_task, log_folder, scratch_runtime
 from nano_rl.tasks.from_log import texts_of
 from nano_rl.tasks.hunks import TreeHunk, applied, edit_actions
 from nano_rl.tasks.places import changed_places

@@ -14,11 +14,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from nano_coder.grading.protected_files import is_test
 from nano_coder.run.git_history import GitHistory, NoHistory, find_history, history_jail
 from nano_coder.sandbox.protocol import Jail, Sandbox
-from nano_rl.tasks.fixes import (
+from nano_mining.fixes import (
     FEATURE,
     TEST_FILES,
     Fix,
@@ -106,6 +107,16 @@ def commit_tasks(
             else:
                 counts[made] += 1
             on_commit(commit)
+
+
+def project_commits(
+    repository: Path, blobs: BlobStore, sandbox: Sandbox, *, check: str | None, seconds: float,
+    **others: Any,
+) -> Iterator[CommitTask]:  # fmt: skip
+    """`commit_tasks` for `nano-rl improve`, which gives its time."""
+    yield from commit_tasks(
+        repository, blobs, sandbox, check=check, bounds=Bounds(seconds=seconds), **others
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

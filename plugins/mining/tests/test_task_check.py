@@ -11,15 +11,15 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from nano_coder.run.execution import Runtime
-from nano_rl.cli import cli
-from nano_rl.tasks import check as checks
-from nano_rl.tasks.check import (
+from nano_mining import task_check as checks
+from nano_mining.task_check import (
     TaskFinding,
     admitted_tasks,
     check_task,
     scratch_runtime,
     without_repeats,
 )
+from nano_rl.cli import cli
 from nano_rl.tasks.task_file import draw_tasks, read_tasks, unproven, write_tasks
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr("nano_rl.tasks.check.check_tasks", lambda *_, **__: pytest.fail("it began"))
+    monkeypatch.setattr("nano_mining.check_command.check_tasks", lambda *_, **__: pytest.fail("it began"))
     rows = tmp_path / "rows.jsonl"
     write_tasks(rows, [GOOD])
     for arguments in (["make", "--check", "-n", "1"], ["check", str(rows)]):

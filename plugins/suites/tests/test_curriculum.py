@@ -11,10 +11,10 @@ from builders import trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_rl.gather.curriculum import Curriculum
 from nano_rl.learn.rows import Group
 from nano_shared.errors import UsageError
 from nano_shared.types import Task, Trajectory
+from nano_suites.curriculum import Curriculum
 
 POOL = [
     Task(key=f"{view}-{level}-{number}", prompt="Do it.", level=level, view=view)

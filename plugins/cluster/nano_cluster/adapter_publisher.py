@@ -13,14 +13,13 @@ from typing import Any
 
 from torch import nn
 
+from nano_cluster import engine_pool
+from nano_cluster.engine_pool import AdapterProbe, AnnounceAdapter, EnginePool, PublishedAdapter
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.local.sampler import OnToken, Sampled
 from nano_coder.models.opening import OpenedWeights
 from nano_coder.run.execution import Runtime
 from nano_rl.config import TrainConfig
-from nano_rl.gather import engine_pool
-from nano_rl.gather.engine_pool import AdapterProbe, AnnounceAdapter, EnginePool, PublishedAdapter
-from nano_rl.gather.rollouts import Workers
 from nano_shared.checkpoint import folder_content
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.files import durable_folder
@@ -85,11 +84,10 @@ def total(path):
 
 def open_publisher(
     opened: OpenedWeights, folder: Path, save: SaveAdapter, config: TrainConfig,
-    on_change: Callable[[str], None], workers: Workers | None = None,
+    on_change: Callable[[str], None], announce: AnnounceAdapter,
 ) -> AdapterPublisher:  # fmt: skip
-    """A publisher for the servers of `config.engine`, from which `workers` sample too. `on_change`: of the
-    pool. Raises UsageError as AdapterPublisher."""
-    announce: AnnounceAdapter = workers.announce if workers else lambda *_: ()
+    """A publisher for the servers of `config.engine`. `on_change` and `announce`: of the pool. Raises
+    UsageError as AdapterPublisher."""
     pool = EnginePool(
         config.engine, probe_of(opened, config), api_key=engine_key(), patience=engine_pool.PATIENCE_SECONDS,
         on_change=on_change, announce=announce,

@@ -9,34 +9,25 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import Any
 
-from nano_shared.errors import ConfigError, UsageError
+from nano_shared.errors import ConfigError
 
 PROJECT = "nano"
 STEP = "step"
-
-
-class Sink(Protocol):
-    """Takes the metrics of one step after another."""
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The metrics of a step. The first call may go back to a step that an earlier process wrote: where
-        the library can, what was written from that step on is replaced."""
-
-    def close(self) -> None: ...
 
 
 class TensorBoardSink:
     """Event files in the folder of the training; steps that are run again are purged."""
 
     def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # which needs the library tensorboard
+        _imported("tensorboard")
+        from torch.utils.tensorboard import SummaryWriter  # which needs that library
 
         self._open = partial(SummaryWriter, str(folder / "tensorboard"))
         self._writer: Any = None
@@ -61,6 +52,7 @@ class WandbSink:
     """
 
     def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
+        _imported("wandb")
         self._name, self._folder, self._settings = name, folder, dict(settings)
         self._run: Any = None
 
@@ -96,6 +88,7 @@ class TrackioSink:
     """A local dashboard with W&B's calls: one run per training, continued when it is resumed."""
 
     def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
+        _imported("trackio")
         self._name, self._settings = name, dict(settings)
         self._run: Any = None
 
@@ -117,30 +110,13 @@ class TrackioSink:
                 trackio.finish()
 
 
-OpenSink = Callable[[str, Path, Mapping[str, Any]], Sink]
-"""name and folder of the training, its settings -> a sink"""
-SINKS: dict[str, OpenSink] = {"tensorboard": TensorBoardSink, "wandb": WandbSink, "trackio": TrackioSink}
-"""name of a sink, which is also that of the library it needs -> how it is opened"""
-
-
-def open_sinks(names: Sequence[str], *, name: str, folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
-    """A sink for each name. `name` is the training's, `folder` where it lives, `settings` its config.
-
-    Raises UsageError for an unknown name and ConfigError where a library is missing.
-    """
-    unknown = [n for n in names if n not in SINKS]
-    if unknown:
-        raise UsageError(f"--log-to {unknown[0]}: no such place; there are {', '.join(SINKS)}")
-    return [_open(n, name=name, folder=folder, settings=settings) for n in dict.fromkeys(names)]
-
-
-def _open(kind: str, *, name: str, folder: Path, settings: Mapping[str, Any]) -> Sink:
+def _imported(library: str) -> None:
+    """Raises ConfigError where a library is missing."""
     try:
-        importlib.import_module(kind)
-        return SINKS[kind](name, folder, settings)
+        importlib.import_module(library)
     except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.split(".")[0] not in (kind, "tensorboard"):
+        if missing.name is None or missing.name.split(".")[0] != library:
             raise
         raise ConfigError(
-            f"--log-to {kind} needs the library {kind}: pip install {kind}; or leave {kind} out"
+            f"--log-to {library} needs the library {library}: pip install {library}; or leave {library} out"
         ) from None

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.grading.grade import grade_trajectory
@@ -26,11 +26,11 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task, run_without_turns
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
+from nano_mining.mutation_testing import MutantReport, NoMutants, run_mutants
 from nano_rl.tasks.attempts import ORACLE, PluginsOff, oracle_policy, run_in_project
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import SandboxError, UsageError
-from nano_shared.extensions import Extensions
 from nano_shared.files import content_hash, in_memory, scratch_folder
 from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks
 from nano_shared.process import SAFE_PATH, safe_workers
@@ -129,36 +129,6 @@ class _Notes:
         """Record a check; returns True if it passed."""
         self.checks[name] = problem or "pass"
         return problem is None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TestedCases:
-    """What mutation testing says of the hidden cases of a task."""
-
-    __test__ = False  # not a pytest test class
-
-    skip: str | None = None
-    """why there is nothing to mutate"""
-    weakness: str | None = None
-    """why the cases are too weak"""
-    rate: float | None = None
-    """share of the mutants that the cases kill"""
-    stable: bool = False
-    """True if the solution gave the expected value on every case, every time"""
-
-
-class TestCases(Protocol):
-    """Runs mutants of a solution (path -> text) on the hidden cases of a task, the solution `times` times:
-    the extension `cases` of `nano.mutation_testing`."""
-
-    __test__ = False
-
-    def __call__(
-        self, task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, times: int
-    ) -> TestedCases: ...
-
-
-MUTATION_TESTING: Extensions[TestCases] = Extensions("nano.mutation_testing")
 
 
 def check_task(task: Task, runtime: Runtime) -> TaskFinding:
@@ -278,7 +248,7 @@ def _shortfall(run: Trajectory, verdict: Verdict | None) -> str:
     return f"earns {verdict.reward:g} instead of 1{detail}"
 
 
-def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> TestedCases | None:
+def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Notes) -> MutantReport | None:
     """What mutants of the oracle's solution say of the hidden cases; None where they say nothing."""
     hidden = task.hidden
     if isinstance(hidden, SuiteChecks) and (use := live_use(hidden.suite, (*task.artifacts, "")[0])):
@@ -287,18 +257,13 @@ def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Not
         kind = hidden.kind if hidden is not None else "command"
         notes.checks["mutants"] = f"skip: a check of kind {kind} has no program to mutate"
         return None
-    if "cases" not in MUTATION_TESTING:
-        notes.checks["mutants"] = "skip: mutation testing comes with the plug-in mining"
-        return None
     try:
-        found = MUTATION_TESTING["cases"](
-            task, _solution(task, run, runtime), runtime.sandbox, times=REPEATS - 1
-        )
+        found = run_mutants(task, _solution(task, run, runtime), runtime.sandbox, times=REPEATS - 1)
     except SandboxError as problem:
         notes.note("mutants", f"mutation testing failed: {problem}")
         return None
-    if found.skip:
-        notes.checks["mutants"] = f"skip: {found.skip}"
+    except NoMutants as problem:
+        notes.checks["mutants"] = f"skip: {problem}"
         return None
     notes.note("mutants", found.weakness)
     return found

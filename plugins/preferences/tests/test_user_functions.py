@@ -19,14 +19,13 @@ from executions import a_runtime
 
 from integration.tiny_model import build_tiny
 from nano_coder.environment import Environments, open_environment
+from nano_preferences.registry import data_columns, open_reward, parse_reward
 from nano_rl.cli import cli
 from nano_rl.gather.rollouts import collect
 from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.loss import probe_objective
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.rows import form_groups, group_metrics
-from nano_rl.rewards import open_reward, parse_reward
-from nano_rl.rewards.registry import data_columns
 from nano_rl.tasks.task_file import read_tasks, write_tasks
 from nano_shared import extensions
 from nano_shared.errors import ConfigError, NanoError, UsageError

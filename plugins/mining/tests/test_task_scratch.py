@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_rl.tasks.check import log_folder, scratch_runtime
+from nano_mining.task_check import log_folder, scratch_runtime
 from nano_shared import files
 from nano_shared.types import Limits
 

@@ -13,8 +13,8 @@ from engine_server import KEY, EngineServer, Liar
 from looping import CONFIG, Loop, alternating, tiny_model
 from pydantic import ValidationError
 
+from nano_cluster import engine_pool
 from nano_rl.config import TrainConfig
-from nano_rl.gather import engine_pool
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.record import read_events, read_used
 from nano_shared.errors import PolicyError, UsageError

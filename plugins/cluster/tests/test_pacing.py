@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from looping import CONFIG, Loop, same, tiny_model
 
-from nano_rl.gather.rollout_queue import Pacing
+from nano_cluster.served_rollouts import Pacing
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.record import read_used
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from rewarded import ADD, SOLVE, SUBMIT, new_runtime, opened, rolled
 
 from nano_coder.agent.profiles import COMPACT_1
-from nano_rl.gather.impossible_rollouts import can_conflict, impossible
 from nano_rl.gather.rollouts import execute
 from nano_rl.logs.admission import TargetPolicy, refusal_of
 from nano_rl.rewards.reward import IMPOSSIBLE
@@ -30,6 +29,7 @@ from nano_shared.hidden_checks import (
 )
 from nano_shared.run_facts import facts_of
 from nano_shared.types import Split, Task
+from nano_suites.impossible import can_conflict, impossible
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TASKS = make_tasks(levels=[0, 1, 2, 3], n=12, seed=4, split=Split.TRAIN)

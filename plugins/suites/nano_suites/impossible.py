@@ -12,10 +12,10 @@ from random import Random
 from pydantic import JsonValue
 
 from nano_coder.run.execution import Runtime
-from nano_rl.config import RewardConfig
+from nano_rl.config import RewardConfig, TrainConfig
 from nano_rl.gather.rollouts import OnRun, collect
 from nano_rl.gather.sources import Sources
-from nano_rl.rewards import open_reward
+from nano_rl.rewards import COMPOSERS
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import HiddenChecks, StateCheck, Suite
 from nano_shared.process import parse
@@ -134,10 +134,11 @@ def controls_due(step: int, rollouts: int, fraction: float) -> int:
 
 
 def roll_controls(
-    sources: Sources, runtime: Runtime, *, step: int, due: int, seed: int, on_run: OnRun
+    sources: Sources, runtime: Runtime, config: TrainConfig, *, step: int, rollouts: int, on_run: OnRun
 ) -> list[Trajectory]:
-    """Roll out `due` impossible variants of the tasks, graded and logged, which are never trained on. Raises
-    UsageError if no task can be made impossible."""
+    """Roll out the impossible variants that are due in a step of so many `rollouts`, graded and logged, which
+    are never trained on. Raises UsageError if no task can be made impossible."""
+    due = controls_due(step, rollouts, config.controls)
     if not due:
         return []
     able = [task for task in sources.every_task if can_conflict(task)]
@@ -146,8 +147,8 @@ def roll_controls(
             "none of the tasks can be made impossible, so there are no controls: their hidden checks are"
             " commands, or they have none; leave `controls` out"
         )
-    rng = Random(f"controls {seed} {step}")
+    rng = Random(f"controls {config.seed} {step}")
     # seeds that differ modulo `due` give different keys if a task is drawn twice
     chosen = [impossible(rng.choice(able), seed=rng.randrange(10**6) * due + i) for i in range(due)]
-    flagging = sources.reward or open_reward(RewardConfig())
-    return collect(chosen, runtime, seed=seed * 1_000_003 + step, on_run=on_run, reward=flagging)
+    flagging = sources.reward or COMPOSERS.find("composed").open_reward(RewardConfig())
+    return collect(chosen, runtime, seed=config.seed * 1_000_003 + step, on_run=on_run, reward=flagging)
