@@ -128,6 +128,14 @@ class RunHooks:
 class ExternalAgent(Protocol):
     """An agent that acts instead of nano's own loop: what an extension of `nano.agents` opens."""
 
+    @property
+    def command(self) -> str:
+        """By which it was opened."""
+
+    @property
+    def mounts(self) -> tuple[Path, ...]:
+        """Folders of the host that its jail sees, read-only."""
+
     def run(self, begun: Trajectory, runtime: Runtime) -> Trajectory | tuple[StopReason, str]:
         """Work on the task of a run that has no turns, and return the run, ended and logged; or why nothing
         is logged, a stop reason that counts as our failure."""
