@@ -32,7 +32,7 @@ CHAT_FIELDS = SAMPLED | CHAT | {
 }  # fmt: skip
 
 
-class Server(Protocol):
+class ApiServer(Protocol):
     """What an API uses of the server."""
 
     conversations: Conversations
@@ -65,11 +65,11 @@ ErrorShape = Callable[[str, int, str], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Api:
+class ServedApi:
     """Routes of an API: each is served at its path, and for a named session at /sessions/NAME/PATH."""
 
     handlers: Mapping[str, Callable[[Any, Request], Awaitable[Response]]]
-    """path -> what answers a POST, given a `Server` and the request"""
+    """path -> what answers a POST, given a `ApiServer` and the request"""
     fields: Mapping[str, Collection[str]] = field(default_factory=dict)
     """path -> the fields that a request may hold"""
     errors: tuple[str, ErrorShape] | None = None
@@ -78,7 +78,7 @@ class Api:
     """words by which its clients know a full context, before the sentence"""
 
 
-APIS: Extensions[Api] = Extensions("nano.apis", Api)
+APIS: Extensions[ServedApi] = Extensions("nano.apis", ServedApi)
 
 
 def local(policy: Any) -> LocalPolicy:

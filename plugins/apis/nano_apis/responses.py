@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nano_coder.serve.api import SAMPLED, Api, Server
+from nano_coder.serve.api import SAMPLED, ApiServer, ServedApi
 from nano_coder.serve.openai import token_cards, token_ids, top_logprobs
 from nano_coder.serve.request import (
     AnswerWriter,
@@ -234,7 +234,7 @@ class ResponseWriter(AnswerWriter):
         }  # fmt: skip
 
 
-async def responses(server: Server, request: Request) -> Response:
+async def responses(server: ApiServer, request: Request) -> Response:
     body = await server.body(request, API.fields["v1/responses"])
     model = await server.model_of(body)
     asked = await server.formed(read_response, body, model)
@@ -242,7 +242,7 @@ async def responses(server: Server, request: Request) -> Response:
     return await server.answered(request, [asked], model, writer)
 
 
-API = Api(
+API = ServedApi(
     handlers={"v1/responses": responses},
     fields={
         "v1/responses": SAMPLED | {
