@@ -76,7 +76,12 @@ class CommandRun:
     blobs: BlobStore
     sandbox: Sandbox
     limits: Limits
-    seconds: float
+    seconds: float | None = None
+    """longest time; None: the longer of two minutes and one tool call"""
+
+    @property
+    def patience(self) -> float:
+        return self.seconds or max(self.limits.tool_seconds, _PATIENCE)
 
     def run(self, tree: Snapshot, *, keep: tuple[Reader, ...] = ()) -> Ran:
         """Run the check on a tree, and then each of `keep` in its jail. Raises SandboxError if the sandbox
@@ -86,7 +91,7 @@ class CommandRun:
         if by_pytest(self.command):
             env["PYTEST_ADDOPTS"] = f"--junitxml=/work/{report}"
         with workspace_jail(tree, self.blobs, self.sandbox, self.limits) as jail:
-            result = jail.run(["/bin/sh", "-c", self.command], env=env, timeout=self.seconds)
+            result = jail.run(["/bin/sh", "-c", self.command], env=env, timeout=self.patience)
             unittest = by_unittest(self.command)
             counts = _unittest_counts(result.stdout + result.stderr) if unittest else _counts(jail, report)
             return Ran(result, counts, tuple(read(jail) for read in keep))
@@ -109,7 +114,7 @@ class CommandRun:
 
     def original(self, before: Snapshot) -> Ran:
         """The check on the original files; executed once in this process."""
-        where = [self.sandbox.name, self.sandbox.python, self.seconds, self.limits.model_dump(mode="json")]
+        where = [self.sandbox.name, self.sandbox.python, self.patience, self.limits.model_dump(mode="json")]
         key = content_hash([tree_hash(before), self.command, where])
         with _locks.setdefault(key, threading.Lock()):
             if key not in _originals:
@@ -123,11 +128,6 @@ class CommandRun:
 def tree_hash(tree: Snapshot) -> str:
     """Hash of a whole graded workspace."""
     return content_hash([[e.path, e.kind, e.mode, e.content] for e in tree.entries])
-
-
-def check_patience(limits: Limits) -> float:
-    """Longest time of a check, seconds."""
-    return max(limits.tool_seconds, _PATIENCE)
 
 
 @contextmanager
@@ -209,15 +209,11 @@ _MISSING = re.compile(
 
 
 def grade_command(
-    command: str,
-    *,
+    check: CommandRun,
     before: Snapshot,
     after: Snapshot,
-    blobs: BlobStore,
-    sandbox: Sandbox,
-    limits: Limits,
+    *,
     trust: Trust = Trust.USER_CHECK,
-    timeout: float | None = None,
     hidden: Collection[str] | None = None,
     editable: tuple[str, ...] = (),
 ) -> Verdict:
@@ -230,12 +226,9 @@ def grade_command(
 
     `hidden` are files that both trees hold and no agent saw; None for a check that the agent could run.
     `trust` is NONE for a check that an untrusted project names. `editable` are names,
-    patterns or folders that the task lets an agent change. `timeout`, in seconds, defaults to the longer of
-    two minutes and one tool call. Raises SandboxError if the sandbox failed.
+    patterns or folders that the task lets an agent change. Raises SandboxError if the sandbox failed.
     """
-    seconds = timeout or check_patience(limits)
-    check = CommandRun(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
-    work = restored(command, before, after, blobs, editable)
+    work = restored(check.command, before, after, check.blobs, editable)
     tree, stand_ins = _without_stand_ins(check, work)
     tree, lost = _with_examples(work.line, tree)
     ran = check.run(tree)
@@ -248,7 +241,7 @@ def grade_command(
     how = _how_it_ended(ran.result).model_copy(update={"changed": work.changed(tree)})
     if how.not_run is not None and _how_it_ended(check.original(before).result).not_run != how.not_run:
         how = how.model_copy(update={"not_run": None})  # printed by a program of the agent's
-    ours = _nobodys_fault(how.not_run, command)
+    ours = _nobodys_fault(how.not_run, check.command)
     if ours or (right and work.scripts):
         trust = Trust.NONE
     state = "pass" if right else "timeout" if ran.result.timed_out else "error" if how.not_run else "fail"
@@ -259,13 +252,9 @@ def grade_command(
     )  # fmt: skip
 
 
-def run_check(
-    command: str, *, before: Snapshot, after: Snapshot, blobs: BlobStore, sandbox: Sandbox, limits: Limits
-) -> ExecResult:
+def run_check(check: CommandRun, before: Snapshot, after: Snapshot) -> ExecResult:
     """The result of a check on the tree that it would be graded on. Raises SandboxError as grading does."""
-    seconds = check_patience(limits)
-    check = CommandRun(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
-    return check.run(restored(command, before, after, blobs).tree).result
+    return check.run(restored(check.command, before, after, check.blobs).tree).result
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from nano_coder.grading import GRADER
 from nano_coder.grading.answers import same_answer
 from nano_coder.grading.cases import CHECKS, GradingOutcome, Submission, names, run_cases
-from nano_coder.grading.command_check import grade_command, laid_over, restored, tree_hash
+from nano_coder.grading.command_check import CommandRun, grade_command, laid_over, restored, tree_hash
 from nano_coder.grading.live_use import live_use
 from nano_coder.grading.one_process_suite import run_strict
 from nano_coder.grading.protected_files import LINTERS
@@ -390,28 +390,18 @@ def _grade_tree(
     tests = hidden.files if hidden is not None else {}
     before = laid_over(delivery.before, tests, delivery.blobs)
     after = laid_over(delivery.after, tests, delivery.blobs)
+    check = CommandRun(
+        command=hidden.command if hidden is not None else str(task.check),
+        blobs=delivery.blobs, sandbox=sandbox, limits=task.limits,
+        seconds=None if isinstance(hidden, RewardFileChecks) else timeout,
+    )  # fmt: skip
     if isinstance(hidden, RewardFileChecks):
-        return grade_reward_file(
-            hidden,
-            before=before,
-            after=after,
-            blobs=delivery.blobs,
-            sandbox=sandbox,
-            limits=task.limits,
-            editable=task.artifacts,
-        )
+        return grade_reward_file(hidden, check, before, after, editable=task.artifacts)
     return grade_command(
-        hidden.command if hidden is not None else str(task.check),
-        before=before,
-        after=after,
-        blobs=delivery.blobs,
-        sandbox=sandbox,
-        limits=task.limits,
-        timeout=timeout,
+        check, before, after,
         trust=Trust.USER_CHECK if hidden is not None or task.check_trusted else Trust.NONE,
-        hidden=tests if hidden is not None else None,
-        editable=task.artifacts,
-    )
+        hidden=tests if hidden is not None else None, editable=task.artifacts,
+    )  # fmt: skip
 
 
 def grade_folder(task: Task, directory: Path, answer: str | None, sandbox: Sandbox) -> Verdict:

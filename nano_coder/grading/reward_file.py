@@ -19,18 +19,16 @@ from nano_coder.grading.command_check import (
     CommandRun,
     Ran,
     Reader,
-    check_patience,
     passes_the_impossible,
     restored,
     tree_hash,
 )
-from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
-from nano_shared.blobs import BlobStore
+from nano_coder.sandbox.protocol import ExecResult, Jail
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.hidden_checks import RewardFileChecks
 from nano_shared.printable import printable
 from nano_shared.snapshot import Snapshot, clean_path
-from nano_shared.types import Limits, Tampering, Trust, Verdict
+from nano_shared.types import Tampering, Trust, Verdict
 
 _FETCH = (Path(__file__).parent / "inside" / "fetch_file.py").read_text(encoding="utf-8")
 
@@ -52,20 +50,16 @@ class _Written:
 
 def grade_reward_file(
     hidden: RewardFileChecks,
-    *,
+    check: CommandRun,
     before: Snapshot,
     after: Snapshot,
-    blobs: BlobStore,
-    sandbox: Sandbox,
-    limits: Limits,
+    *,
     editable: tuple[str, ...] = (),
 ) -> Verdict:
     """Raises SandboxError if the sandbox failed, or the command leaves no reward on the original files."""
     path = reward_path(hidden.reward_path)
-    command = hidden.command
-    start, seconds = _without(before, path)[0], check_patience(limits)
-    check = CommandRun(command=command, blobs=blobs, sandbox=sandbox, limits=limits, seconds=seconds)
-    work = restored(command, before, after, blobs, editable)
+    start = _without(before, path)[0]
+    work = restored(check.command, before, after, check.blobs, editable)
     tree, planted = _without(work.tree, path)
     found = [*work.found, *planted]
     ran = check.run(tree, keep=(_fetched(path),))

@@ -28,7 +28,7 @@ from nano_coder.agent.profiles import (
     with_specs,
 )
 from nano_coder.environment import Environments
-from nano_coder.grading.command_check import run_check
+from nano_coder.grading.command_check import CommandRun, run_check
 from nano_coder.grading.grade import by_grader, find_grader, grade_trajectory, ungraded
 from nano_coder.run.git_history import GitHistory, open_with
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, allowed_hosts, connected, covers, in_image
@@ -127,6 +127,14 @@ class RunHooks:
 
 class ExternalAgent(Protocol):
     """An agent that acts instead of nano's own loop: what an extension of `nano.agents` opens."""
+
+    @property
+    def command(self) -> str:
+        """By which it was opened."""
+
+    @property
+    def mounts(self) -> tuple[Path, ...]:
+        """Folders of the host that its jail sees, read-only."""
 
     def run(self, begun: Trajectory, runtime: Runtime) -> Trajectory | tuple[StopReason, str]:
         """Work on the task of a run that has no turns, and return the run, ended and logged; or why nothing
@@ -370,14 +378,9 @@ def _check(run: Trajectory, runtime: Runtime) -> tuple[str, int | None]:
     blobs, command = runtime.store.blobs, run.task.check
     if command is None:
         return "It was checked, and failed.", None
-    result = run_check(
-        command,
-        before=snapshot.load(str(run.snapshot), blobs),
-        after=snapshot.load(str(run.last_snapshot), blobs),
-        blobs=blobs,
-        sandbox=runtime.sandbox,
-        limits=run.task.limits,
-    )
+    check = CommandRun(command=command, blobs=blobs, sandbox=runtime.sandbox, limits=run.task.limits)
+    before, after = (snapshot.load(str(tree), blobs) for tree in (run.snapshot, run.last_snapshot))
+    result = run_check(check, before, after)
     output = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
     ending = "timed out" if result.timed_out else f"exit code {result.exit_code}"
     hidden = " Other checks failed." if result.ok else ""

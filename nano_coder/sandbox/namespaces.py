@@ -291,10 +291,11 @@ class NsJail:
         request: dict[str, Any] = {"op": "python", "source": source, "argv": [], "isolated": False}
         if self.cold_python is not None:
             request = {"op": "run", "argv": python_program(self.cold_python, source, (), isolated=False)}
-        whole = {**request, "env": dict(self._environment)}
+        memory = self._limits.memory_mb * _MB + self._room
+        whole = {**request, "env": dict(self._environment), "memory_bytes": memory}
         said = Output(_SMALL), Output(_SMALL)
         options: dict[str, Any] = {"timeout": None, "flood": FLOOD_BYTES, "process": self._process}
-        return self._call(whole, said, stdin=channel, more=self._room, **options)[0]
+        return self._call(whole, said, stdin=channel, **options)[0]
 
     def read(self, path: str) -> bytes:
         out = Output(_LONGEST_READ)
@@ -383,13 +384,12 @@ class NsJail:
         timeout: float | None,
         flood: int,
         process: JailProcess | None = None,
-        more: int = 0,
     ) -> tuple[RequestOutcome, Drain]:
         with contextlib.ExitStack() as stack:
             given = [] if packed is None else [packed]
             if self._first is not None:
                 given.append(stack.enter_context(opened(self._first)))
-            whole = {**request, "unpack": bool(given), "memory_bytes": self._limits.memory_mb * _MB + more}
+            whole = {"memory_bytes": self._limits.memory_mb * _MB, **request, "unpack": bool(given)}
             if stdin != b"":
                 given.append(stack.enter_context(opened(stdin)))
             server = process or self._server()

@@ -15,7 +15,7 @@ from hacks import FAIR, HANGS, NOT_PLAIN, SILENT, TOLD
 
 from nano_coder.grading import GRADER
 from nano_coder.grading.answers import same, same_answer
-from nano_coder.grading.command_check import grade_command
+from nano_coder.grading.command_check import CommandRun, grade_command
 from nano_coder.grading.grade import grade
 from nano_coder.grading.protected_files import ShellLine
 from nano_coder.sandbox.backend import open_sandbox
@@ -284,15 +284,8 @@ def _verdict(
     sandbox: Sandbox,
     timeout: float | None = None,
 ) -> Verdict:
-    return grade_command(
-        command,
-        before=load(before, blobs),
-        after=load(snapshot_directory(after, blobs), blobs),
-        blobs=blobs,
-        sandbox=sandbox,
-        limits=LIMITS,
-        timeout=timeout,
-    )
+    check = CommandRun(command=command, blobs=blobs, sandbox=sandbox, limits=LIMITS, seconds=timeout)
+    return grade_command(check, load(before, blobs), load(snapshot_directory(after, blobs), blobs))
 
 
 def test_a_fix_passes_the_check_with_the_trust_of_a_users_check(project: Path, sandbox: Sandbox) -> None:

@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from log_values import a_run, verdicts
 
-from nano_coder.commands.log import _look
 from nano_coder.verify.trainable import findings
 from nano_logs.redact.redactor import Redactor
 from nano_logs.redact.runs import redact_run
+from nano_logs.verify import _look
 from nano_shared import schema, snapshot
 from nano_shared.blobs import pack
 from nano_shared.files import new_run_id
