@@ -221,7 +221,6 @@ def refuse_contradictions(given: TrainArguments, flags: Collection[str], config:
 
 
 def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], quiet: bool) -> None:
-    from nano_rl.commands.plan import refuse_unfit
     from nano_rl.rewards import COMPOSERS
     from nano_rl.session import training_folder, training_runtime
     from nano_rl.tasks.task_file import read_tasks
@@ -235,13 +234,15 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
         composed.probe(tasks)
     from nano_rl.learn.learner import started_ranks
     from nano_rl.learn.loss import probe_objective  # torch
+    from nano_rl.session import PLANS
     from nano_rl.watch import open_sinks
 
     probe_objective(config.objective.terms)
     sinks = open_sinks(log_to, name=given.name, folder=folder, settings=config.model_dump(mode="json"))
     ranks = started.leader() if (started := started_ranks()) else None
     size, beside = (ranks.size, ranks.beside) if ranks else (1, 0)
-    refuse_unfit(given.model, config, given.device, ranks=size, beside=beside)
+    if "memory" in PLANS:
+        PLANS["memory"].refuse_unfit(given.model, config, given.device, ranks=size, beside=beside)
     opened, runtime = training_runtime(given, config)
     runtime = replace(runtime, environments=environments)
 
