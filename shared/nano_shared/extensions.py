@@ -240,6 +240,7 @@ PLUGINS = {
         "nano.curricula": {"suites": "levels"},
         "nano.environments": {"formats": "nemo-gym openenv verifiers"},
         "nano.gatherers": {"cluster": "servers"},
+        "nano.general_tasks": {"suites": "functions"},
         "nano.learners": {"cluster": "ranks"},
         "nano.log_databases": {"cluster": "postgresql"},
         "nano.profiles": {"suites": "compact-2 hermes-2"},

@@ -8,11 +8,11 @@ from nano_coder.grading.answers import ask_scorer
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.types import Split, Task
 from nano_suites import reasoning
+from nano_suites.drawing import make_tasks
 
 CHUNKS = 15
 
