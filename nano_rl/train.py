@@ -192,16 +192,13 @@ def _open_gatherer(
     """The gatherer: rollouts of each step when it comes, or of further steps ahead, here or on servers."""
     if not (config.engine or config.off_policy_bound):
         return Gatherer(sources, config)
-    if not config.engine:
-        from nano_rl.gather.rollout_queue import AheadGatherer
-
-        return AheadGatherer(sources, config, opened)
 
     def changed(why: str) -> None:
         print(f"nano: {printable(why)}", file=sys.stderr)
         note(folder, EventKind.WORKER, learner.step, why)
 
-    return GATHERERS.find("servers")(sources, opened, runtime, config, folder, changed)
+    gatherer = GATHERERS.find("servers" if config.engine else "ahead")
+    return gatherer(sources, opened, runtime, config, folder, changed)
 
 
 def _live(opened: OpenedWeights, runtime: Runtime, config: TrainConfig, version: int) -> Runtime:

@@ -239,7 +239,7 @@ PLUGINS = {
         "nano.critics": {"preferences": "ppo"},
         "nano.curricula": {"suites": "levels"},
         "nano.environments": {"formats": "nemo-gym openenv verifiers"},
-        "nano.gatherers": {"cluster": "servers"},
+        "nano.gatherers": {"cluster": "ahead servers"},
         "nano.general_tasks": {"suites": "functions"},
         "nano.learners": {"cluster": "ranks"},
         "nano.log_databases": {"cluster": "postgresql"},
