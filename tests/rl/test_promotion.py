@@ -37,7 +37,7 @@ from nano_shared.files import file_hash
 from nano_shared.types import Split, Task
 from nano_suites.drawing import make_tasks
 
-pytest_plugins = ["promoted"]
+pytest_plugins = ["command_lines"]
 pytestmark = pytest.mark.usefixtures("home")
 
 
