@@ -374,7 +374,7 @@ def _mutants(
 ) -> list[Task]:  # fmt: skip
     """Tasks of mutants of what logged runs left: made before the first step, then kept in the folder."""
     from nano_rl.resume import STATES
-    from nano_rl.tasks.from_log import SECONDS, check_command, mutant_tasks
+    from nano_rl.tasks.from_log import SECONDS, MutantSearch, check_command, mutant_tasks
     from nano_rl.tasks.task_file import read_tasks, write_tasks
     from nano_shared import snapshot
 
@@ -397,9 +397,8 @@ def _mutants(
     )
     held_out = read_tasks(given.held_out) if given.held_out else []
     texts = {text for task in held_out for text in task.files.values()}
-    tasks, report = mutant_tasks(
-        runs, config.logs.mutants, blobs, runtime.sandbox, seed=config.seed, held_out=texts
-    )
+    search = MutantSearch(count=config.logs.mutants, seed=config.seed, held_out=texts)
+    tasks, report = mutant_tasks(runs, search, blobs, runtime.sandbox)
     say(report)
     known = {group.task_key for group in contents.groups}  # by an earlier training
     tasks = [task for task in tasks if task.key not in known]
