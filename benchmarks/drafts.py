@@ -23,9 +23,9 @@ from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.gather.rollouts import collect
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split
+from nano_suites.drawing import make_tasks
 
 
 @dataclass

@@ -27,9 +27,9 @@ from nano_rl.config import TrainConfig
 from nano_rl.learn.advantage import RolloutBatch, credit_group
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import Learner, prepare
-from nano_rl.learn.plan import FlopCounter
 from nano_rl.learn.rows import form_groups, group_metrics
 from nano_rl.learn.update import Updater
+from nano_rl.learn.utilisation import FlopCounter
 from nano_shared.policy import Conversation
 from nano_shared.process import return_freed_memory
 from nano_shared.types import (

@@ -225,7 +225,7 @@ def memory_plan(shape: str, config: Any, case: Case, *, rows: int) -> dict[str, 
 
     from nano_coder.models.local.engine import kv_bound
     from nano_coder.models.weights import build_empty
-    from nano_rl.learn.plan import Workload, plan_memory
+    from nano_plan.memory import Workload, plan_memory
 
     architecture = AutoConfig.for_model(**SHAPES[shape])
     work = Workload(
@@ -255,7 +255,7 @@ def memory(planned: dict[str, float]) -> dict[str, Any]:
 def bf16_flops(device: str) -> float:
     import torch
 
-    from nano_rl.learn.plan import measured_flops
+    from nano_rl.learn.utilisation import measured_flops
 
     return measured_flops(torch.device(device), torch.bfloat16)
 

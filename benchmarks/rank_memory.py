@@ -22,10 +22,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from nano_cluster.learner import ShardedLearner
 from nano_cluster.ranks import LEAVE, Ranks
+from nano_plan.memory import Workload, plan_memory
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.config import UpdateConfig
 from nano_rl.learn.learner import prepare
-from nano_rl.learn.plan import Workload, plan_memory
 from nano_rl.learn.rows import TrainSample
 from nano_rl.learn.update import PolicyLoss
 

@@ -12,9 +12,9 @@ import time
 from collections import Counter
 
 from nano_mining.task_check import admitted_tasks
-from nano_rl.tasks.task_file import draw_tasks
 from nano_shared.types import Split
 from nano_suites.commands import parse_levels
+from nano_suites.drawing import draw_tasks
 
 BAR = 5000 / 600
 

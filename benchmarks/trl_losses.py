@@ -190,7 +190,7 @@ def main() -> None:
     from rich.table import Table
 
     from nano_conformance.suite import run_suite
-    from nano_rl.commands.plan import _show
+    from nano_plan.command import _show
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "nano-trl-1.16.0")

@@ -48,7 +48,6 @@ from nano_rl.imitation import RunEncoder, oracle_runs, reader_of, train_sft
 from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.tasks.attempts import ORACLE
-from nano_rl.tasks.task_file import draw_tasks
 from nano_rl.train import train
 from nano_rl.watch import Watch
 from nano_shared.policy import CompactionFormat, Conversation, InterfaceProfile
@@ -63,6 +62,7 @@ from nano_shared.types import (
     Trajectory,
     TurnTokens,
 )
+from nano_suites.drawing import draw_tasks
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "capabilities.json"
 SEEDS = (0, 1, 2)

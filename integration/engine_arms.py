@@ -22,8 +22,9 @@ from engine_process import EngineProcess
 from log_arms import over_seeds
 from remote_engine import check, finish, mean, report, start_training
 
-from nano_rl.tasks.task_file import make_tasks, write_tasks
+from nano_rl.tasks.task_file import write_tasks
 from nano_shared.types import Split
+from nano_suites.drawing import make_tasks
 
 SEEDS = (0, 1, 2)
 IN_PROCESS = "in process"

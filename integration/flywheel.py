@@ -26,6 +26,7 @@ from pathlib import Path
 
 from negative_controls import shuffled_rewards
 
+from integration.paired import paired
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_policy, open_weights
@@ -33,7 +34,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.checkpoints.evaluate import SuccessRow, paired, table
+from nano_rl.checkpoints.evaluate import SuccessRow, table
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.gather.sources import Sources
@@ -42,11 +43,11 @@ from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.logs.reader import lineage, read_logs
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
-from nano_rl.tasks.task_file import draw_tasks, make_tasks
 from nano_rl.train import train
 from nano_rl.watch import Watch
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory
+from nano_suites.drawing import draw_tasks, make_tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,11 +42,11 @@ from nano_rl.learn.metrics import MEASURED, METRICS, read_metrics
 from nano_rl.record import USED, read_used
 from nano_rl.resume import STATES
 from nano_rl.rewards import Reward
-from nano_rl.tasks.task_file import make_tasks
 from nano_rl.train import train
 from nano_shared.errors import NanoError
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory, Trust, Verdict
+from nano_suites.drawing import make_tasks
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive the fork
 WEIGHTS = "weights.sha256"

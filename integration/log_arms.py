@@ -19,11 +19,12 @@ from typing import Any
 from flywheel import Flywheel, Scale, TaskSets
 from scipy.stats import t as student_t
 
+from integration.paired import paired_bootstrap
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.checkpoint import save_checkpoint
-from nano_rl.checkpoints.evaluate import cluster_of, paired_bootstrap, table
+from nano_rl.checkpoints.evaluate import cluster_of, table
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources

@@ -30,8 +30,9 @@ from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.record import USED, read_used
 from nano_rl.resume import STATES
-from nano_rl.tasks.task_file import make_tasks, write_tasks
+from nano_rl.tasks.task_file import write_tasks
 from nano_shared.types import Split
+from nano_suites.drawing import make_tasks
 
 END_SECONDS = 120.0
 """longest time from a kill to the end of all ranks"""

@@ -33,10 +33,10 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.tasks.attempts import oracle_policy
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import Completion, Role, Sampling, Split, StopReason, Task
+from nano_suites.drawing import make_tasks
 
 SLEEP = 0.2
 """longest time of a turn, seconds, as if a server sampled it"""

@@ -40,10 +40,11 @@ from nano_coder.run.execution import Runtime, can_reflect, grade_run, is_reflect
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.attempts import runtime_for
-from nano_rl.tasks.task_file import make_tasks, write_tasks
+from nano_rl.tasks.task_file import write_tasks
 from nano_shared import snapshot
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, ToolCall, Trajectory
+from nano_suites.drawing import make_tasks
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "second_attempts.json"
 COMMAND = "python integration/second_attempts.py --out FOLDER --seeds 0 1 2"

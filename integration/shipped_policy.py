@@ -14,10 +14,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from nano_rl.tasks.task_file import make_tasks, write_tasks
+from nano_rl.tasks.task_file import write_tasks
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.files import nano_home
 from nano_shared.types import Split, Task
+from nano_suites.drawing import make_tasks
 
 SHIPPED = Path(__file__).parents[1] / "nano_coder" / "shipped"
 

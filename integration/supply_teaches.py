@@ -24,7 +24,8 @@ from statistics import mean
 
 from flywheel import Flywheel, Scale, say, show
 
-from nano_rl.checkpoints.evaluate import paired, table
+from integration.paired import paired
+from nano_rl.checkpoints.evaluate import table
 from nano_shared.types import Task, Trajectory
 
 SCALE = Scale(

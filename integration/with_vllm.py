@@ -39,10 +39,11 @@ from tool_calling_policy import MEND, Script, build, written
 from nano_coder.models.endpoint.token_server import TokenServer
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.opening import open_policy
-from nano_rl.tasks.task_file import make_tasks, write_tasks
+from nano_rl.tasks.task_file import write_tasks
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import Message, Role, Sampling, Split, StopReason, Trajectory
+from nano_suites.drawing import make_tasks
 
 REPOSITORY = Path(__file__).parents[1]
 POSITIONS = 4096

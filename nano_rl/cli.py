@@ -19,7 +19,7 @@ COMMANDS = {
         "A model of which run people would prefer.",
     ),
     "dpo": ("+preferences", "From preference pairs straight to the policy."),
-    "plan": ("nano_rl.commands.plan", "Memory and speed of a training, before anything is loaded."),
+    "plan": ("+plan", "Memory and speed of a training, before anything is loaded."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
     "export": ("+formats", "Rows of tokens with advantages, for other trainers."),
     "grade": ("nano_rl.commands.grade", "Grade a folder, or logged runs without running them again."),

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nano_coder.agent.profiles import COMPACT_1, with_tools
 from nano_coder.commands.options import open_log
@@ -36,6 +36,7 @@ from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.checkpoint import LATEST, checkpoints_dir
 from nano_shared.errors import UsageError
+from nano_shared.extensions import Extensions
 from nano_shared.policy import InterfaceProfile
 from nano_shared.settings import Settings
 from nano_shared.types import Sampling, Split, Task
@@ -124,6 +125,23 @@ def _configured(
             agent=open_agent(config.agent, config.agent_folders),
         ),
     }
+
+
+class TrainingPlan(Protocol):
+    """What a training takes: an extension of `nano.plans`, a module."""
+
+    def refuse_unfit(
+        self, model: str | None, config: TrainConfig, device: str | None, *, ranks: int, beside: int
+    ) -> None:
+        """Raises UsageError for a training that cannot fit, with the settings that make it fit."""
+        ...
+
+    def refuse_long_row(self, model: Any, longest: int, config: TrainConfig) -> None:
+        """Raises UsageError for a row of so many tokens that does not fit into what memory is free."""
+        ...
+
+
+PLANS: Extensions[TrainingPlan] = Extensions("nano.plans")
 
 
 def model_to_train(model: str | None) -> str:

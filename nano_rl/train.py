@@ -9,12 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, local_policy
-from nano_coder.models.weights import build_empty
 from nano_coder.run.execution import Runtime
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import HeldOut, hack_metrics, success_metrics
@@ -23,9 +21,9 @@ from nano_rl.learn.guards import Probe, check_update
 from nano_rl.learn.learner import RANKED_TRAININGS, Learner, Reference, started_ranks
 from nano_rl.learn.logprob import refuse_untrainable
 from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
-from nano_rl.learn.plan import FlopCounter, available_bytes, row_bytes, utilisation
 from nano_rl.learn.rows import Group, group_metrics, row_tokens
 from nano_rl.learn.update import CRITICS, Updater
+from nano_rl.learn.utilisation import FlopCounter, utilisation
 from nano_rl.record import USED, EventKind, Phases, UsedRuns, note
 from nano_rl.resume import (
     STATES,
@@ -38,6 +36,7 @@ from nano_rl.resume import (
     seed_all,
     usual_save_every,
 )
+from nano_rl.session import PLANS
 from nano_rl.watch import Watch
 from nano_shared.errors import UsageError
 from nano_shared.extensions import source_hashes
@@ -193,16 +192,13 @@ def _open_gatherer(
     """The gatherer: rollouts of each step when it comes, or of further steps ahead, here or on servers."""
     if not (config.engine or config.off_policy_bound):
         return Gatherer(sources, config)
-    if not config.engine:
-        from nano_rl.gather.rollout_queue import AheadGatherer
-
-        return AheadGatherer(sources, config, opened)
 
     def changed(why: str) -> None:
         print(f"nano: {printable(why)}", file=sys.stderr)
         note(folder, EventKind.WORKER, learner.step, why)
 
-    return GATHERERS.find("servers")(sources, opened, runtime, config, folder, changed)
+    gatherer = GATHERERS.find("servers" if config.engine else "ahead")
+    return gatherer(sources, opened, runtime, config, folder, changed)
 
 
 def _live(opened: OpenedWeights, runtime: Runtime, config: TrainConfig, version: int) -> Runtime:
@@ -240,24 +236,7 @@ def _checked(
 
 def _refuse_long_row(model: nn.Module, groups: Sequence[Group], config: TrainConfig) -> None:
     """Raises UsageError for a row longer than `max_tokens`, which is a micro-batch of its own, that does not
-    fit into what memory is free."""
+    fit into what memory is free, as far as an installed plan says."""
     longest = max((row_tokens(run) for group in groups for run in group.trajectories), default=0)
-    if longest <= config.max_tokens:
-        return
-    device = next(model.parameters()).device
-    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        skeleton = build_empty(causal.config, next(causal.parameters()).dtype)
-    kept = config.model_copy(update={"gradient_checkpointing": True})
-    need, least, room = (
-        row_bytes(skeleton, config, longest, device), row_bytes(skeleton, kept, longest, device),
-        available_bytes(device),
-    )  # fmt: skip
-    if need <= room:
-        return
-    helps = f"gradient_checkpointing = true takes {least / 2**30:.1f} GiB" if least <= room else ""
-    raise UsageError(
-        f"a row of {longest} tokens takes {need / 2**30:.1f} GiB to learn from, and {room / 2**30:.1f}"
-        f" GiB are free on {device}: {helps or 'no setting makes it fit'}; --limit max_run_tokens=N keeps"
-        " rollouts shorter (the last step is saved; another setting needs another --name)"
-    )
+    if longest > config.max_tokens and "memory" in PLANS:
+        PLANS["memory"].refuse_long_row(model, longest, config)

@@ -65,7 +65,10 @@ class Alone:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
-    return Alone(tmp_path_factory.mktemp("alone"))
+    made = Alone(tmp_path_factory.mktemp("alone"))
+    (made.folder / "tasks.jsonl").write_text('{"key": "a", "prompt": "Do it.", "check": "true"}\n')
+    (made.folder / "published.jsonl").write_text('{"id": "a", "prompt": "Do it.", "tests": {}}\n')
+    return made
 
 
 def test_every_module_of_the_core_is_imported_without_a_plugin(alone: Alone) -> None:
@@ -100,6 +103,15 @@ def test_the_core_works_without_a_plugin(alone: Alone) -> None:
         ("rl", "tasks make --suite sql", "suites"),
         ("rl", "tasks list --suites", "suites"),
         ("rl", "tasks import x --from harbor --out y", "formats"),
+        ("rl", "tasks export x --to trl --out y", "formats"),
+        ("rl", "export", "formats"),
+        ("rl", "checkpoints export x --to y", "formats"),
+        ("rl", "tasks check x", "mining"),
+        ("rl", "tasks list x", "suites"),
+        ("rl", "plan", "plan"),
+        ("rl", "train --name x --tasks tasks.jsonl --log-to wandb", "view"),
+        ("rl", "train --name x --tasks tasks.jsonl --reward tests=1", "preferences"),
+        ("rl", "eval --tasks published.jsonl", "formats"),
     ],
 )
 def test_what_a_plugin_brings_is_named_with_it(program: str, words: str, plugin: str, alone: Alone) -> None:

@@ -1,19 +1,17 @@
-"""Checkpoints: writing them in Hugging Face or PEFT format with a manifest, ancestry, and export."""
+"""Checkpoints: writing them in Hugging Face or PEFT format with a manifest, and their ancestry."""
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from nano_coder import __version__ as runtime_version
 from nano_coder.models.catalogue import name_of
-from nano_coder.models.opening import OpenedWeights, open_weights, stored_dtype
-from nano_coder.models.weights import BASE, Dtype, quiet_transformers
+from nano_coder.models.opening import OpenedWeights
+from nano_coder.models.weights import BASE, quiet_transformers
 from nano_rl.checkpoints.evaluate import checkpoint_folder
 from nano_rl.learn.config import Config
 from nano_shared.checkpoint import (
@@ -24,72 +22,8 @@ from nano_shared.checkpoint import (
     read_checkpoint,
     write_manifest,
 )
-from nano_shared.errors import CheckpointError, UsageError
-from nano_shared.files import content_hash, durable_folder
-
-BASE_FOLDER = "base"
-ADAPTER_FOLDER = "adapter"
-_WHOLE = 0.99
-"""share of an adapter's change beyond which rounding has lost nothing that matters"""
-
-
-def export_checkpoint(name: str, target: Path, *, adapter: bool, dtype: Dtype | None = None) -> str:
-    """Write weights, tokenizer and chat template of a model to the new folder `target`: one merged model, or
-    with `adapter` the folders `base/` and `adapter/`. `dtype` None is that of the stored weights. Returns a
-    sentence that says what rounding has left of a merged adapter, else nothing. Raises UsageError for an
-    unknown model, for `adapter` with a model that has none, and if `target` exists; CheckpointError for a
-    damaged model or a full disk."""
-    if target.exists():
-        raise UsageError(f"{target} exists; name a new folder with --to")
-    stored = dtype or stored_dtype(name)
-    opened = open_weights(name, dtype=stored)
-    model: Any = opened.loaded.model
-    if adapter and not hasattr(model, "peft_config"):
-        raise UsageError(f"{name} is a full model, not an adapter; export it without --adapter")
-    said = ""
-    with durable_folder(target, CheckpointError) as folder, quiet_transformers():
-        if adapter:
-            _copy_adapter(opened, folder / ADAPTER_FOLDER, base=target.absolute() / BASE_FOLDER)
-            model = model.unload()
-        elif hasattr(model, "peft_config"):
-            model, said = _merged(model, stored)
-        whole = folder / BASE_FOLDER if adapter else folder
-        model.save_pretrained(whole)
-        _save_text_side(opened, whole)
-        if opened.manifest:
-            kind: Literal["adapter", "full"] = "adapter" if adapter else "full"
-            manifest = opened.manifest.model_copy(update={"kind": kind})
-            write_manifest(folder / ADAPTER_FOLDER if adapter else folder, manifest)
-    return said
-
-
-def _merged(model: Any, dtype: str) -> tuple[Any, str]:
-    from nano_shared.lora import merge_adapter
-
-    merged, share = merge_adapter(model)
-    said = f"{share:.1%} of the adapter's change of the weights is in the merged {dtype} ones"
-    if share < _WHOLE:
-        said += "; --dtype float32 or --adapter keeps all of it"
-    return merged, said
-
-
-def _copy_adapter(opened: OpenedWeights, folder: Path, base: Path) -> None:
-    """Copy the adapter's files and set the path of its base: PEFT resolves no relative path."""
-    source = opened.loaded.path
-    assert source is not None  # an adapter is always read from a folder
-    folder.mkdir()
-    shutil.copy(source / "adapter_model.safetensors", folder)
-    settings = json.loads((source / "adapter_config.json").read_text())
-    settings["base_model_name_or_path"] = str(base)
-    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True))
-    _save_text_side(opened, folder)
-
-
-def _save_text_side(opened: OpenedWeights, folder: Path) -> None:
-    tokenizer = opened.loaded.tokenizer
-    tokenizer.save_pretrained(folder)
-    template = opened.profile.chat_template or opened.loaded.chat_template
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+from nano_shared.errors import CheckpointError
+from nano_shared.files import content_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

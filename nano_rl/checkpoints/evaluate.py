@@ -70,20 +70,6 @@ def cluster_of(task: Task) -> str:
     return task.program_hash or task.key
 
 
-def paired(
-    new: Sequence[Trajectory], old: Sequence[Trajectory], *, seed: int = 0
-) -> tuple[float, float, float]:
-    """Mean difference in success (new - old) on common graded tasks, each counted once with the mean of its
-    runs, with a 95 % bootstrap interval over programs."""
-    after, before = _task_means(new), _task_means(old)
-    both = [key for key in after if key in before]
-    cluster = {run.task.key: cluster_of(run.task) for run in new}
-    return paired_bootstrap(
-        [after[key] for key in both], [before[key] for key in both], seed,
-        clusters=[cluster[key] for key in both],
-    )  # fmt: skip
-
-
 def component_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """The mean of each reward component over the runs with a score of it, and of the reward."""
     values: dict[str, list[float]] = defaultdict(list)
@@ -95,15 +81,6 @@ def component_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             if value is not None:
                 values[name].append(value)
     return {name: sum(of) / len(of) for name, of in values.items()}
-
-
-def _task_means(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    outcomes: dict[str, list[float]] = defaultdict(list)
-    for trajectory in trajectories:
-        value = outcome(trajectory.verdict)
-        if value is not None:
-            outcomes[trajectory.task.key].append(value)
-    return {key: sum(values) / len(values) for key, values in outcomes.items()}
 
 
 def row_of(name: str, trajectories: Sequence[Trajectory]) -> SuccessRow:
@@ -311,23 +288,6 @@ def bootstrap(
 
 def _mean(sized: Sequence[tuple[float, int]]) -> float:
     return math.fsum(total for total, _ in sized) / sum(n for _, n in sized)
-
-
-def paired_bootstrap(
-    a: Sequence[float],
-    b: Sequence[float],
-    seed: int,
-    *,
-    clusters: Sequence[str] | None = None,
-    resamples: int = 4000,
-) -> tuple[float, float, float]:
-    """(mean of a - b over paired tasks, low, high), a 95 % percentile interval; `clusters` names the cluster
-    of each task. Raises ValueError if the sequences are empty or differ in length."""
-    if not a or len(a) != len(b):
-        raise ValueError(f"a and b must pair up and not be empty, but have lengths {len(a)} and {len(b)}")
-    differences = [x - y for x, y in zip(a, b, strict=True)]
-    names = clusters if clusters is not None else list(map(str, range(len(a))))
-    return bootstrap(by_cluster(zip(names, differences, strict=True)), seed, resamples=resamples)
 
 
 def by_cluster(named: Iterable[tuple[str, float]]) -> list[list[float]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -51,7 +50,7 @@ command = lazy_app(
         "rollback": (f"{__name__}:rollback", "Promote again what was promoted before."),
         "history": (f"{__name__}:history", "Every promotion and every way back, the oldest first."),
         "best": (f"{__name__}:best", "Make a checkpoint of the best state of a training."),
-        "export": (f"{__name__}:export", "Write it for programs without nano."),
+        "export": ("+formats", "Write it for programs without nano."),
     },
     help="List checkpoints, show one's lineage, promote on evidence, go back, keep a training's best state.",
 )
@@ -130,30 +129,6 @@ def best(
     target = checkpoint_target(name)
     with open_log(log, create=True) as store:
         print(save_best(trainings_dir() / training, target, store).model_dump_json(indent=2))
-    return 0
-
-
-def export(
-    name: Checkpoint,
-    target: Annotated[Path, Option("--to", help="New folder to write, with its parents.")],
-    adapter: Annotated[
-        bool, Option("--adapter", help="Adapter and base apart, in TO/adapter and TO/base.")
-    ] = False,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"] | None,
-        Option(help="Of the written weights.", show_default="as they are stored"),
-    ] = None,
-) -> int:
-    """Write NAME for programs without nano: a model that transformers and vLLM load, or with --adapter a PEFT
-    adapter beside its base."""
-    from nano_rl.checkpoints.checkpoint import ADAPTER_FOLDER, BASE_FOLDER, export_checkpoint
-
-    said = export_checkpoint(name, target, adapter=adapter, dtype=dtype)
-    if said:
-        print(said, file=sys.stderr)
-    print(printable(str(target / ADAPTER_FOLDER if adapter else target)))
-    if adapter:
-        print(printable(f"its base: {target / BASE_FOLDER}"), file=sys.stderr)
     return 0
 
 

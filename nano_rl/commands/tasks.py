@@ -12,7 +12,7 @@ from nano_coder.commands.options import DirectoryOption, open_log
 from nano_coder.verify.trainable import RefusalCode
 from nano_rl.commands.options import Log, Seed
 from nano_rl.session import sandbox_opener
-from nano_rl.tasks.from_log import LoggedTask, distinct, mutant_tasks, task_from_run
+from nano_rl.tasks.from_log import LoggedTask, MutantSearch, distinct, mutant_tasks, task_from_run
 from nano_rl.tasks.task_file import refuse_unwritable, write_tasks
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
@@ -59,7 +59,7 @@ def from_log(
     if mutants:
         both = zip(chosen, every, strict=True)
         passed = [run.model_copy(update={"task": of.task}) for run, of in both if of.reward == 1]
-        more, report = mutant_tasks(passed, mutants, store.blobs, sandbox, seed=seed)
+        more, report = mutant_tasks(passed, MutantSearch(count=mutants, seed=seed), store.blobs, sandbox)
         tasks, lines = tasks + more, [report]
     if out is None:
         for task in tasks:

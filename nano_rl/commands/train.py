@@ -221,7 +221,6 @@ def refuse_contradictions(given: TrainArguments, flags: Collection[str], config:
 
 
 def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], quiet: bool) -> None:
-    from nano_rl.commands.plan import refuse_unfit
     from nano_rl.rewards import COMPOSERS
     from nano_rl.session import training_folder, training_runtime
     from nano_rl.tasks.task_file import read_tasks
@@ -235,13 +234,15 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
         composed.probe(tasks)
     from nano_rl.learn.learner import started_ranks
     from nano_rl.learn.loss import probe_objective  # torch
+    from nano_rl.session import PLANS
     from nano_rl.watch import open_sinks
 
     probe_objective(config.objective.terms)
     sinks = open_sinks(log_to, name=given.name, folder=folder, settings=config.model_dump(mode="json"))
     ranks = started.leader() if (started := started_ranks()) else None
     size, beside = (ranks.size, ranks.beside) if ranks else (1, 0)
-    refuse_unfit(given.model, config, given.device, ranks=size, beside=beside)
+    if "memory" in PLANS:
+        PLANS["memory"].refuse_unfit(given.model, config, given.device, ranks=size, beside=beside)
     opened, runtime = training_runtime(given, config)
     runtime = replace(runtime, environments=environments)
 
@@ -373,7 +374,7 @@ def _mutants(
 ) -> list[Task]:  # fmt: skip
     """Tasks of mutants of what logged runs left: made before the first step, then kept in the folder."""
     from nano_rl.resume import STATES
-    from nano_rl.tasks.from_log import SECONDS, check_command, mutant_tasks
+    from nano_rl.tasks.from_log import SECONDS, MutantSearch, check_command, mutant_tasks
     from nano_rl.tasks.task_file import read_tasks, write_tasks
     from nano_shared import snapshot
 
@@ -396,9 +397,8 @@ def _mutants(
     )
     held_out = read_tasks(given.held_out) if given.held_out else []
     texts = {text for task in held_out for text in task.files.values()}
-    tasks, report = mutant_tasks(
-        runs, config.logs.mutants, blobs, runtime.sandbox, seed=config.seed, held_out=texts
-    )
+    search = MutantSearch(count=config.logs.mutants, seed=config.seed, held_out=texts)
+    tasks, report = mutant_tasks(runs, search, blobs, runtime.sandbox)
     say(report)
     known = {group.task_key for group in contents.groups}  # by an earlier training
     tasks = [task for task in tasks if task.key not in known]

@@ -467,7 +467,7 @@ class Gatherer:
 
 
 GATHERERS: Extensions[Callable[..., Gatherer]] = Extensions("nano.gatherers")
-"""(sources, opened weights, runtime, config, folder, what is told of changes) -> the gatherer of `engine`"""
+"""(sources, opened weights, runtime, config, folder, what is told of changes) -> a gatherer"""
 
 
 CONTROLS: Extensions[Callable[..., list[Trajectory]]] = Extensions("nano.controls")

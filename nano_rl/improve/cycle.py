@@ -4,7 +4,7 @@ that a cycle that was cut short goes on where it was."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,9 +20,8 @@ from nano_rl.improve.project import Cycle, ImprovedProject, ProjectTask, Tell, c
 from nano_rl.improve.tasks import TASKS, Gathering, checked_runs
 from nano_rl.session import oracle_runtime, policy_runtime
 from nano_rl.tasks.places import SplitPart
-from nano_rl.tasks.suite import suite_names
-from nano_rl.tasks.task_file import draw_tasks
 from nano_shared.checkpoint import checkpoints_dir
+from nano_shared.extensions import Extensions
 from nano_shared.files import content_hash
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task, Trajectory
@@ -37,6 +36,10 @@ ROLLOUTS = 32
 """of a step of policy gradients: four tasks, eight runs each"""
 _IMITATION = 0.6
 """share of the time for training after which policy gradients begin"""
+
+
+GENERAL_TASKS: Extensions[Callable[..., Iterable[Task]]] = Extensions("nano.general_tasks")
+"""(*, levels, views, seed, split) -> tasks of no project, without end"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +135,12 @@ class CycleWork:
 
     def _general_tasks(self, model: str, split: Split, count: int) -> list[Task]:
         """Tasks of the suite that the model's profile can serve; the same at every call."""
-        if "functions" not in suite_names():
+        if "functions" not in GENERAL_TASKS:
             self.say("no general tasks: pip install nano-rl-coder-suites brings them")
             return []
         leads = not find_profile(self.setup.config.profile or usual_profile(model)).places
         kind = {"levels": (0, 1, 2)} if leads else {"levels": (2, 3), "views": ("repair",)}
-        return list(islice(draw_tasks(**kind, seed=0, split=split), count))
+        return list(islice(GENERAL_TASKS["functions"](**kind, seed=0, split=split), count))
 
     def _outcomes(self, model: str, tasks: Sequence[Task]) -> list[TaskOutcome]:
         """The outcomes of a model on tasks, decoding greedily; those that were measured before are not

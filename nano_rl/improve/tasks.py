@@ -19,7 +19,7 @@ from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.verify.trainable import may_teach
 from nano_rl.improve.project import ImprovedProject, ProjectTask, Tell
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
-from nano_rl.tasks.from_log import mutant_tasks, task_from_run
+from nano_rl.tasks.from_log import MutantSearch, mutant_tasks, task_from_run
 from nano_rl.tasks.hunks import edit_actions, hunks_between
 from nano_rl.tasks.places import SplitPart, changed_places, codes_of, part_of
 from nano_shared import snapshot
@@ -89,9 +89,9 @@ class Gathering:
         solved = snapshot.load(str(base.last_snapshot), self.runtime.store.blobs)
         seconds = self.until - time.monotonic()
         if seconds > 0:
+            search = MutantSearch(count=MUTANTS, seed=1000 * self.cycle + before, seconds=seconds)
             _, report = mutant_tasks(
-                [base], MUTANTS, self.runtime.store.blobs, self.runtime.sandbox,
-                seed=1000 * self.cycle + before, seconds=seconds,
+                [base], search, self.runtime.store.blobs, self.runtime.sandbox,
                 on_task=lambda task: self._keep(Candidate(task=task, source="mutant", solved=solved), known),
             )  # fmt: skip
             say(report)

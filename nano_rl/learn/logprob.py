@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -136,8 +136,9 @@ def selected_scores(
         return _of_module(head, hidden_SH, targets, size, entropy_gradient)
     apply: Callable[..., tuple[Tensor, Tensor]] = _SelectedScores.apply
     logprobs_N, entropy_N = apply(
-        hidden_SH, head.weight, head.bias, targets, size, entropy or entropy_gradient, entropy_gradient
-    )
+        hidden_SH, head.weight, head.bias, targets, size,
+        "gradient" if entropy_gradient else "value" if entropy else "none",
+    )  # fmt: skip
     return logprobs_N, entropy_N if entropy_gradient else entropy_N.detach()
 
 
@@ -168,10 +169,10 @@ class _SelectedScores(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_SH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets: Targets, size: int,
-        entropy: bool, entropy_gradient: bool,
+        entropy: Literal["none", "value", "gradient"],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         ctx.save_for_backward(hidden_SH, weight_VH, bias_V)
-        ctx.targets, ctx.size, ctx.entropy_gradient = targets, size, entropy_gradient
+        ctx.targets, ctx.size, ctx.entropy_gradient = targets, size, entropy == "gradient"
         wide = torch.promote_types(hidden_SH.dtype, torch.float32)
         logprobs_N = hidden_SH.new_zeros(targets.ids_N.shape, dtype=wide)
         entropy_N = torch.zeros_like(logprobs_N)
@@ -183,7 +184,7 @@ class _SelectedScores(torch.autograd.Function):
                 logs_sV, _ = _log_softmax(block, targets.temperature_S[at, None].to(wide), targets.softcap)
                 local_n = targets.site_N[own] - at.start
                 logprobs_N[own] = logs_sV[local_n, targets.ids_N[own]]
-                if entropy:
+                if entropy != "none":
                     entropy_N[own] = -torch.linalg.vecdot(logs_sV.exp(), logs_sV)[local_n]
         return logprobs_N, entropy_N
 
@@ -216,7 +217,7 @@ class _SelectedScores(torch.autograd.Function):
                 d_weight = d_weight.to(wide).add_(d_sV.t() @ hidden_SH[sites])
         d_weight = None if d_weight is None else d_weight.to(weight_VH.dtype)
         d_bias = None if d_bias is None or bias_V is None else d_bias.to(bias_V.dtype)
-        return d_hidden, d_weight, d_bias, None, None, None, None
+        return d_hidden, d_weight, d_bias, None, None, None
 
 
 def _differentiate(

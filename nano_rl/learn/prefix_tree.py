@@ -140,6 +140,8 @@ class _Walk:
 
 ATTENTION_NAME = "nano_tree"
 """name of the attention in transformers"""
+Inputs = tuple[Tensor, Tensor, Tensor]
+"""query, key and value of an attention"""
 _REFUSED = ("softcap", "s_aux", "sliding_window", "position_bias")
 
 
@@ -312,10 +314,10 @@ class _FlashTreeAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_NHD: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query_HND, key_KND, value_KND, out_NHD, lse_HN = ctx.saved_tensors
-        given = tuple(x.transpose(0, 1) for x in (query_HND, key_KND, value_KND))
+        given = query_HND.transpose(0, 1), key_KND.transpose(0, 1), value_KND.transpose(0, 1)
         rest = (grad_NHD.contiguous(), out_NHD, lse_HN, ctx.rng, ctx.scale)
         first, *crosses = flash_passes(ctx.tree)
-        d_query, d_key, d_value = flash_backward(first, *given, *rest)
+        d_query, d_key, d_value = flash_backward(first, given, *rest)
         if first.keys_m is not None:  # the copies of a key add up in float32
             d_key, d_value = (
                 torch.zeros_like(x, dtype=torch.float32).index_add_(0, first.keys_m, part.float())
@@ -324,7 +326,7 @@ class _FlashTreeAttention(torch.autograd.Function):
         if crosses:  # so do the parts
             d_query, d_key, d_value = d_query.float(), d_key.float(), d_value.float()
         for one in crosses:
-            d_q, d_k, d_v = flash_backward(one, *given, *rest)
+            d_q, d_k, d_v = flash_backward(one, given, *rest)
             assert one.queries_n is not None
             assert one.keys_m is not None
             d_query.index_add_(0, one.queries_n, d_q.float())
@@ -347,11 +349,12 @@ def flash(
 
 
 def flash_backward(
-    one: FlashPass, query_NHD: Tensor, key_NKD: Tensor, value_NKD: Tensor, grad_NHD: Tensor, out_NHD: Tensor,
-    lse_HN: Tensor, rng: Sequence[Tensor], scale: float,
+    one: FlashPass, inputs: Inputs, grad_NHD: Tensor, out_NHD: Tensor, lse_HN: Tensor, rng: Sequence[Tensor],
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of a pass's queries and keys, of the softmax over all passes that `lse_HN` normalises."""
     call: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.ops.aten._flash_attention_backward
+    query_NHD, key_NKD, value_NKD = inputs
     lse_Hn = lse_HN if one.queries_n is None else lse_HN.index_select(1, one.queries_n)
     return call(
         one.queries(grad_NHD), one.queries(query_NHD), one.keys(key_NKD), one.keys(value_NKD),
@@ -413,9 +416,7 @@ class _TreeAttention(torch.autograd.Function):
         def part(queries: slice, keys: slice, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
             d_q, d_k, d_v = _attend_backward(
                 grad[:, :, queries],
-                query[:, :, queries],
-                key[:, :, keys],
-                value[:, :, keys],
+                (query[:, :, queries], key[:, :, keys], value[:, :, keys]),
                 out[:, :, queries],
                 lse[:, :, queries],
                 causal=causal,
@@ -488,10 +489,10 @@ def _blocks(query: Tensor, key: Tensor, causal: bool) -> Iterator[tuple[slice, i
 
 
 def _attend_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, *, causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, *, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, each [K, G, n, D], of the softmax that `lse` normalises."""
+    query, key, value = inputs
     if query.device.type == "cpu":
         flash: Callable[..., tuple[Tensor, Tensor, Tensor]]
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

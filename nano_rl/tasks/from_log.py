@@ -244,21 +244,30 @@ def check_command(task: Task) -> str | None:
     return task.check
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MutantSearch:
+    """How many mutants are looked for, and how."""
+
+    count: int
+    seed: int
+    held_out: Collection[str] = ()
+    """texts of files that no task may have as its changed file"""
+    seconds: float = SECONDS
+    """after which no further mutant is tried"""
+
+
 def mutant_tasks(
-    runs: Iterable[Trajectory], count: int, blobs: BlobStore, sandbox: Sandbox, *,
-    seed: int, held_out: Collection[str] = (), seconds: float = SECONDS,
+    runs: Iterable[Trajectory], search: MutantSearch, blobs: BlobStore, sandbox: Sandbox, *,
     on_task: Callable[[Task], object] = lambda task: None,
 ) -> tuple[list[Task], str]:  # fmt: skip
-    """At most `count` tasks of mutants of what passing runs left, and a report of what was tried.
-
-    `held_out` are texts of files that no task may have as its changed file. After `seconds` no further mutant
-    is tried; `on_task` gets each task as it is found.
-    """
+    """At most `search.count` tasks of mutants of what passing runs left, and a report of what was tried;
+    `on_task` gets each task as it is found."""
+    count, seconds = search.count, search.seconds
     began, jobs, tries = time.monotonic(), os.cpu_count() or 1, TRIES * count
     tasks: list[Task] = []
     refused: Counter[str] = Counter()
     projects = _projects(runs, blobs, sandbox, seconds)
-    candidates = _candidates(projects, seed, held_out, refused)
+    candidates = _candidates(projects, search.seed, search.held_out, refused)
     with ThreadPoolExecutor(jobs) as pool:
         while len(tasks) < count and time.monotonic() < began + seconds:
             if not (some := list(islice(candidates, min(jobs, tries)))):
@@ -268,7 +277,7 @@ def mutant_tasks(
                 if trial.refusal is not None:
                     refused[trial.refusal] += 1
                 elif len(tasks) < count:
-                    tasks.append(_mutant_task(candidate, trial, projects, seed))
+                    tasks.append(_mutant_task(candidate, trial, projects, search.seed))
                     on_task(tasks[-1])
     dropped = "".join(f", {number} {why}" for why, number in refused.most_common())
     return tasks, (

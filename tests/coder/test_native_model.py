@@ -17,10 +17,10 @@ from nano_coder.cli import cli as coder
 from nano_coder.models.opening import default_model, open_weights, own_profile
 from nano_coder.models.weights import quiet_transformers
 from nano_rl.cli import cli as rl
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.errors import NanoError
 from nano_shared.store import LogStore
 from nano_shared.types import Split
+from nano_suites.drawing import make_tasks
 
 PROFILES = {"qwen-3": "native-1-hermes-json", "llama-3": "native-1-llama-3", "gemma-3": "prompted-1-gemma"}
 MODEL_TYPES = {"qwen-3": "qwen2", "llama-3": "llama", "gemma-3": "llama"}

@@ -74,3 +74,17 @@ def test_copies_share_their_draw_and_other_runs_do_not(tmp_path: Path) -> None:
     assert facts_of(a_run("copy", turns=(a_turn(0),))).draw == one.draw
     assert facts_of(a_run("later", turns=(later,))).draw != one.draw
     assert replace(one, columns={**one.columns, "id": "x"}).draw == one.draw
+
+
+def test_runs_of_a_directory_come_with_those_of_its_project_elsewhere(tmp_path: Path) -> None:
+    here, clone, other = (str(tmp_path / name) for name in ("here", "clone", "other"))
+    with LogStore.open(tmp_path / "log.db") as store:
+        store.begin(a_run("old", directory=here, project=None, started=1.0))
+        # without a history the directory is its own project
+        store.begin(a_run("same", directory=clone, project=here, started=2.0))
+        store.begin(a_run("apart", directory=other, project=other, started=3.0))
+        store.begin(a_run("nowhere", directory=None, project=None, started=4.0))
+        assert sorted(run.id for run in store.facts(RunFilter(directory=here))) == ["old", "same"]
+        assert [run.id for run in store.facts(RunFilter(directory=other))] == ["apart"]
+        assert [run.id for run in store.facts(RunFilter(directory=here, since=1.5))] == ["same"]
+        assert [run.id for run in store.facts(RunFilter(directory=clone))] == ["same"]

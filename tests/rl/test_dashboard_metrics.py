@@ -17,8 +17,8 @@ from nano_rl.learn.batch import make_batches
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.loss import mean_metrics, policy_loss
 from nano_rl.learn.metrics import MEASURED, dashboard_names, read_metrics
-from nano_rl.learn.plan import FlopCounter, measured_flops
 from nano_rl.learn.rows import form_groups, group_metrics, to_samples
+from nano_rl.learn.utilisation import FlopCounter, measured_flops
 from nano_shared.types import Observation, StopReason
 
 

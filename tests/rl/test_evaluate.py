@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from builders import trajectory
 
+from integration.paired import paired
 from nano_coder.agent.profiles import COMPACT_1
-from nano_rl.checkpoints.evaluate import paired, row_of, success_interval, suite_of, table, wilson
+from nano_rl.checkpoints.evaluate import row_of, success_interval, suite_of, table, wilson
 from nano_rl.commands.eval import tool_names, without_tools
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.errors import UsageError
 from nano_shared.types import Provenance, Split, Task, Trajectory
+from nano_suites.drawing import make_tasks
 
 
 def run(

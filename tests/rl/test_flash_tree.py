@@ -45,10 +45,11 @@ def flash(
 
 
 def flash_backward(
-    one: FlashPass, query: Tensor, key: Tensor, value: Tensor, grad: Tensor, out: Tensor, lse: Tensor,
+    one: FlashPass, inputs: tuple[Tensor, Tensor, Tensor], grad: Tensor, out: Tensor, lse: Tensor,
     rng: list[Tensor], scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    q, k, v, g, o = one.queries(query), one.keys(key), one.keys(value), one.queries(grad), one.queries(out)
+    q, k, v = one.queries(inputs[0]), one.keys(inputs[1]), one.keys(inputs[2])
+    g, o = one.queries(grad), one.queries(out)
     lse = lse if one.queries_n is None else lse[:, one.queries_n]
     k_wide, v_wide = (x.repeat_interleave(HEADS // KEYS, 1) for x in (k, v))
     weights = (scores_of(one, q, k) - lse[..., None]).exp()

@@ -13,9 +13,9 @@ from looping import TASKS, Loop, same, tiny_model
 
 from nano_rl.gather.sources import TaskOrder, by_group
 from nano_rl.record import read_used
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.types import Split, Trajectory
 from nano_suites.curriculum import Curriculum
+from nano_suites.drawing import make_tasks
 
 DEAD = {task.key for task in TASKS[:2]}
 

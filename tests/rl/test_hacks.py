@@ -20,10 +20,10 @@ from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.tasks.task_file import make_tasks
 from nano_rl.train import train
 from nano_shared.errors import UsageError
 from nano_shared.types import Sampling, Split, Tampering, Verdict
+from nano_suites.drawing import make_tasks
 from nano_suites.impossible import controls_due, impossible, roll_controls
 from nano_view.report.hacks import hack_row, hack_rows
 

@@ -31,6 +31,10 @@ from nano_rl.improve.gate import ERROR, FEWEST_PLACES, decide, error_of, fallen
 from nano_rl.improve.project import ProjectTask, open_project
 from nano_rl.improve.schedule import minutes_until, parse_pause, parse_window
 from nano_rl.improve.tasks import TASKS
+from nano_rl.improve.training import trained_seconds
+from nano_rl.learn.metrics import METRICS, MetricsWriter
+from nano_rl.session import trainings_dir
+from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.places import SHARES, SplitPart, changed_places, functions_of, part_of
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.checkpoint import checkpoints_dir, read_checkpoint
@@ -40,7 +44,7 @@ from nano_shared.snapshot import Snapshot, load, snapshot_texts
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
 
-pytest_plugins = ["promoted"]
+pytest_plugins = ["command_lines"]
 pytestmark = pytest.mark.usefixtures("home")
 CHECK = "python test_it.py"
 
@@ -348,6 +352,35 @@ def test_a_promotion_after_which_runs_fail_is_taken_back_and_said_once(nano: NAN
     assert "worse is taken back: since its promotion 0 of 7 checked runs passed, of as many before 7" in err
     assert [one.kind for one in read_history(project_id(shop))] == ["promoted", "rolled_back"]
     assert "taken back" not in nano("improve", "-C", shop, "--check", "true")[2]
+
+
+def test_the_time_of_a_training_is_that_of_all_processes_that_took_part(home: Path) -> None:
+    """A cycle that was cut short goes on in another process, which writes on in the same file."""
+    for name, row in (("shop-1", {"seconds": 2.5}), ("shop-1-rl", {"step_time": 4.0})):
+        for at in (0, 2):
+            with MetricsWriter(trainings_dir() / name / METRICS, resume_at=at) as metrics:
+                for step in range(at, at + 2):
+                    metrics.write(step, row)
+    assert trained_seconds(["shop-1"]) == 10
+    assert trained_seconds(["shop-1", "shop-1-rl"]) == 26
+    assert trained_seconds(["no-such"]) == 0
+
+
+def test_runs_are_read_by_their_columns_and_those_of_others_with_consent(nano: NANO, shop: Path) -> None:
+    from test_admission import a_run
+
+    here = str(shop.resolve())
+    checked, bare = Task(key="c", prompt="Mend it.", check="true"), Task(key="b", prompt="Mend it.")
+    given = {"owner": "ann@x", "share": "train"}
+    with LogStore.open() as store:
+        store.append(a_run("mine", 1.0, task=checked, directory=here))
+        store.append(a_run("free", 1.0, task=bare, directory=here))
+        store.append(a_run("given", 1.0, task=checked, directory=here, **given))
+        store.append(a_run("kept", 1.0, task=checked, directory=here, **given | {"share": "team"}))
+        store.append(a_run("oracle", 1.0, task=checked, directory=here, policy=ORACLE))
+        store.append(a_run("elsewhere", 1.0, task=checked, directory="/elsewhere"))
+    out = json.loads(nano("improve", "-C", shop, "--dry-run", "--json")[1])
+    assert (out["runs"], out["solved"], out["check"]) == (2, 2, "true")
 
 
 def test_a_line_that_a_killed_process_left_counts_for_nothing(shop: Path) -> None:

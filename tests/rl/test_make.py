@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nano_rl.tasks.task_file import make_tasks, read_tasks, write_tasks
+from nano_rl.tasks.task_file import read_tasks, write_tasks
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Task
+from nano_suites.drawing import make_tasks
 
 LEVELS = (0, 1, 2, 3)
 

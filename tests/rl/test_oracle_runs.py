@@ -10,9 +10,9 @@ from domains import runtime
 
 from nano_coder.run.execution import Runtime
 from nano_rl.imitation import oracle_runs
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.errors import UsageError
 from nano_shared.types import Limits, OracleAction, Split, Task
+from nano_suites.drawing import make_tasks
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from gradecheck.runner import run
 
 from nano_coder.grading.grade import grade_folder
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.types import Split, Task
+from nano_suites.drawing import make_tasks
 
 REFERENCES = {
     "add_all": ("def add_all(xs):\n    total = 0\n    for x in xs:\n        total += x\n    return total\n",

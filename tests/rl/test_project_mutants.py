@@ -21,7 +21,7 @@ from nano_mining.task_check import check_task
 from nano_rl.cli import cli
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.tasks import from_log as project_mutants
-from nano_rl.tasks.from_log import mutant_tasks
+from nano_rl.tasks.from_log import MutantSearch, mutant_tasks
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.snapshot import snapshot_directory
@@ -56,7 +56,8 @@ def passing(folder: Path, files: dict[str, str] | None = None, **changes: Any) -
 
 
 def made(run: Trajectory, runtime: Runtime, count: int = 20, **options: Any) -> tuple[list[Task], str]:
-    return mutant_tasks([run], count, runtime.store.blobs, runtime.sandbox, **{"seed": 0} | options)
+    search = MutantSearch(count=count, **{"seed": 0} | options)
+    return mutant_tasks([run], search, runtime.store.blobs, runtime.sandbox)
 
 
 def changed_lines(tasks: list[Task], path: str = "calc.py") -> list[str]:
@@ -179,13 +180,13 @@ def test_only_the_words_of_several_different_works_are_said_of_a_mutant(tmp_path
     runtime = a_runtime(tmp_path, [mended(), SUBMIT, mended("sums"), SUBMIT])
     one, other = a_run(runtime, project()), a_run(runtime, project("sums"), key="u")
     blobs, jail = runtime.store.blobs, runtime.sandbox
-    both, report = mutant_tasks([one, other], 4, blobs, jail, seed=0)
+    both, report = mutant_tasks([one, other], MutantSearch(count=4, seed=0), blobs, jail)
     assert "2 passing runs" in report
     assert {task.prompt for task in both} == {PROMPT}
     assert len({next(iter(sorted(task.files))) for task in both}) == 2
     # of one run nobody knows whether its words describe the very bug, nor of two that changed one file
     for runs in ([one], [one, one.model_copy(update={"id": "again"})]):
-        alone, _ = mutant_tasks(runs, 1, blobs, jail, seed=0)
+        alone, _ = mutant_tasks(runs, MutantSearch(count=1, seed=0), blobs, jail)
         assert [task.prompt for task in alone] == ["`python test_it.py` fails. Find the bug and fix it."]
 
 

@@ -25,7 +25,6 @@ from nano_rl.checkpoints.evaluate import (
     store_evaluation,
 )
 from nano_rl.checkpoints.promotion import difference, promote, read_history, roll_back
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.checkpoint import (
     Manifest,
     TrainedOn,
@@ -36,8 +35,9 @@ from nano_shared.checkpoint import (
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.files import file_hash
 from nano_shared.types import Split, Task
+from nano_suites.drawing import make_tasks
 
-pytest_plugins = ["promoted"]
+pytest_plugins = ["command_lines"]
 pytestmark = pytest.mark.usefixtures("home")
 
 

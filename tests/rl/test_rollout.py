@@ -15,10 +15,10 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.gather.rollouts import collect
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Provenance, Sampling, Split, StopReason, ToolCall, TurnTokens
+from nano_suites.drawing import make_tasks
 
 TASKS = make_tasks(levels=[0], n=3, seed=1, split=Split.TRAIN, views=["copy"])
 

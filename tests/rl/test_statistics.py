@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.checkpoints.evaluate import bootstrap, paired_bootstrap, sign_flip, wilson
+from integration.paired import paired_bootstrap
+from nano_rl.checkpoints.evaluate import bootstrap, sign_flip, wilson
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.reader import LogContents, lineage, read_logs
 from nano_rl.tasks.attempts import ORACLE, oracle_policy
-from nano_rl.tasks.task_file import make_tasks
 from nano_rl.train import train
 from nano_shared.errors import CheckpointError
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split
+from nano_suites.drawing import make_tasks
 
 TASKS = make_tasks(levels=[0], n=6, seed=1, split=Split.TRAIN, views=["copy"])
 CONFIG = TrainConfig(

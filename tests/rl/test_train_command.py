@@ -26,11 +26,11 @@ from nano_rl.record import (
     read_rollouts,
 )
 from nano_rl.session import training_folder
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.checkpoint import latest_checkpoint
 from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Split
+from nano_suites.drawing import make_tasks
 
 TASKS = make_tasks(levels=[0], n=3, seed=1, split=Split.TRAIN, views=["copy"])
 

@@ -20,11 +20,11 @@ from typing import Any
 from nano_cluster.adapter_publisher import ADAPTERS, AdapterPublisher, open_publisher
 from nano_cluster.engine_pool import AnnounceAdapter
 from nano_cluster.ray_rollouts import RayRollouts
+from nano_cluster.rollout_queue import QueueGatherer
 from nano_coder.models.opening import OpenedWeights
 from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.checkpoint import save_adapter
 from nano_rl.config import TrainConfig
-from nano_rl.gather.rollout_queue import QueueGatherer
 from nano_rl.gather.rollouts import OnRun, collect
 from nano_rl.gather.sources import RolloutBatch, Sources
 

@@ -37,10 +37,11 @@ from nano_rl.gather.rollouts import member_seed
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.record import read_events, read_used
 from nano_rl.tasks.attempts import oracle_policy
-from nano_rl.tasks.task_file import make_tasks, write_tasks
+from nano_rl.tasks.task_file import write_tasks
 from nano_shared.errors import ConfigError, LogError, RolloutsFailed, UsageError
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Role, Sampling, Split, StopReason
+from nano_suites.drawing import make_tasks
 
 HERE = Path(__file__).parent
 (EDIT, *_) = (t for t in make_tasks(levels=[1], n=20, seed=1, split=Split.TRAIN) if "edit_file" in t.tools)

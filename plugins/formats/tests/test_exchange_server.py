@@ -10,10 +10,10 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_formats.episode import Episode
 from nano_formats.nemo_gym.server import COOKIE, GymSessions, gym_app
 from nano_formats.nemo_gym.tasks import NEMO_GYM
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
+from nano_suites.drawing import make_tasks
 
 CODE = Task(
     key="inc",

@@ -14,7 +14,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from nano_coder.grading.protected_files import is_test
 from nano_coder.run.git_history import GitHistory, NoHistory, find_history, history_jail
@@ -69,14 +68,16 @@ class CommitTask:
 
 def commit_tasks(
     repository: Path, blobs: BlobStore, sandbox: Sandbox, *,
-    check: str | None = None, bounds: Bounds = Bounds(), refused: Counter[str] | None = None,
+    check: str | None = None, bounds: Bounds | None = None, refused: Counter[str] | None = None,
     known: Collection[str] = (), on_commit: Callable[[str], object] = lambda commit: None,
+    seconds: float = 600.0,
 ) -> Iterator[CommitTask]:  # fmt: skip
     """The tasks of a repository's bug-fix commits, the newest first, each when it was admitted by running.
 
     The check of a task is `check`, or else the tests that the commit mends, by pytest. `refused` counts the
     other commits by reason. Commits in `known` are passed over; `on_commit` gets each of the others when it
-    was tried. Raises UsageError for a folder whose git history cannot be read.
+    was tried. `seconds` is the time where no `bounds` are given. Raises UsageError for a folder whose git
+    history cannot be read.
     """
     try:
         if (history := find_history(repository)) is None:
@@ -86,6 +87,7 @@ def commit_tasks(
         jail = history_jail(history, sandbox, None, Limits())
     except NoHistory as reason:
         raise UsageError(f"the git history of {repository} cannot be used: {reason}") from None
+    bounds = bounds or Bounds(seconds=seconds)
     counts = refused if refused is not None else Counter[str]()
     until = time.monotonic() + bounds.seconds
     with closing(jail):
@@ -107,16 +109,6 @@ def commit_tasks(
             else:
                 counts[made] += 1
             on_commit(commit)
-
-
-def project_commits(
-    repository: Path, blobs: BlobStore, sandbox: Sandbox, *, check: str | None, seconds: float,
-    **others: Any,
-) -> Iterator[CommitTask]:  # fmt: skip
-    """`commit_tasks` for `nano-rl improve`, which gives its time."""
-    yield from commit_tasks(
-        repository, blobs, sandbox, check=check, bounds=Bounds(seconds=seconds), **others
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

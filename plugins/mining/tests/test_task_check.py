@@ -20,11 +20,12 @@ from nano_mining.task_check import (
     without_repeats,
 )
 from nano_rl.cli import cli
-from nano_rl.tasks.task_file import draw_tasks, read_tasks, unproven, write_tasks
+from nano_rl.tasks.task_file import read_tasks, unproven, write_tasks
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, HiddenChecks, Suite, SuiteChecks
 from nano_shared.types import OracleAction, Provenance, Split, Task, Trajectory, Verdict
+from nano_suites.drawing import draw_tasks
 from nano_suites.functions.views import SUITE, VIEWS
 
 SOURCE = "def least(a, b):\n    if a < b:\n        return a\n    return b\n"

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import Runtime
 from nano_coder.verify.trainable import composed_grader, outcome
-from nano_preferences.rewards.tests import Tests
 from nano_rl.rewards.reward import IMPOSSIBLE, SILENT, TESTS, Part, Score
 from nano_shared.errors import UsageError
 from nano_shared.extensions import call_extension, read_number
@@ -287,3 +287,36 @@ def _between(name: str, run: Trajectory, value: object) -> float | None:
             f"reward part {name} gave {shown!r:.80} to run {run.id}; a score lies between 0 and 1"
         )
     return given
+
+
+class VisibleTests(Part):
+    costly = True
+
+    def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
+        """1 if the task's own check passes in a fresh jail, else 0; no score if the task has none."""
+        if run.task.check is None:
+            return SILENT
+        visible = run.model_copy(update={"task": run.task.model_copy(update={"hidden": None})})
+        verdict = grade_trajectory(visible, runtime.sandbox, runtime.store.blobs)
+        if verdict is None or verdict.reward is None:
+            return Score(value=None, failure="visible_tests_failed_to_run")
+        return Score(value=0.0 if verdict.tampering else verdict.reward)
+
+
+class Tests(Part):
+    alone = True
+    __test__ = False  # not a pytest test class
+
+    fraction: bool = False
+    """use the share of passed checks instead of 1 or 0"""
+
+    def outcome(self, verdict: Verdict | None) -> float | None:
+        """The outcome between 0 and 1; 1 only if the grader's reward is 1; None if nothing was graded."""
+        value = outcome(verdict)
+        if not self.fraction or verdict is None or verdict.tampering or value in (None, 1.0):
+            return value
+        share = sum(check == "pass" for check in verdict.checks.values()) / max(1, len(verdict.checks))
+        return share if share < 1 else value
+
+    def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
+        return Score(value=self.outcome(run.verdict))

@@ -26,6 +26,7 @@ from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.rows import TrainSample
+from nano_rl.offline import OtherRows
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings import parse_config
 
@@ -211,7 +212,7 @@ def test_a_training_goes_on_with_what_it_began_with(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=sentence):
             go(config.model_copy(update=changed))
-    with pytest.raises(UsageError, match="other rows"):
+    with pytest.raises(OtherRows, match="other rows"):
         go(config, PAIRS[::-1])
     with pytest.raises(UsageError, match="another model"):
         go(config, seed=1)

@@ -55,7 +55,7 @@ def test_a_checked_state_names_the_files_that_are_graded(suite: str) -> None:
 
 def test_hash_seeds_change_nothing() -> None:
     code = (
-        "from nano_rl.tasks.task_file import make_tasks\n"
+        "from nano_suites.drawing import make_tasks\n"
         "from nano_shared.types import Split\n"
         f"for suite in {DOMAINS!r}:\n"
         "    tasks = make_tasks(suite=suite, levels=range(4), n=12, seed=9, split=Split.TRAIN)\n"

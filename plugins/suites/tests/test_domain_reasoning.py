@@ -7,12 +7,12 @@ import pytest
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.types import Split, Task
 from nano_suites import reasoning
 from nano_suites.checks.scored_answer import ask_scorer
+from nano_suites.drawing import make_tasks
 
 CHUNKS = 15
 

@@ -11,9 +11,10 @@ from nano_coder.run.execution import Runtime
 from nano_mining.task_check import check_task
 from nano_rl.gather.rollouts import execute
 from nano_rl.tasks.attempts import oracle_policy
-from nano_rl.tasks.task_file import make_tasks, read_tasks
+from nano_rl.tasks.task_file import read_tasks
 from nano_shared.hidden_checks import StateChecks
 from nano_shared.types import Split, StopReason, Task
+from nano_suites.drawing import make_tasks
 from nano_suites.family import act
 
 DOMAINS = ("shell", "sql", "data", "logic")

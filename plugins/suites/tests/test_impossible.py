@@ -14,7 +14,6 @@ from nano_rl.gather.rollouts import execute
 from nano_rl.logs.admission import TargetPolicy, refusal_of
 from nano_rl.rewards.reward import IMPOSSIBLE
 from nano_rl.tasks.attempts import oracle_policy
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import (
     AnswerChecks,
@@ -29,6 +28,7 @@ from nano_shared.hidden_checks import (
 )
 from nano_shared.run_facts import facts_of
 from nano_shared.types import Split, Task
+from nano_suites.drawing import make_tasks
 from nano_suites.impossible import can_conflict, impossible
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

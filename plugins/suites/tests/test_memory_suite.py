@@ -17,8 +17,8 @@ from nano_rl.commands.eval import without_tools
 from nano_rl.gather.rollouts import collect, execute
 from nano_rl.imitation import oracle_runs
 from nano_rl.tasks.attempts import oracle_policy, run_in_project
-from nano_rl.tasks.task_file import make_tasks
 from nano_shared.types import OracleAction, Split, Task, Trajectory
+from nano_suites.drawing import make_tasks
 from nano_suites.family import act
 
 

@@ -18,11 +18,11 @@ from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.tasks.task_file import make_tasks
 from nano_rl.train import train
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split
 from nano_suites.curriculum import Curriculum
+from nano_suites.drawing import make_tasks
 
 TASKS = make_tasks(levels=[0, 1], n=8, seed=1, split=Split.TRAIN, views=["copy", "choose"])
 CONFIG = TrainConfig(

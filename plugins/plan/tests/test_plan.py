@@ -15,18 +15,18 @@ from test_architectures import fixed_batch
 from test_memory import gradients
 
 from integration.tiny_model import build_tiny
-from nano_rl.commands import plan as command
-from nano_rl.config import TrainConfig
-from nano_rl.learn.config import ObjectiveConfig, UpdateConfig
-from nano_rl.learn.learner import prepare
-from nano_rl.learn.logprob import can_share
-from nano_rl.learn.plan import (
+from nano_plan import command
+from nano_plan.memory import (
     Workload,
     activation_bytes,
     plan_memory,
     settings_that_fit,
     wider_micro_batch,
 )
+from nano_rl.config import TrainConfig
+from nano_rl.learn.config import ObjectiveConfig, UpdateConfig
+from nano_rl.learn.learner import prepare
+from nano_rl.learn.logprob import can_share
 from nano_shared.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:tree_fallback")
@@ -153,8 +153,8 @@ def test_what_does_not_fit_is_not_timed(
 ) -> None:
     from nano_rl.cli import cli
 
-    monkeypatch.setattr("nano_rl.learn.plan.available_bytes", lambda device: 1)
-    monkeypatch.delattr("nano_rl.learn.plan.probe_speed")
+    monkeypatch.setattr("nano_plan.memory.available_bytes", lambda device: 1)
+    monkeypatch.delattr("nano_plan.memory.probe_speed")
     with pytest.raises(SystemExit) as ended:
         cli(["plan", "--model", tiny])
     assert ended.value.code in (0, None)
@@ -178,7 +178,7 @@ def test_the_command_says_what_each_rank_takes(tiny: str, capsys: pytest.Capture
 def test_ranks_that_do_not_fit_together_are_refused(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     least = TrainConfig(max_tokens=256, prompts_per_step=1, group_size=0)
     needed = command.plan_of(tiny, least, "cpu", 256, ranks=4).needed
-    monkeypatch.setattr("nano_rl.learn.plan.available_bytes", lambda device: needed - 1)
+    monkeypatch.setattr("nano_plan.memory.available_bytes", lambda device: needed - 1)
     with pytest.raises(UsageError, match="takes at least"):
         command.refuse_unfit(tiny, TrainConfig(), "cpu", ranks=4, beside=3)
     command.refuse_unfit(tiny, TrainConfig(), "cpu", ranks=4, beside=1)
@@ -188,13 +188,13 @@ def test_a_training_that_cannot_fit_is_refused(tiny: str, monkeypatch: pytest.Mo
     command.refuse_unfit(tiny, TrainConfig(), "cpu")
     least = command.plan_of(tiny, TrainConfig(max_tokens=256, prompts_per_step=1, group_size=0), "cpu", 256)
     needed = least.memory.total
-    monkeypatch.setattr("nano_rl.learn.plan.available_bytes", lambda device: needed - 2**20)
+    monkeypatch.setattr("nano_plan.memory.available_bytes", lambda device: needed - 2**20)
     with pytest.raises(
         UsageError, match=r"takes at least .* GiB .* makes it fit; nano-rl plan shows"
     ) as refused:
         command.refuse_unfit(tiny, TrainConfig(), "cpu")
     assert refused.value.exit_code == 2
-    monkeypatch.setattr("nano_rl.learn.plan.available_bytes", lambda device: 1)
+    monkeypatch.setattr("nano_plan.memory.available_bytes", lambda device: 1)
     with pytest.raises(UsageError, match="no setting makes it fit"):
         command.refuse_unfit(tiny, TrainConfig(), "cpu")
 

@@ -20,8 +20,8 @@ from nano_shared.errors import UsageError
 from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
+    from nano_plan.memory import MemoryPlan
     from nano_rl.learn.config import UpdateConfig
-    from nano_rl.learn.plan import MemoryPlan
 
 FLAGS = {
     "Training": ("prompts_per_step", "group_size", "lora_rank", "max_tokens"),
@@ -82,7 +82,7 @@ class Planned:
 
     def larger_max_tokens(self) -> int | None:
         """On a GPU, which learns faster from larger micro-batches, one that fits; None if there is none."""
-        from nano_rl.learn.plan import wider_micro_batch
+        from nano_plan.memory import wider_micro_batch
 
         if self.device.type == "cpu" or self.fitting != {}:
             return None
@@ -90,7 +90,7 @@ class Planned:
 
     def speed(self) -> dict[str, float]:
         from nano_coder.models.weights import build_empty
-        from nano_rl.learn.plan import probe_speed
+        from nano_plan.memory import probe_speed
 
         rows = min(64, self.config.prompts_per_step * max(1, self.config.group_size))
         found = probe_speed(build_empty, self.model_config, self.config, rows, self.device)
@@ -130,7 +130,7 @@ def plan_of(
 
     from nano_coder.models.local.engine import kv_bound, kv_token_bytes, rows_together
     from nano_coder.models.weights import build_empty, place
-    from nano_rl.learn.plan import Workload, available_bytes, plan_memory, settings_that_fit
+    from nano_plan.memory import Workload, available_bytes, plan_memory, settings_that_fit
 
     placed = place(agent.device)
     if ranks > 1 and config.quantise:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -200,3 +201,11 @@ def staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
         "staleness_max": float(max((age for age, _ in ages), default=0)),
         "stale_tokens": float(sum(count for age, count in ages if age)),
     }
+
+
+def open_gatherer(
+    sources: Sources, opened: OpenedWeights, runtime: Runtime, config: TrainConfig, folder: Path,
+    on_change: Callable[[str], None],
+) -> AheadGatherer:  # fmt: skip
+    """Gathers a step ahead with a copy of the weights."""
+    return AheadGatherer(sources, config, opened)

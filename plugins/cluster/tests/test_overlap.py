@@ -11,8 +11,8 @@ import pytest
 import torch
 from looping import CONFIG, TASKS, Loop, same, tiny_model
 
+from nano_cluster.rollout_queue import WeightsCopy
 from nano_rl.config import TrainConfig
-from nano_rl.gather.rollout_queue import WeightsCopy
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics

@@ -1,0 +1,1 @@
+"""What a training takes, before anything is loaded."""
