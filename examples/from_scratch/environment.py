@@ -5,8 +5,8 @@
     what is the P/E ratio of Acme ?      search Acme          -> price 1 2 0 earnings 8
                                          calculate 1 2 0 / 8  -> 1 5                       answer 1 5
 
-Text is words between spaces, and a number is its digits, so that a word is a token. The price and earnings of a
-company are drawn for each task: no policy can know them without the tool.
+Text is words between spaces, and a number is its digits, so that a word is a token. The price and earnings of
+a company are drawn for each task: no policy can know them without the tool.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Environment:
         return [kinds[number % len(kinds)](random) for number in range(count)]
 
     def demonstrations(self, seed: str, count: int) -> list[tuple[Task, tuple[str, ...]]]:
-        """Tasks with actions to imitate, by a careless teacher: every other one guesses instead of using a tool."""
+        """Tasks with actions to imitate, of a careless teacher: in half of them it guesses without a tool."""
         return [
             (task, task.oracle if number % 2 else (f"answer {task.guess}",))
             for number, task in enumerate(self.tasks(seed, count))
@@ -88,8 +88,9 @@ class Environment:
     @property
     def words(self) -> list[str]:
         """Every word of prompts, actions and observations: the vocabulary of a policy."""
-        said = "what is the capital of P/E ratio + / ? price earnings calculate search answer".split()
-        return [*"0123456789", *said, ERROR, *CAPITALS, *CAPITALS.values(), *COMPANIES]
+        asked = ["what", "is", "the", "capital", "of", "P/E", "ratio", "?"]
+        tools = ["calculate", "search", "answer", "price", "earnings", ERROR]
+        return [*"0123456789+/", *asked, *tools, *CAPITALS, *CAPITALS.values(), *COMPANIES]
 
 
 def calculate(expression: str) -> str:

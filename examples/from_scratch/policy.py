@@ -72,6 +72,6 @@ class Policy:
 
 
 def padded(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.int64) -> Tensor:
-    """[B, T] rows of one length, zeros on the right, where a causal model's earlier tokens cannot see them."""
+    """[B, T] rows filled up with zeros on the right, which no token before them can see in a causal model."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=dtype)

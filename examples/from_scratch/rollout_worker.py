@@ -1,7 +1,7 @@
 """The rollout worker: prompt, action, observation, action, ... until the session is done, then the reward.
 
-Here the loss mask is made. It is 1 exactly on tokens that the policy sampled: the prompt and the observations are
-the environment's words, read and not trained.
+Here the loss mask is made. It is 1 exactly on tokens that the policy sampled: the prompt and the observations
+are the environment's words, read and not trained.
 """
 
 from __future__ import annotations

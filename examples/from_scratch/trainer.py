@@ -4,7 +4,7 @@
     r = exp(log-prob now - log-prob when sampled)
     loss = mean over all sampled tokens of the step of -min(r A, clip(r, 0.8, 1.2) A)
 
-Nothing is divided by a standard deviation, and there is no KL to a reference: the objective `recipe` of nano-rl.
+Nothing is divided by a standard deviation, and there is no KL to a reference, as in nano-rl's `recipe`.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def imitation_loss(logprobs_BT: Tensor, batch: Batch) -> Tensor:
 
 
 class Trainer:
-    def __init__(self, worker: RolloutWorker, *, learning_rate: float = LEARNING_RATE, passes: int = 2) -> None:
+    def __init__(
+        self, worker: RolloutWorker, *, learning_rate: float = LEARNING_RATE, passes: int = 2
+    ) -> None:
         """`passes` are updates on the same rollouts; from the second on the ratio is not 1."""
         self.worker = worker
         self.policy = worker.policy
         self.passes = passes
-        self.optimizer = torch.optim.AdamW(
-            self.policy.model.parameters(), lr=learning_rate, weight_decay=0.0
-        )
+        self.optimizer = torch.optim.AdamW(self.policy.model.parameters(), lr=learning_rate, weight_decay=0.0)
 
     def step(self, seed: str, *, tasks: int, group_size: int) -> dict[str, float]:
         """Gather groups, credit them, update. Returns metrics."""
@@ -88,7 +88,7 @@ class Trainer:
         }
 
     def credit(self, groups: Sequence[Group]) -> Batch | None:
-        """The runs of groups whose rewards differ; in the others every advantage is 0, and they are left out."""
+        """The runs of groups whose rewards differ: in the others every advantage is 0."""
         live = [group for group in groups if len({run.reward for run in group}) > 1]
         advantages = [a for group in live for a in group_advantages([run.reward for run in group])]
         runs = [run for group in live for run in group]
@@ -122,8 +122,8 @@ def mean_reward(groups: Sequence[Group]) -> float:
     return sum(rewards) / len(rewards)
 
 
-def train(*, seed: int = 0, steps: int = 30, warm_start: int = 180, wrong_mask: bool = False) -> list[float]:
-    """Warm-start a policy, then train it. Returns its mean reward on unseen tasks before and after."""
+def train(*, seed: int = 0, steps: int = 30, warm_start: int = 200, wrong_mask: bool = False) -> list[float]:
+    """Warm-start a policy and train it. Returns its mean reward on tasks of another seed, before and after."""
     environment = Environment()
     policy = Policy(environment.words, seed)
     worker = RolloutWorker(policy, environment, observation_mask=int(wrong_mask))
@@ -135,7 +135,7 @@ def train(*, seed: int = 0, steps: int = 30, warm_start: int = 180, wrong_mask: 
         return mean_reward(worker.rollout(environment.tasks("held out", 96), 2))
 
     rewards = [held_out()]
-    print(f"after the warm start: reward {rewards[0]:.3f} on 96 unseen tasks", flush=True)
+    print(f"after the warm start: reward {rewards[0]:.3f} on 96 tasks of another seed", flush=True)
     trainer = Trainer(worker)
     for number in range(1, steps + 1):
         metrics = trainer.step(f"step {seed} {number}", tasks=24, group_size=8)

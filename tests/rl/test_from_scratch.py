@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -99,7 +98,7 @@ def as_logged(groups: Sequence[Sequence[Trajectory]]) -> list[Group]:
 
 
 def turns(run: Trajectory) -> list[Turn]:
-    """A turn of each stretch of context and the sampled tokens behind it; what no action follows is left out."""
+    """A turn of each stretch of context and the sampled tokens behind it, without the last observation."""
     columns = zip(run.ids, run.mask, run.logprobs, strict=True)
     parts = [list(part) for _, part in groupby(columns, key=lambda column: column[1])]
     return [
@@ -124,11 +123,14 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_equal(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, within: float = 1e-6
+) -> None:
+    """Each tensor, within so much of its norm."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert value.norm() > 0, name
-        assert (found[name] - value).norm() <= 1e-6 * value.norm(), name
+        assert (found[name] - value).norm() <= within * value.norm(), name
 
 
 @shapes
@@ -163,7 +165,8 @@ def with_old(model: torch.nn.Module, batch: Batch) -> Batch:
 
 @shapes
 def test_a_step_of_it_leaves_the_weights_of_nano_rl(rewards: list[list[float]]) -> None:
-    """Two passes with their clipping of the gradient and AdamW."""
+    """Two passes with gradient clipping and AdamW, which divides a tiny gradient by its size, and so enlarges
+    its rounding."""
     trainer = small_trainer()
     groups, model = roll_out(trainer, rewards), trainer.policy.model
     start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -175,7 +178,8 @@ def test_a_step_of_it_leaves_the_weights_of_nano_rl(rewards: list[list[float]]) 
     batch = trainer.credit(groups)
     assert batch is not None
     trainer.learn(batch)
-    assert_equal({name: value - start[name] for name, value in model.state_dict().items()}, of_nano)
+    of_lesson = {name: value - start[name] for name, value in model.state_dict().items()}
+    assert_equal(of_lesson, of_nano, within=1e-4)
 
 
 def test_the_mask_is_1_exactly_on_sampled_tokens() -> None:
@@ -242,5 +246,7 @@ def test_it_is_read_in_one_sitting() -> None:
     sources = {path.name: path.read_text(encoding="utf-8") for path in LESSON.glob("*.py")}
     assert set(sources) == {"environment.py", "policy.py", "rollout_worker.py", "trainer.py"}
     assert sum(len(source.splitlines()) for source in sources.values()) < 500
-    assert not any("nano_" in line for source in sources.values() for line in source.splitlines() if "import" in line)
+    assert not any(
+        "nano_" in line for source in sources.values() for line in source.splitlines() if "import" in line
+    )
     assert len((LESSON / "README.md").read_text(encoding="utf-8").split()) <= 600
