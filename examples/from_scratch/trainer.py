@@ -123,7 +123,7 @@ def mean_reward(groups: Sequence[Group]) -> float:
 
 
 def train(*, seed: int = 0, steps: int = 30, warm_start: int = 200, wrong_mask: bool = False) -> list[float]:
-    """Warm-start a policy and train it. Returns its mean reward on tasks of another seed, before and after."""
+    """Warm-start a policy and train it. Returns the rewards on tasks of another seed, before and after."""
     environment = Environment()
     policy = Policy(environment.words, seed)
     worker = RolloutWorker(policy, environment, observation_mask=int(wrong_mask))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +22,7 @@ from nano_rl.learn.learner import Learner
 from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.rows import Group
 from nano_rl.learn.update import PolicyLoss, StepRows, Updater
+from nano_shared.errors import GuardTripped
 from nano_shared.types import Turn
 
 ROOT = Path(__file__).parents[2]
@@ -237,9 +240,42 @@ def test_the_wrong_mask_is_seen_in_the_ratio() -> None:
     assert ratios[1] < 0.95
 
 
+def test_nano_rl_refuses_the_wrong_mask() -> None:
+    trainer = small_trainer(observation_mask=1)
+    groups = roll_out(trainer, [[1.0, 0.0] * 4])
+    updater, rows = nano_rows(trainer.policy.model, as_logged(groups))
+    with pytest.raises(GuardTripped, match="log-prob"):
+        updater.update(rows, {"step": 0.0}, None, 0)
+
+
 def test_a_group_of_equal_rewards_is_left_out() -> None:
     trainer = small_trainer()
     assert trainer.credit(roll_out(trainer, [[1.0, 1.0], [0.0, 0.0]])) is None
+
+
+def test_a_few_steps_lift_the_reward() -> None:
+    before, after = lesson.train(warm_start=150, steps=3)
+    assert after > before + 0.1
+
+
+def test_a_seed_repeats_it(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for _ in range(2):
+        lesson.train(warm_start=20, steps=1)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_thirty_steps_lift_the_reward_clearly(seed: str) -> None:
+    done = subprocess.run(
+        [sys.executable, LESSON / "trainer.py", "--seed", seed], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert sum(line.startswith("step ") for line in lines) == 30
+    before, after = (float(re.findall(r"reward (\S+)", line)[0]) for line in (lines[0], lines[-1]))
+    assert after > before + 0.25
 
 
 def test_it_is_read_in_one_sitting() -> None:
