@@ -1,4 +1,4 @@
-"""The policy: a causal language model of 100,000 weights, its vocabulary, and what it samples.
+"""The policy: a causal language model of 90,000 weights, its vocabulary, and what it samples.
 
 A token is recorded when it is sampled, with its log-probability, and never decoded and encoded again.
 """
