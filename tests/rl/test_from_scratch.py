@@ -34,6 +34,8 @@ import trainer as lesson  # noqa: E402
 from policy import Completion, Policy  # noqa: E402
 from rollout_worker import RolloutWorker, Trajectory  # noqa: E402
 
+sys.path.remove(str(LESSON))
+
 RATE = 1e-2
 PASSES = 2
 CONFIG = TrainConfig(
