@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 import torch
 from environment import Environment
@@ -21,7 +22,7 @@ from torch import Tensor
 
 CLIP = 0.2
 MAX_GRAD_NORM = 1.0
-LEARNING_RATE, IMITATION_RATE = 1e-3, 3e-3
+LEARNING_RATE, IMITATION_RATE = 4e-4, 3e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +69,32 @@ def imitation_loss(logprobs_BT: Tensor, batch: Batch) -> Tensor:
 
 class Trainer:
     def __init__(
-        self, worker: RolloutWorker, *, learning_rate: float = LEARNING_RATE, passes: int = 2
+        self,
+        worker: RolloutWorker,
+        *,
+        learning_rate: float = LEARNING_RATE,
+        passes: int = 2,
+        coin: Random | None = None,
     ) -> None:
-        """`passes` are updates on the same rollouts; from the second on the ratio is not 1."""
+        """`passes` are updates on the same rollouts; from the second on the ratio is not 1. With a `coin` it
+        learns from rewards at random: the control, in which there is nothing to learn."""
         self.worker = worker
         self.policy = worker.policy
         self.passes = passes
+        self.coin = coin
         self.optimizer = torch.optim.AdamW(self.policy.model.parameters(), lr=learning_rate, weight_decay=0.0)
 
     def step(self, seed: str, *, tasks: int, group_size: int) -> dict[str, float]:
         """Gather groups, credit them, update. Returns metrics."""
         groups = self.worker.rollout(self.worker.environment.tasks(seed, tasks), group_size)
+        reward = mean_reward(groups)
+        if self.coin:
+            for run in (run for group in groups for run in group):
+                run.reward = float(self.coin.random() < 0.5)
         batch = self.credit(groups)
         ratios = self.learn(batch) if batch else []
         return {
-            "reward": mean_reward(groups),
+            "reward": reward,
             "ratio": ratios[0].mean().item() if ratios else 1.0,
             "clipped": ((ratios[-1] - 1).abs() > CLIP).double().mean().item() if ratios else 0.0,
         }
@@ -122,7 +134,14 @@ def mean_reward(groups: Sequence[Group]) -> float:
     return sum(rewards) / len(rewards)
 
 
-def train(*, seed: int = 0, steps: int = 30, warm_start: int = 200, wrong_mask: bool = False) -> list[float]:
+def train(
+    *,
+    seed: int = 0,
+    steps: int = 30,
+    warm_start: int = 200,
+    wrong_mask: bool = False,
+    random_rewards: bool = False,
+) -> list[float]:
     """Warm-start a policy and train it. Returns the rewards on tasks of another seed, before and after."""
     environment = Environment()
     policy = Policy(environment.words, seed)
@@ -136,7 +155,7 @@ def train(*, seed: int = 0, steps: int = 30, warm_start: int = 200, wrong_mask: 
 
     rewards = [held_out()]
     print(f"after the warm start: reward {rewards[0]:.3f} on 96 tasks of another seed", flush=True)
-    trainer = Trainer(worker)
+    trainer = Trainer(worker, coin=Random(seed) if random_rewards else None)
     for number in range(1, steps + 1):
         metrics = trainer.step(f"step {seed} {number}", tasks=24, group_size=8)
         shown = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
@@ -151,6 +170,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--wrong-mask", action="store_true", help="the exercise: train on observations too")
+    parser.add_argument("--random-rewards", action="store_true", help="the control: nothing to learn")
     options = parser.parse_args()
     torch.set_num_threads(1)  # one thread is fastest for a model this small, and its sums have one order
-    train(seed=options.seed, steps=options.steps, wrong_mask=options.wrong_mask)
+    train(**vars(options))
