@@ -105,8 +105,7 @@ def _dpo(bench: Bench, warm: Path, arm: str, steps: int) -> Path:
     with bench.log("warm", warm, bench.tasks.train[bench.scale.oracles :]) as store:
         opened = open_weights(str(warm))
         found = log_pairs(store, sources=("graded",), seed=bench.seed).pairs
-    vocabulary = opened.loaded.model.get_input_embeddings().num_embeddings
-    pairs = pair_rows(found, reader_of(opened), vocabulary=vocabulary)
+    pairs = pair_rows(found, reader_of(opened))
     config = DpoConfig(
         batch=max(1, len(pairs) // steps), lora_rank=0, lambda_sft=DPO[arm], seed=bench.seed, save_every=1000,
         optimizer=OptimizerConfig(learning_rate=bench.scale.learning_rate),

@@ -242,8 +242,7 @@ class Circle:
         return {"pairs": len(read_pairs(path)), "rows": sum(1 for _ in self.store.all_feedback())}
 
     def pairs(self, opened: OpenedWeights) -> list[PairRows]:
-        vocabulary = int(opened.loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
-        return pair_rows(read_pairs(self.home / "pairs.jsonl"), reader_of(opened), vocabulary=vocabulary)
+        return pair_rows(read_pairs(self.home / "pairs.jsonl"), reader_of(opened))
 
     def reward_model(self, warm: Path) -> dict[str, float]:
         """Trained on four prompts of five; its figures on the fifth."""

@@ -24,6 +24,7 @@ PAGES = {
         ROOT / "CONTRIBUTING.md",
         *sorted((ROOT / "docs").glob("*.md")),
         *sorted((ROOT / "plugins").glob("*/README.md")),
+        ROOT / "examples" / "from_scratch" / "README.md",
     ]
 }
 FOLDERS = "nano_coder|nano_rl|shared|tests|benchmarks|integration|examples|docs|plugins"
