@@ -3,21 +3,19 @@ server."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve.request import SHAPED, AnswerWriter, BadRequest, Body, ModelRequest
+from nano_coder.serve.request import SHAPED, BadRequest
 from nano_shared.extensions import Extensions
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from nano_coder.models.local.engine import TokenScore
-    from nano_coder.serve.conversations import Conversations
-    from nano_coder.serve.served_model import ServedModel
+    from nano_coder.serve.app import Server
 
 COUNTED = 4
 """contexts that are tokenised where only their tokens are wanted"""
@@ -32,34 +30,6 @@ CHAT_FIELDS = SAMPLED | CHAT | {
 }  # fmt: skip
 
 
-class ApiServer(Protocol):
-    """What an API uses of the server."""
-
-    conversations: Conversations
-
-    async def body(self, request: Request, known: Collection[str]) -> Body:
-        """The body of a request that may hold the `known` fields. Raises BadRequest."""
-
-    async def model_of(self, body: Body) -> ServedModel:
-        """The model that a request names."""
-
-    async def formed(
-        self, read: Callable[[Body, int], ModelRequest], body: Body, model: ServedModel
-    ) -> ModelRequest:
-        """What `read` makes of a body and the model's context, with the grammar that forces its form."""
-
-    async def answered(
-        self, request: Request, asked: Sequence[ModelRequest], model: ServedModel, writer: AnswerWriter
-    ) -> Response:
-        """The model's answers, as the writer writes them."""
-
-    async def scores(
-        self, request: Request, asked: Sequence[ModelRequest], top: int | None, model: ServedModel, *,
-        log: bool = True,
-    ) -> list[list[TokenScore]]:  # fmt: skip
-        """Of each prompt: the log-probs of its tokens after the first, with those of the `top` likeliest."""
-
-
 ErrorShape = Callable[[str, int, str], dict[str, Any]]
 """message, HTTP status and OpenAI's type of an error -> the body of the answer"""
 
@@ -68,8 +38,8 @@ ErrorShape = Callable[[str, int, str], dict[str, Any]]
 class ServedApi:
     """Routes of an API: each is served at its path, and for a named session at /sessions/NAME/PATH."""
 
-    handlers: Mapping[str, Callable[[Any, Request], Awaitable[Response]]]
-    """path -> what answers a POST, given a `ApiServer` and the request"""
+    handlers: Mapping[str, Callable[[Server, Request], Awaitable[Response]]]
+    """path -> what answers a POST, given the `Server` and the request"""
     fields: Mapping[str, Collection[str]] = field(default_factory=dict)
     """path -> the fields that a request may hold"""
     errors: tuple[str, ErrorShape] | None = None

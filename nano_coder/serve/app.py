@@ -70,6 +70,7 @@ class Server:
     # ------------------------------------------------------------------------------------- models
 
     async def model_of(self, body: Mapping[str, Any]) -> ServedModel:
+        """The model that a request names."""
         return await asyncio.to_thread(self._models.find, body.get("model"))
 
     async def health(self, request: Request) -> Response:
@@ -122,6 +123,7 @@ class Server:
     async def answered(
         self, request: Request, asked: Sequence[ModelRequest], model: ServedModel, writer: AnswerWriter
     ) -> Response:
+        """The model's answers, as the writer writes them."""
         if writer.streams:
             return await self._generation.stream(request, asked, model, writer)
         return JSONResponse(writer.whole(await self._generation.answers(request, asked, model)))

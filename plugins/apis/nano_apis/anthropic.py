@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve.api import COUNTED, SAMPLED, ApiServer, ServedApi
+from nano_coder.serve.api import COUNTED, SAMPLED, ServedApi
 from nano_coder.serve.openai import token_ids
 from nano_coder.serve.request import (
     AnswerWriter,
@@ -36,6 +36,9 @@ from nano_coder.serve.request import (
     tool_of,
 )
 from nano_shared.types import Role
+
+if TYPE_CHECKING:
+    from nano_coder.serve.app import Server
 
 ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
@@ -169,7 +172,7 @@ def _delta(index: int, delta: dict[str, Any]) -> Event:
     return "content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta}
 
 
-async def messages(server: ApiServer, request: Request) -> Response:
+async def messages(server: Server, request: Request) -> Response:
     body = await server.body(request, API.fields["v1/messages"])
     model = await server.model_of(body)
     asked = await server.formed(read_messages, body, model)
@@ -178,7 +181,7 @@ async def messages(server: ApiServer, request: Request) -> Response:
     return await server.answered(request, [asked], model, MessageWriter(body, model.name, None))
 
 
-async def count_tokens(server: ApiServer, request: Request) -> Response:
+async def count_tokens(server: Server, request: Request) -> Response:
     body = await server.body(request, _COUNTED)
     policy = (await server.model_of(body)).policy
     whole = {"max_tokens": 1, **body}

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve.api import CHAT, COUNTED, SAMPLED, ApiServer, ServedApi, local
+from nano_coder.serve.api import CHAT, COUNTED, SAMPLED, ServedApi, local
 from nano_coder.serve.openai import MOST_TOP_LOGPROBS, fingerprint, finish_reason, read_chat
 from nano_coder.serve.request import (
     AnswerWriter,
@@ -40,6 +40,7 @@ from nano_shared.types import Role
 
 if TYPE_CHECKING:
     from nano_coder.models.local.engine import TokenScore
+    from nano_coder.serve.app import Server
 
 MOST_PROMPTS = 256
 """prompts of a request, times `n`"""
@@ -274,7 +275,7 @@ def _columns(
     return [None, *(score.logprob for score in scores)], [(), *(score.top for score in scores)]
 
 
-async def completions(server: ApiServer, request: Request) -> Response:
+async def completions(server: Server, request: Request) -> Response:
     body = await server.body(request, API.fields["v1/completions"])
     model = await server.model_of(body)
     asked = await asyncio.to_thread(read_completion, body, model.policy)
@@ -288,7 +289,7 @@ async def completions(server: ApiServer, request: Request) -> Response:
     return await server.answered(request, asked.requests, model, writer)
 
 
-async def tokenize(server: ApiServer, request: Request) -> Response:
+async def tokenize(server: Server, request: Request) -> Response:
     body = await server.body(request, API.fields["tokenize"])
     policy = local((await server.model_of(body)).policy)
     if body.get("messages") is not None:
@@ -305,7 +306,7 @@ async def tokenize(server: ApiServer, request: Request) -> Response:
     return JSONResponse({**counted, "token_strs": texts})
 
 
-async def detokenize(server: ApiServer, request: Request) -> Response:
+async def detokenize(server: Server, request: Request) -> Response:
     body = await server.body(request, API.fields["detokenize"])
     policy = local((await server.model_of(body)).policy)
     tokens = body.get("tokens")

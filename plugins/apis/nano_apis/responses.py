@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nano_coder.serve.api import SAMPLED, ApiServer, ServedApi
+from nano_coder.serve.api import SAMPLED, ServedApi
 from nano_coder.serve.openai import token_cards, token_ids, top_logprobs
 from nano_coder.serve.request import (
     AnswerWriter,
@@ -32,6 +32,9 @@ from nano_coder.serve.request import (
     tool_of,
 )
 from nano_shared.types import Role
+
+if TYPE_CHECKING:
+    from nano_coder.serve.app import Server
 
 _LOGPROBS = "message.output_text.logprobs"
 ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
@@ -234,7 +237,7 @@ class ResponseWriter(AnswerWriter):
         }  # fmt: skip
 
 
-async def responses(server: ApiServer, request: Request) -> Response:
+async def responses(server: Server, request: Request) -> Response:
     body = await server.body(request, API.fields["v1/responses"])
     model = await server.model_of(body)
     asked = await server.formed(read_response, body, model)
