@@ -172,7 +172,7 @@ def _delta(index: int, delta: dict[str, Any]) -> Event:
     return "content_block_delta", {"type": "content_block_delta", "index": index, "delta": delta}
 
 
-async def messages(server: request: Request) -> Response:
+async def messages(server: Server, request: Request) -> Response:
     body = await server.body(request, API.fields["v1/messages"])
     model = await server.model_of(body)
     asked = await server.formed(read_messages, body, model)
@@ -181,7 +181,7 @@ async def messages(server: request: Request) -> Response:
     return await server.answered(request, [asked], model, MessageWriter(body, model.name, None))
 
 
-async def count_tokens(server: request: Request) -> Response:
+async def count_tokens(server: Server, request: Request) -> Response:
     body = await server.body(request, _COUNTED)
     policy = (await server.model_of(body)).policy
     whole = {"max_tokens": 1, **body}

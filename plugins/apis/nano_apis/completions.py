@@ -275,7 +275,7 @@ def _columns(
     return [None, *(score.logprob for score in scores)], [(), *(score.top for score in scores)]
 
 
-async def completions(server: request: Request) -> Response:
+async def completions(server: Server, request: Request) -> Response:
     body = await server.body(request, API.fields["v1/completions"])
     model = await server.model_of(body)
     asked = await asyncio.to_thread(read_completion, body, model.policy)
@@ -289,7 +289,7 @@ async def completions(server: request: Request) -> Response:
     return await server.answered(request, asked.requests, model, writer)
 
 
-async def tokenize(server: request: Request) -> Response:
+async def tokenize(server: Server, request: Request) -> Response:
     body = await server.body(request, API.fields["tokenize"])
     policy = local((await server.model_of(body)).policy)
     if body.get("messages") is not None:
@@ -306,7 +306,7 @@ async def tokenize(server: request: Request) -> Response:
     return JSONResponse({**counted, "token_strs": texts})
 
 
-async def detokenize(server: request: Request) -> Response:
+async def detokenize(server: Server, request: Request) -> Response:
     body = await server.body(request, API.fields["detokenize"])
     policy = local((await server.model_of(body)).policy)
     tokens = body.get("tokens")

@@ -237,7 +237,7 @@ class ResponseWriter(AnswerWriter):
         }  # fmt: skip
 
 
-async def responses(server: request: Request) -> Response:
+async def responses(server: Server, request: Request) -> Response:
     body = await server.body(request, API.fields["v1/responses"])
     model = await server.model_of(body)
     asked = await server.formed(read_response, body, model)
