@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 Row = dict[str, Any]
@@ -73,6 +74,37 @@ def improve_gate(data: Row) -> str:
          "did": "taken back", "when": f"{row['runs']} runs"} for row in data["falls"]
     ]  # fmt: skip
     return table({"what": of("{what}"), "projects": of("{did} {projects:.1%}"), "median": of("{when}")}, rows)
+
+
+def repair(data: list[Row]) -> str:
+    """`data`: what benchmarks/repair.py writes, the search from its first block."""
+    from nano_rl.checkpoints.evaluate import wilson
+
+    rows = []
+    for block in data:
+        found = [row["greedy"] for row in block["rows"]]
+        solved = sum(one["solved"] for one in found)
+        low, high = wilson(solved, len(found))
+        rows.append(
+            {"what": f"`{block['settings']['model']}`", "solved": solved, "n": len(found), "low": 100 * low,
+             "high": 100 * high, "seconds": median(one["seconds"] for one in found),
+             "checks": sum(one["checks"] for one in found) / len(found)}
+        )  # fmt: skip
+    searched = [row["search"] is not None for row in data[0]["rows"]]
+    low, high = wilson(sum(searched), len(searched))
+    rows.append(
+        {"what": "random mutations, no model", "solved": sum(searched), "n": len(searched), "low": 100 * low,
+         "high": 100 * high, "checks": rows[0]["checks"]}
+    )  # fmt: skip
+    return table(
+        {
+            "what": of("{what}"),
+            "mended": of("{solved} of {n} ({low:.0f} to {high:.0f} %)"),
+            "checks a bug": of("{checks:.1f}"),
+            "seconds a run, median": of("{seconds:.0f}", "seconds"),
+        },
+        rows,
+    )
 
 
 def supply_teaches(data: Row) -> str:
@@ -250,6 +282,7 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "shipped_policy": ("shipped_policy", shipped_policy),
     "flywheel": ("flywheel", flywheel),
     "improve_gate": ("improve_gate", improve_gate),
+    "repair": ("repair", repair),
     "supply_teaches": ("supply_teaches", supply_teaches),
     "capabilities": ("capabilities", capabilities),
     "grpo_step": ("grpo_step", grpo_step),
