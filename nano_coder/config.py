@@ -84,7 +84,7 @@ class SettingsTable:
     """what the nano.toml of a project that nobody trusts makes of the table, and what of it is refused;
     None: nothing of it counts"""
     log: Callable[[Any, LogStore, DecodeIds | None], LogStore] = lambda settings, store, decode: store
-    """the log that runs write to under these settings, over a log"""
+    """the log that runs write to under these settings, if they are not the defaults, over a log"""
     note: Callable[[Any, str], tuple[str, Sequence[object]]] = lambda settings, text: (text, ())
     """what is kept of a note about a project, and what was taken out of it"""
 
@@ -609,7 +609,8 @@ def redacting_store(
     config = config or load_config({}, Path())[0]
     store.user = store.user or user_of(config)
     for name, table in TABLES.items():
-        store = table.log(getattr(config, name), store, decode)
+        if (settings := getattr(config, name)) != table.model():
+            store = table.log(settings, store, decode)
     return store
 
 

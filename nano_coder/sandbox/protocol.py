@@ -14,6 +14,17 @@ from nano_shared.types import Denials, Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceUse:
+    """What one program used."""
+
+    wall_s: float
+    cpu_s: float = 0.0
+    """seconds of processor time, of the program and its descendants"""
+    peak_bytes: int = 0
+    """largest resident set of one process"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
     """The result of one program. Output beyond the cap is cut in the middle: head and tail are kept."""
 
@@ -27,11 +38,7 @@ class ExecResult:
     stdout_bytes: int
     """size before the cap"""
     stderr_bytes: int
-    wall_s: float
-    cpu_s: float = 0.0
-    """seconds of processor time, of the program and its descendants"""
-    peak_bytes: int = 0
-    """largest resident set of one process"""
+    used: ResourceUse
     denials: Denials = Denials()  # noqa: RUF009 (frozen, so one is enough)
 
     @property
@@ -57,7 +64,7 @@ class ExecResult:
             "stdout": self.stdout.decode("utf-8", "backslashreplace"),
             "stderr": self.stderr.decode("utf-8", "backslashreplace"),
             "truncated": self.truncated,
-            "wall_s": round(self.wall_s, 6),
+            "wall_s": round(self.used.wall_s, 6),
         }
 
 

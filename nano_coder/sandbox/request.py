@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 
 from nano_coder.sandbox.launcher import files, message
 from nano_coder.sandbox.launcher.message import RequestOutcome
-from nano_coder.sandbox.protocol import ExecResult
+from nano_coder.sandbox.protocol import ExecResult, ResourceUse
 from nano_shared.errors import UsageError
 from nano_shared.files import is_scratch
 from nano_shared.printable import printable
@@ -257,11 +257,13 @@ class Output:
         return bytes(self._head + self._tail)
 
 
-def captured(out: Output, err: Output, started: float, **ending: Any) -> ExecResult:
+def captured(
+    out: Output, err: Output, started: float, *, cpu_s: float = 0.0, peak_bytes: int = 0, **ending: Any
+) -> ExecResult:
     """The result of a program that wrote these streams; `started` is on the monotonic clock."""
     return ExecResult(
         stdout=out.value(), stderr=err.value(), stdout_bytes=out.size, stderr_bytes=err.size,
-        wall_s=time.monotonic() - started, **ending,
+        used=ResourceUse(wall_s=time.monotonic() - started, cpu_s=cpu_s, peak_bytes=peak_bytes), **ending,
     )  # fmt: skip
 
 

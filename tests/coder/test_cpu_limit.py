@@ -14,12 +14,12 @@ import pytest
 
 from nano_coder.grading.one_process_suite import _cause
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import ExecResult, Jail
+from nano_coder.sandbox.protocol import ExecResult, Jail, ResourceUse
 from nano_shared.types import Limits
 
 CALM = ExecResult(
     exit_code=0, signal=None, timed_out=False, oom=False, stdout=b"", stderr=b"", stdout_bytes=0,
-    stderr_bytes=0, wall_s=20.0,
+    stderr_bytes=0, used=ResourceUse(wall_s=20.0),
 )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def test_a_limit_that_is_met_is_told_by_its_signal(jail: Jail) -> None:
     code = "import resource as r; r.setrlimit(r.RLIMIT_CPU, (1, 5))\nwhile True: pass"
     result = jail.run_python(code)
     assert (result.exit_code, result.signal, result.timed_out) == (None, signal.SIGXCPU, False)
-    assert 0.1 < result.cpu_s < 3
+    assert 0.1 < result.used.cpu_s < 3
 
 
 @pytest.mark.parametrize("cpu_s", [0.0, 8.1, 10.4])

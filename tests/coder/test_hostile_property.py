@@ -16,7 +16,7 @@ from nano_coder.grading.cases import _reports, judged
 from nano_coder.grading.two_jail_suite import _judged, read_reports
 from nano_coder.run.execution import grade_run, run_task
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import ExecResult, Sandbox
+from nano_coder.sandbox.protocol import ExecResult, ResourceUse, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.types import StopReason
@@ -24,7 +24,7 @@ from nano_shared.types import StopReason
 NONCE = "0" * 32
 ENDED = ExecResult(
     exit_code=0, signal=None, timed_out=False, oom=False, stdout=b"", stderr=b"", stdout_bytes=0,
-    stderr_bytes=0, wall_s=0.0,
+    stderr_bytes=0, used=ResourceUse(wall_s=0.0),
 )  # fmt: skip
 
 FIELDS = (

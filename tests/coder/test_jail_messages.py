@@ -182,8 +182,8 @@ def test_what_was_used_is_what_the_kernel_counted(jail: NsJail) -> None:
         x = bytearray(b"1" * (1 << 26))
     """
     result = jail.run_python(textwrap.dedent(spoil))
-    assert (result.exit_code, result.peak_bytes > 1 << 26) == (0, True)
-    assert 0.02 < result.cpu_s < 30
+    assert (result.exit_code, result.used.peak_bytes > 1 << 26) == (0, True)
+    assert 0.02 < result.used.cpu_s < 30
 
 
 def test_what_children_used_is_counted(jail: NsJail) -> None:
@@ -193,12 +193,12 @@ def test_what_children_used_is_counted(jail: NsJail) -> None:
         subprocess.run([sys.executable, "-c", work], check=True)
     """
     result = jail.run_python(textwrap.dedent(code))
-    assert (result.exit_code, result.peak_bytes > 1 << 26) == (0, True)
-    assert 0.02 < result.cpu_s < 30
+    assert (result.exit_code, result.used.peak_bytes > 1 << 26) == (0, True)
+    assert 0.02 < result.used.cpu_s < 30
 
 
 def test_getting_ready_is_not_counted(jail: NsJail) -> None:
-    used = [jail.run_python("pass").cpu_s for _ in range(20)]
+    used = [jail.run_python("pass").used.cpu_s for _ in range(20)]
     assert min(used) < 0.02
 
 

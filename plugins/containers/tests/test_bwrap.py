@@ -284,8 +284,8 @@ def test_files_and_temporary_space_have_a_size(jail: Jail) -> None:
 
 def test_what_was_used_is_counted(jail: Jail) -> None:
     result = python(jail, "held = b'x' * (64 << 20); sum(range(2_000_000))")
-    assert result.cpu_s > 0
-    assert 64 << 20 < result.peak_bytes < 256 << 20
+    assert result.used.cpu_s > 0
+    assert 64 << 20 < result.used.peak_bytes < 256 << 20
 
 
 # ------------------------------------------------------------------------------------- isolation

@@ -187,8 +187,8 @@ def record(result: ExecResult, sandbox: Sandbox) -> dict[str, object]:
         **result.as_json(),
         "stdout_bytes": result.stdout_bytes,
         "stderr_bytes": result.stderr_bytes,
-        "cpu_s": result.cpu_s,
-        "peak_memory_bytes": result.peak_bytes,
+        "cpu_s": result.used.cpu_s,
+        "peak_memory_bytes": result.used.peak_bytes,
         "sandbox": sandbox.name,
         "layers": dict(layers),
     }

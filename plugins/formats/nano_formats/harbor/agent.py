@@ -31,7 +31,7 @@ from nano_coder.config import load_config, redacting_store, task_limits
 from nano_coder.models.opening import open_policy
 from nano_coder.run.execution import RunHooks, Runtime, run_task
 from nano_coder.sandbox.launcher import files
-from nano_coder.sandbox.protocol import ExecResult, RunOptions
+from nano_coder.sandbox.protocol import ExecResult, ResourceUse, RunOptions
 from nano_coder.sandbox.request import Output, check_run, python_program
 from nano_formats import atif
 from nano_formats.token_triple import rollout_details, triples
@@ -213,7 +213,7 @@ class HarborJail:
         return ExecResult(
             exit_code=None if late else code, signal=9 if late else None, timed_out=late, oom=False,
             stdout=kept[0].value(), stderr=kept[1].value(), stdout_bytes=len(out), stderr_bytes=len(err),
-            wall_s=took,
+            used=ResourceUse(wall_s=took),
         )  # fmt: skip
 
     def run_python(
