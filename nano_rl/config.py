@@ -20,7 +20,7 @@ _BOUND = 4
 
 
 class RewardConfig(Config):
-    """What a reward is made of. The parts and their settings stand in `nano_rl/rewards/`."""
+    """What a reward is made of. The parts and their settings are of the plug-in preferences."""
 
     parts: dict[str, dict[str, JsonValue]] = Field({"tests": {"weight": 1.0}})
     """part -> its weight and settings; a bare number is its weight"""

@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RISES: dict[str, str] = {}
+RISES: dict[str, str] = {
+    "lines of core and plug-ins": "28 November 2026: +0.2 k for 4.5 k lines that left the core: heads of"
+    " files, a tenth plug-in, and the contracts of ten extension points",
+}
 """figure -> why it may be above what docs/results/house.json records, until that is written anew"""
 
 

@@ -351,7 +351,17 @@ def test_the_document_and_the_example_know_every_group() -> None:
     assert set(re.findall(r"\| `(nano\.[a-z_]+)`", DOCUMENT.read_text())) == theirs
     # of these our plug-ins are the examples
     large = {"workers", "learners", "terms", "settings", "run_tools", "views", "trainings"}
-    large |= {"log_databases", "blob_stores", "mutation_testing", "critics"}
+    large |= {
+        "log_databases",
+        "blob_stores",
+        "critics",
+        "gatherers",
+        "curricula",
+        "controls",
+        "sinks",
+        "plans",
+    }
+    large |= {"reward_composers", "general_tasks", "project_tasks", "task_checks", "task_rows"}
     assert set(example["project"]["entry-points"]) == theirs - {f"nano.{name}" for name in large}
 
 
