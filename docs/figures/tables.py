@@ -156,18 +156,6 @@ def grpo_step(data: Row) -> str:
     )
 
 
-def smollm2(data: Row) -> str:
-    return table(
-        {
-            "held-out tasks": of("{what}"),
-            "shipped": of("{before} %"),
-            "after": of("{after} %"),
-            "difference (paired, 95 % over programs)": of("{gain:+} ({low:+} to {high:+})"),
-        },
-        data["rows"],
-    )
-
-
 def logs_teach(data: Row) -> str:
     return table(
         {
@@ -287,7 +275,6 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "capabilities": ("capabilities", capabilities),
     "grpo_step": ("grpo_step", grpo_step),
     "objectives": ("objectives", objectives),
-    "smollm2": ("smollm2", smollm2),
     "logs_teach": ("logs_teach", logs_teach),
     "rlhf": ("rlhf", rlhf),
     "sandbox": ("sandbox", sandbox),
