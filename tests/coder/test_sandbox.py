@@ -927,7 +927,7 @@ def test_what_no_program_can_be_given_is_refused(
 
 
 def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(UsageError, match="none, ns, bwrap, podman"):
+    with pytest.raises(UsageError, match="ns, bwrap, none, podman"):
         open_sandbox("docker")
 
 

@@ -26,7 +26,7 @@ def test_a_row_that_fits_no_memory_is_said_and_nothing_is_learned(
     whole = Loop(tiny, tmp_path / "whole")
     whole.go(CONFIG, max_tokens=8)  # rows of some hundred tokens, one a micro-batch
     assert any(not row["skipped"] for row in read_metrics(whole.folder / "metrics.jsonl"))
-    monkeypatch.setattr("nano_rl.train.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("nano_plan.fit.available_bytes", lambda device: 1000)
     loop = Loop(tiny, tmp_path / "loop")
     with pytest.raises(UsageError, match=r"a row of \d+ tokens takes 0\.0 GiB .* no setting makes it"):
         loop.go(CONFIG, max_tokens=8)
