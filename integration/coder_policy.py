@@ -5,8 +5,8 @@
 Downloads the source distributions, plants bugs of one line (the mutants of `nano_rl.tasks.mutate`, and parts
 of an expression left out), and keeps for each that fails the tests what repair-1 would show of its function,
 with the original line as the answer. Then `nano-rl sft` imitates them. None of the packages is one of
-`benchmarks/repair.py`, and no function whose code is in one of those is used. Each step goes on where it was
-stopped. `--smoke`: two bugs of one package, and no training.
+`benchmarks/repair.py`, and no function whose code is in one of those is used. A package that was gone through is not gone
+through again. `--smoke`: two bugs of one package, and no training.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ PROMPTS = (
     "`python -m pytest -q` fails. Find the bug and fix it.",
     "Something is broken: mend it, so that the tests pass.",
 )
+OPTIMIZER = tuple(f"optimizer.{one}" for one in ("learning_rate=3e-4", "schedule=linear", "warmup_steps=3"))
 LIMITS = Limits(tool_seconds=60, memory_mb=2048)
-A_FUNCTION, LONGEST = 4, 4500
+A_FUNCTION, LONGEST = 4, 1900
 """bugs of one function at most, and characters of a row"""
 _TESTS = ("tests", "test", "testing", "docs", "benchmark", "scripts", "build")
 
@@ -117,16 +118,12 @@ def _shorter(node: ast.expr) -> Iterator[str]:
             yield ast.unparse(ast.Call(func=node.func, args=node.args[:-1], keywords=[]))
 
 
-def code_of(function: ast.AST) -> str:
-    return ast.dump(function)
-
-
 def codes_of(source: str) -> set[str]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return set()
-    return {code_of(n) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {ast.dump(n) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def bugs_of(folder: Path, draw: random.Random, known: set[str]) -> list[list[tuple[str, Mutant]]]:
@@ -149,7 +146,7 @@ def bugs_of(folder: Path, draw: random.Random, known: set[str]) -> list[list[tup
         by_function = dict[int, list[Splice]]()
         for splice in (one for group in groups for one in group):
             start = max((line for line in starts if line <= splice.line), default=0)
-            if start and code_of(starts[start]) not in known:
+            if start and ast.dump(starts[start]) not in known:
                 by_function.setdefault(start, []).append(splice)
         for splices in by_function.values():
             kinds = sorted({one.kind for one in splices})
@@ -227,7 +224,6 @@ def gather(requirement: str, work: Path, count: int, known: set[str], sandbox: A
                     dead.add(number)
                 else:
                     rows.append(row)
-            kept.with_suffix(".part").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
             print(f"{requirement}: {len(rows)} rows of {tried}", file=sys.stderr, flush=True)
     kept.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     print(f"{requirement}: {len(rows)} rows of {tried} bugs in {len(functions)} functions", flush=True)
@@ -262,19 +258,10 @@ def main() -> None:
     rows = rows[: asked.rows]
     file = asked.work / "rows.jsonl"
     file.write_text("".join(json.dumps({"messages": row["messages"]}) + "\n" for row in rows))
-    print(f"{len(rows)} rows")
-    print(flush=True)
-    if asked.rank == 0:
-        return
+    print(f"{len(rows)} rows", flush=True)
+    settings = (f"lora_rank={asked.rank}", "batch=6", "dtype=bfloat16", "save_every=5", *OPTIMIZER)
     command = [sys.executable, "-m", "nano_rl", "sft", "--messages", str(file), "--model", "coder-1.5b"]
-    command += [
-        "--name",
-        asked.name,
-        "--set",
-        f"lora_rank={asked.rank}",
-        "--set",
-        "optimizer.learning_rate=3e-4",
-    ]
+    command += ["--name", asked.name, *(part for one in settings for part in ("--set", one))]
     subprocess.run(command, env={**os.environ, "NANO_PROFILE": "repair-1"}, check=True)
 
 
