@@ -5,8 +5,8 @@
 Downloads the source distributions, plants bugs of one line (the mutants of `nano_rl.tasks.mutate`, and parts
 of an expression left out), and keeps for each that fails the tests what repair-1 would show of its function,
 with the original line as the answer. Then `nano-rl sft` imitates them. None of the packages is one of
-`benchmarks/repair.py`, and no function whose code is in one of those is used. A package that was gone through is not gone
-through again. `--smoke`: two bugs of one package, and no training.
+`benchmarks/repair.py`, and no function whose code is in one of those is used. A package is gone through once.
+`--smoke`: two bugs of one package, and no training.
 """
 
 from __future__ import annotations
