@@ -158,7 +158,7 @@ def searched(bug: dict[str, Any], task: Task, runtime: Runtime, checks: int, wor
     jail = runtime.sandbox.open(folder, task.limits)
     try:
         context = ToolContext(jail=jail, limits=task.limits, check=task.check)
-        places = tuple(find_places(context, task.key))[: runtime.profile.places]
+        places = tuple(dict.fromkeys(find_places(context, task.key, runtime.profile.places)))
         for rank, place in enumerate(places, 1):
             if place.path == bug["path"] and place.first <= bug["line"] <= place.last:
                 row["place"] = rank

@@ -16,13 +16,15 @@ import ast
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +49,17 @@ PACKAGES = {
     "pydash==8.1.0": "--ignore=tests/pytest_mypy_testing",
     "itsdangerous==2.2.0": "--ignore=tests/test_itsdangerous/test_timed.py",
     "wtforms==3.3.2": "--ignore=tests/validators/test_email.py",
-    "num2words==0.5.14": "--ignore=tests/test_cli.py",
     "pyrsistent==0.20.0": "",
     "pyasn1==0.6.5": "",
     "hpack==4.2.0": "--ignore=tests/test_hpack_integration.py",
     "cachetools==8.0.1": "",
+    "marshmallow==4.4.0": "",
+    "mistune==3.1.3": "",
+    "addict==2.4.0": "",
+    "ordered-set==4.1.0": "",
+    "pluggy==1.7.0": "",
+    "asteval==1.0.10": "",
+    "pycparser==3.12": "",
 }
 """requirement -> options of its tests, which all pass with them"""
 PROMPTS = (
@@ -62,7 +70,7 @@ PROMPTS = (
 )
 OPTIMIZER = tuple(f"optimizer.{one}" for one in ("learning_rate=3e-4", "schedule=linear", "warmup_steps=3"))
 LIMITS = Limits(tool_seconds=60, memory_mb=2048)
-A_FUNCTION, LONGEST = 4, 1900
+A_FUNCTION, LONGEST = 4, 2400
 """bugs of one function at most, and characters of a row"""
 _TESTS = ("tests", "test", "testing", "docs", "benchmark", "scripts", "build")
 
@@ -118,6 +126,24 @@ def _shorter(node: ast.expr) -> Iterator[str]:
             yield ast.unparse(ast.Call(func=node.func, args=node.args[:-1], keywords=[]))
 
 
+def lost_lines(source: str, function: ast.AST, draw: random.Random) -> list[Mutant]:
+    """The function without one of its statements; the answer is that line and the next one."""
+    lines, bodies = source.split("\n"), [getattr(node, "body", None) for node in ast.walk(function)]
+    inside = [
+        one
+        for body in bodies
+        if isinstance(body, list)
+        for one, after in pairwise(body)
+        if one.lineno == one.end_lineno == after.lineno - 1 and not isinstance(one, ast.Import | ast.ImportFrom)
+    ]
+    if not inside or draw.random() < 0.5:
+        return []
+    number = draw.choice(inside).lineno
+    old = "\n".join(lines[number - 1 : number + 1])
+    text = "\n".join([*lines[: number - 1], *lines[number:]])
+    return [Mutant("lost line", number, old, lines[number], text)]
+
+
 def codes_of(source: str) -> set[str]:
     try:
         tree = ast.parse(source)
@@ -148,7 +174,7 @@ def bugs_of(folder: Path, draw: random.Random, known: set[str]) -> list[list[tup
             start = max((line for line in starts if line <= splice.line), default=0)
             if start and ast.dump(starts[start]) not in known:
                 by_function.setdefault(start, []).append(splice)
-        for splices in by_function.values():
+        for start, splices in by_function.items():
             kinds = sorted({one.kind for one in splices})
             draw.shuffle(splices)
             chosen = dict[int, Mutant]()
@@ -157,7 +183,11 @@ def bugs_of(folder: Path, draw: random.Random, known: set[str]) -> list[list[tup
                 one = next((s for s in splices if s.kind == kind and s.line not in chosen), None)
                 if one is not None and (mutant := mutant_of(source, one)):
                     chosen[one.line] = mutant
-            functions.append([(str(inner), mutant) for mutant in chosen.values()][:A_FUNCTION])
+            for lost in lost_lines(source, starts[start], draw):
+                chosen[lost.line] = lost
+            bugs = [(str(inner), mutant) for mutant in chosen.values()]
+            draw.shuffle(bugs)
+            functions.append(bugs[:A_FUNCTION])
     draw.shuffle(functions)
     return functions
 
@@ -175,7 +205,8 @@ def row_of(
     jail = sandbox.open(broken, LIMITS)
     try:
         context = ToolContext(jail=jail, limits=LIMITS, check=check)
-        places = find_places(context, f"{requirement} {path} {mutant.line} {mutant.new}")[: REPAIR_1.places]
+        key = f"{requirement} {path} {mutant.line} {mutant.new}"
+        places = dict.fromkeys(find_places(context, key, REPAIR_1.places))
     except GivenUp:
         return None
     finally:
@@ -188,13 +219,46 @@ def row_of(
                 {"role": m.role.value, "content": m.content}
                 for m in first_messages(REPAIR_1, task, (), place)
             ]
-            answer = {"role": "assistant", "content": f"{mutant.line}|{mutant.old.rstrip()}"}
+            right = "\n".join(f"{mutant.line}|{line.rstrip()}" for line in mutant.old.split("\n"))
+            answer = {"role": "assistant", "content": right}
             if sum(len(m["content"]) for m in shown) > LONGEST:
                 return None
             likely = place.likely.index(mutant.line) + 1 if mutant.line in place.likely else None
             facts = {"package": requirement, "kind": mutant.kind, "path": path, "line": mutant.line}
             return {"messages": [*shown, answer], **facts, "rank": rank, "likely": likely}
     return None
+
+
+def attempted(row: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """The row as a later round shows it, with one to three wrong answers as tried: the line as it is, another
+    change of it, or a change of another likely line."""
+    system, user, answer = row["messages"]
+    head, instruction = user["content"].rsplit("Write each wrong line", 1)
+    numbered = dict(re.findall(r"^(\d+)\|(.*)$", head.rsplit("\n\nThe likeliest lines", 1)[0], re.MULTILINE))
+    likely = re.findall(r"\d+", head.rsplit("tests that run them: ", 1)[1])
+    wrong, right = answer["content"].partition("|")[0], answer["content"]
+    body = textwrap.dedent("\n".join(numbered.values()))
+    first, margin = int(next(iter(numbered))), len("\n".join(numbered.values()).split("\n")[0]) - len(body.split("\n")[0])
+    try:
+        splices = [one for group in splices_by_function(body) for one in group]
+    except SyntaxError:
+        splices = []
+    changes = {
+        f"{one.line + first - 1}|{' ' * margin}{mutant.new}"
+        for one in splices
+        if str(one.line + first - 1) in {wrong, *likely} and (mutant := mutant_of(body, one))
+    }
+    near = sorted(change for change in changes if change.partition("|")[0] == wrong)
+    far = sorted(changes.difference(near))
+    draw.shuffle(near)
+    draw.shuffle(far)
+    other = draw.choice([number for number in likely if number in numbered] or [wrong])
+    found = [*near[:2], *far[:2], f"{wrong}|{numbered[wrong]}", f"{other}|{numbered[other]}"]
+    draw.shuffle(found)
+    tried = [one for one in dict.fromkeys(found) if one != right][: draw.choice((1, 1, 2, 3))]
+    told = "".join(f"{one}\n" for one in ("Tried, and the tests still fail:", *tried))
+    shown = f"{head}{told}Write each wrong line{instruction}"
+    return {**row, "messages": [system, {**user, "content": shown}, answer]}
 
 
 def gather(requirement: str, work: Path, count: int, known: set[str], sandbox: Any) -> list[dict[str, Any]]:
@@ -210,7 +274,7 @@ def gather(requirement: str, work: Path, count: int, known: set[str], sandbox: A
         for number, bug in enumerate(turn)
         if bug is not None
     ]
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(2) as pool:
         while in_turn and len(rows) < count and tried < 2 * count:
             some, in_turn = in_turn[:12], in_turn[12:]
             some = [one for one in some if one[0] not in dead]
@@ -255,7 +319,8 @@ def main() -> None:
     found = [gather(one, asked.work, each, known, sandbox) for one in PACKAGES]
     rows = [row for rows in found for row in rows]
     random.Random(1).shuffle(rows)
-    rows = rows[: asked.rows]
+    draw = random.Random(2)
+    rows = [attempted(row, draw) if draw.random() < 0.4 else row for row in rows[: asked.rows]]
     file = asked.work / "rows.jsonl"
     file.write_text("".join(json.dumps({"messages": row["messages"]}) + "\n" for row in rows))
     print(f"{len(rows)} rows", flush=True)

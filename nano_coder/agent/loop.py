@@ -48,6 +48,8 @@ _MAX_REPETITIONS = 2
 """answers that repeat themselves: the model is told once"""
 _ENDING = (submit.spec.name, edit_line.spec.name)
 """tools whose success ends a run"""
+_TRIED = 300
+"""characters of an answer that is shown again as tried"""
 SAID = "user"
 """tool name of an observation that is a further message of the user; no policy can call it"""
 
@@ -159,10 +161,12 @@ class Agent:
         """Begin a row with the next place. Raises GivenUp after the last one, and where none can be found."""
         actions, conversation, number = self.actions, self.dialogue.conversation, len(self.turns)
         key = content_hash([actions.workspace.start, self.task.check])
-        places = find_places(actions.context, key)[: self.profile.places]
+        places = find_places(actions.context, key, self.profile.places)
         if number >= len(places):
-            raise GivenUp(f"the check fails after an edit of each of {len(places)} places")
-        shown = first_messages(self.profile, self.task, (), places[number])
+            raise GivenUp(f"the check fails after {number} answers to {len({*places})} places")
+        texts = (t.completion.text for t, p in zip(self.turns, places, strict=False) if p == places[number])
+        tried = [text[:_TRIED] for text in dict.fromkeys(map(str.strip, texts))]
+        shown = first_messages(self.profile, self.task, (), places[number], tried)
         if number:
             conversation.begin_row(shown)
         else:

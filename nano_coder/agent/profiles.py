@@ -82,12 +82,13 @@ REPAIR_1 = InterfaceProfile(
     task=(
         "{{ prompt }}{% if place %}\n\nThis test fails:\n{{ place.failure }}\n\n{{ place.path }}:\n"
         "{{ place.source }}\n\nThe likeliest lines by the tests that run them: "
-        "{{ place.likely | join(', ') }}. Write each wrong line again, corrected, behind its number, in the"
+        "{{ place.likely | join(', ') }}. {% if tried %}Tried, and the tests still fail:\n"
+        "{{ tried | join('\n') }}\n{% endif %}Write each wrong line again, corrected, behind its number, in the"
         " form of the lines above, and nothing else.{% endif %}"
     ),
     observation=ObservationFormat(head_tokens=300, tail_tokens=300),
     chat_template=None,
-    places=5,
+    places=4,
     completion_tokens=128,
 )
 
@@ -342,15 +343,20 @@ def delegating(turns: Sequence[Turn]) -> int | None:
 
 
 def first_messages(
-    profile: InterfaceProfile, task: Task, files: Sequence[str], place: RepairPlace | None = None
+    profile: InterfaceProfile,
+    task: Task,
+    files: Sequence[str],
+    place: RepairPlace | None = None,
+    tried: Sequence[str] = (),
 ) -> tuple[Message, ...]:
     """The system message and the task message; `files` are the workspace's paths. A task without any tool is
-    its own prompt, with no system message. `place`: what the program shows of the project."""
+    its own prompt, with no system message. `place`: what the program shows of the project; `tried`: the
+    answers to it before this one."""
     tools = offered_tools(profile, task)
     prompt = rendered(
         profile.task,
         prompt=task.prompt, files=_listing(files), check=task.check, instructions=task.instructions,
-        place=place,
+        place=place, tried=tried,
     )  # fmt: skip
     asked = Message(role=Role.USER, content=prompt)
     return (Message(role=Role.SYSTEM, content=system_text(profile, tools)), asked) if tools else (asked,)

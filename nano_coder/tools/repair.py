@@ -50,13 +50,18 @@ class _Places(tuple[RepairPlace, ...]):
         pass
 
 
-def find_places(context: ToolContext, key: str) -> Sequence[RepairPlace]:
-    """The likeliest places, the first one first; `edit_line` edits the one of its turn.
+def find_places(context: ToolContext, key: str, rounds: int) -> Sequence[RepairPlace]:
+    """The place that each turn of a run shows; `edit_line` edits that of its turn.
 
+    A round begins with the likeliest place again, and goes one place further than the round before.
     `key` names the workspace and the check: runs of this process that have one key get the same places.
     Raises GivenUp where nothing can be located.
     """
-    return context.held.get(_HELD, lambda: _Places(_once(context, key)))
+    return context.held.get(_HELD, lambda: _Places(_in_turn(_once(context, key), rounds)))
+
+
+def _in_turn(places: Sequence[RepairPlace], rounds: int) -> list[RepairPlace]:
+    return [place for number in range(1, rounds + 1) for place in places[:number]]
 
 
 def _once(context: ToolContext, key: str) -> tuple[RepairPlace, ...]:
@@ -132,5 +137,5 @@ def _shown(context: ToolContext) -> RepairPlace:
 
     places = context.held.get(_HELD, none)
     if context.turn >= len(places):
-        raise ToolFailure(f"no place is shown after the {len(places)} of the run")
+        raise ToolFailure(f"no place is shown after the {len(places)} turns of the run")
     return places[context.turn]

@@ -155,15 +155,15 @@ class InterfaceProfile(Value):
     system: str
     """Jinja template of the system message; variables: tools"""
     task: str
-    """Jinja template of the first user message; variables: prompt, files, check, instructions, place"""
+    """Jinja template of the first user message; variables: prompt, files, check, instructions, place, tried"""
     observation: ObservationFormat
     chat_template: str | None
     """Jinja chat template, or None for the one that the policy's tokenizer carries"""
     compaction: CompactionFormat | None = None
     """None: a run ends where its context is full"""
     places: int = 0
-    """places of the project that the program shows, each in a row of its own, for one edit; 0: the policy
-    leads"""
+    """rounds in which the program shows places of the project, each in a row of its own, for one edit; 0: the
+    policy leads"""
     completion_tokens: int = Field(256, ge=1, exclude=True)
     """usual limit of one completion; no part of the hash, as the policy does not see it"""
     describing: str | None = Field(None, exclude=True)

@@ -78,11 +78,12 @@ def shown(run: Trajectory) -> list[str]:
 
 
 def test_places_are_shown_one_after_another_until_the_check_passes(tmp_path: Path) -> None:
-    runtime = repairing(tmp_path, [WRONG, "The line is:\n```\n7|    return n - share\n```\n"])
+    runtime = repairing(tmp_path, [WRONG, "2|    return n", "The line is:\n```\n7|    return n - share\n```\n"])
     run = grade_run(run_task(broken(), runtime), runtime)
-    assert (run.stop, run.reward, len(run.turns)) == (StopReason.FINISHED, 1.0, 2)
+    assert (run.stop, run.reward, len(run.turns)) == (StopReason.FINISHED, 1.0, 3)
     assert run.diff.count("\n-") == 2  # the file's head, and the one line
-    first, second = shown(run)
+    first, again, second = shown(run)
+    assert again == first.replace("Write each", f"Tried, and the tests still fail:\n{WRONG}\nWrite each")
     test = (
         "    def test_third(self):\n        n = 8\n>       self.assertEqual(third(n), 4)\n"
         "E       AssertionError: 12 != 4\n"
@@ -94,32 +95,32 @@ def test_places_are_shown_one_after_another_until_the_check_passes(tmp_path: Pat
         "maths.py:\n5|def third(n):\n6|    share = half(n)\n7|    return n + share\n\nThe likeliest lines"
         in second
     )
-    assert [turn.observations[0].ok for turn in run.turns] == [False, True]
+    assert [turn.observations[0].ok for turn in run.turns] == [False, False, True]
     assert "taken back" in run.turns[0].observations[0].text
     assert run.turns[0].snapshot == run.snapshot
-    assert run.turns[1].repairs == ("fence", "text beside the edit")
+    assert run.turns[2].repairs == ("fence", "text beside the edit")
 
 
 def test_its_runs_are_proved_admitted_and_imitated_row_by_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runtime = repairing(tmp_path, [WRONG, RIGHT, WRONG, WRONG])
+    runtime = repairing(tmp_path, [WRONG, WRONG, RIGHT, *[WRONG] * 7])
     task = broken(hidden=CommandChecks(command=CHECK), tools=("read_file", "submit"))
     runs = [grade_run(run_task(task, runtime, seed=seed), runtime) for seed in (1, 2)]
     assert [run.reward for run in runs] == [1.0, 0.0]
     assert runs[1].stop is StopReason.GAVE_UP
-    assert "each of 2 places" in str(runs[1].stop_detail)
-    assert shown(runs[0]) == shown(runs[1])
-    for run in runs:
+    assert "7 answers to 2 places" in str(runs[1].stop_detail)
+    assert shown(runs[0]) == shown(runs[1])[:3]
+    for run, turns in zip(runs, (3, 7), strict=True):
         assert not [finding.text for finding in verify(run) if finding.blocks]
-        assert prompt_proof(run, runtime).equal == 2
-        assert [turn.completion.tokens and turn.completion.tokens.row for turn in run.turns] == [0, 1]
+        assert prompt_proof(run, runtime).equal == turns
+        assert [t.completion.tokens and t.completion.tokens.row for t in run.turns] == [*range(turns)]
     rows = row_conversations(runtime.store.get(runs[0].id), REPAIR_1, runtime.store.blobs)
     assert [[m.content for m in row.messages][1] for row, _ in rows] == shown(runs[0])
     (imitated,) = imitated_samples(runs[0])  # the row whose edit was taken back teaches nothing
     assert imitated.num_action_tokens == len(RIGHT) + 1
     assert [m["content"] for m in message_rows(runs[0], ())["messages"]] == [
-        REPAIR_1.system, shown(runs[0])[1], RIGHT,
+        REPAIR_1.system, shown(runs[0])[2], RIGHT,
     ]  # fmt: skip
     monkeypatch.setattr(opening, "SHIPPED", tmp_path / "nothing is shipped")
     monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
@@ -128,35 +129,43 @@ def test_its_runs_are_proved_admitted_and_imitated_row_by_row(
     assert json.loads(capsys.readouterr().out)["uses"]["policy gradient"] == 2
 
 
+def test_a_round_begins_with_the_likeliest_place_and_goes_one_place_further(tmp_path: Path) -> None:
+    run = run_task(broken(), repairing(tmp_path, [WRONG, RIGHT.replace("- share", "* share")] * 4))
+    assert [text.count("5|def third(n):") for text in shown(run)] == [0, 0, 1, 0, 1, 0, 1]
+    assert [text.count("Tried") for text in shown(run)] == [0, 1, 0, 1, 1, 1, 1]
+    assert shown(run)[5].count(WRONG) == 1, "the same answer is told once"
+
+
 def test_what_is_no_edit_of_the_place_is_told_and_the_next_place_follows(tmp_path: Path) -> None:
-    runtime = repairing(tmp_path, ["12|x = 1", "7|    return n + share"])
+    runtime = repairing(tmp_path, ["12|x = 1", "12|x = 1", *["7|    return n + share"] * 5])
     run = run_task(broken(), runtime)
-    said = [turn.observations[0].text for turn in run.turns]
+    said = [turn.observations[0].text for turn in run.turns][1:3]
     assert said == [
         "error: line 12 is none of those shown, 1 to 2",
         "error: nothing changed: the file reads like that already",
     ]
     assert (run.stop, run.diff) == (StopReason.GAVE_UP, "")
-    refused = run_task(broken(), repairing(tmp_path, ["There is no bug.", "13"]))
-    assert [turn.parse_error is not None for turn in refused.turns] == [True, True]
+    refused = run_task(broken(), repairing(tmp_path, ["There is no bug.", *["13"] * 6]))
+    assert all(turn.parse_error is not None for turn in refused.turns)
 
 
 def test_a_run_that_was_stopped_goes_on_at_its_place(tmp_path: Path) -> None:
     run = run_task(broken(), repairing(tmp_path, [WRONG]))
     assert (run.stop, len(run.turns)) == (StopReason.POLICY_ERROR, 1)
     repair._located.clear()  # as in another process
-    runtime = repairing(tmp_path, [RIGHT])
+    runtime = repairing(tmp_path, [WRONG, RIGHT])
     resumed = resume_run(run.id, runtime)
-    assert (resumed.stop, len(resumed.turns)) == (StopReason.FINISHED, 2)
-    assert "5|def third(n):" in shown(resumed)[1]
-    assert prompt_proof(resumed, runtime).equal == 2
+    assert (resumed.stop, len(resumed.turns)) == (StopReason.FINISHED, 3)
+    assert WRONG in shown(resumed)[1]
+    assert "5|def third(n):" in shown(resumed)[2]
+    assert prompt_proof(resumed, runtime).equal == 3
 
 
 def test_tries_share_the_prompt_and_locate_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repair._located.clear()
     located, traced = list[int](), repair.traced
     monkeypatch.setattr(repair, "traced", lambda *a: located.append(1) or traced(*a))
-    runs = run_tries(broken(key="tries"), repairing(tmp_path, [WRONG] * 6), 3, Stop(), seed=1)
+    runs = run_tries(broken(key="tries"), repairing(tmp_path, [WRONG] * 21), 3, Stop(), seed=1)
     assert len(runs) == 3
     assert len({tuple(shown(run)) for run in runs}) == len(located) == 1
 
@@ -296,11 +305,10 @@ def test_an_oracle_edits_the_place_that_it_is_shown(tmp_path: Path, edit: dict[s
     task = broken(oracle=actions)
     runtime = repairing(tmp_path, [])
     (run,) = solved_oracles([task], runtime)
-    assert [turn.parse_error is None for turn in run.turns] == [False, True]
-    assert run.turns[1].calls[0].arguments["edits"][-1] == {"line": 7, "text": "    return n - share"}
+    assert [turn.parse_error is None for turn in run.turns] == [False, False, True]
+    assert run.turns[2].calls[0].arguments["edits"][-1] == {"line": 7, "text": "    return n - share"}
     rows = row_conversations(run, REPAIR_1)
-    assert len(rows) == 2
-    assert imitates(rows) == [[False], [True]]
+    assert imitates(rows) == [[False], [False], [True]]
     other = OracleAction(name="edit_file", arguments={"path": "elsewhere.py", "line": 1, "new": "x"})
     assert solved_oracles([broken(key="other", oracle=(other,))], runtime) == []
 
