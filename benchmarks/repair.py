@@ -59,6 +59,8 @@ PACKAGES = {
     "unidiff": ("1.0.1", "unidiff", ""),
 }
 """name -> version, folder of the source, and options of its tests"""
+DRAW = 2
+"""the profile was settled on the bugs of draw 1"""
 PROMPT = "The tests fail. Find the bug and correct it."
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "repair.json"
 CHECKS = 5
@@ -77,7 +79,7 @@ def source_of(name: str, work: Path) -> Path:
 
 def planted(name: str, work: Path, count: int) -> list[dict[str, Any]]:
     """The bugs of a package, drawn once: file, line, and the text of the line."""
-    kept = work / f"{name}-{count}.json"
+    kept = work / f"{name}-{DRAW}-{count}.json"
     if kept.is_file():
         return list(json.loads(kept.read_text()))
     folder, bugs = source_of(name, work), list[dict[str, Any]]()
@@ -88,7 +90,7 @@ def planted(name: str, work: Path, count: int) -> list[dict[str, Any]]:
         for source in (path.read_text(),)
         for splices in splices_by_function(source)
     ]
-    draw = random.Random(f"{name} 1")
+    draw = random.Random(f"{name} {DRAW}")
     draw.shuffle(functions)
     for path, source, splices in functions:
         kind = draw.choice(sorted({splice.kind for splice in splices}))
