@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RISES: dict[str, str] = {
+    "lines of the core": "29 November 2026: +16: repair-1 comes back to a place and shows what was tried",
     "lines of core and plug-ins": "28 November 2026: +0.2 k for 4.5 k lines that left the core: heads of"
     " files, a tenth plug-in, and the contracts of ten extension points",
 }
