@@ -39,7 +39,7 @@ from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.commands.eval import without_tools
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect, execute
@@ -306,8 +306,8 @@ class Experiment:
     def _save(self, name: str, model: Any, opened: Any, config: Config, steps: int) -> None:
         save_checkpoint(
             self.home / name, model, replace(opened, profile=COMPACT_1),
-            parent=str(opened.loaded.path), config=config, steps=steps,
-            run_ids=[], tasks=self.tasks, metrics={},
+            parent=str(opened.loaded.path), config=config,
+            learned=Learned(steps=steps, tasks=self.tasks),
         )  # fmt: skip
 
     def _profile(self) -> InterfaceProfile:

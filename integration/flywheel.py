@@ -33,7 +33,7 @@ from nano_coder.models.opening import OpenedWeights, local_policy, open_policy, 
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.checkpoints.evaluate import SuccessRow, table
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect, execute
@@ -298,8 +298,8 @@ class Flywheel:
     ) -> Path:  # fmt: skip
         target = self.home / "checkpoints" / name
         save_checkpoint(
-            target, model, opened, parent=str(opened.loaded.path), config=config, steps=steps, run_ids=runs,
-            tasks=tasks, metrics={},
+            target, model, opened, parent=str(opened.loaded.path), config=config,
+            learned=Learned(steps=steps, run_ids=runs, tasks=tasks),
         )  # fmt: skip
         return target
 

@@ -23,7 +23,7 @@ from integration.paired import paired_bootstrap
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.checkpoints.evaluate import cluster_of, table
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
@@ -243,8 +243,8 @@ class Bench:
         target = self.home / "checkpoints" / name
         if not target.exists():
             save_checkpoint(
-                target, model, opened, parent=str(parent.resolve()), config=config, steps=steps, run_ids=runs,
-                tasks=self.tasks.train, metrics={},
+                target, model, opened, parent=str(parent.resolve()), config=config,
+                learned=Learned(steps=steps, run_ids=runs, tasks=self.tasks.train),
             )  # fmt: skip
         return target
 

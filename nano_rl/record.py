@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nano_coder import __version__ as runtime_version
-from nano_rl.learn.metrics import SHORTEST, RowWriter, read_rows
+from nano_rl.learn.metrics import SHORTEST, read_rows
 from nano_rl.learn.rows import Group
 from nano_rl.rewards import outcome
 from nano_shared.errors import CheckpointError, UsageError
@@ -50,39 +50,17 @@ class Rollout(BaseModel):
         return None if self.outcome is None else self.outcome >= 1
 
 
-class RolloutsWriter:
-    """Appends the rollouts of each step; rows of that and later steps from a killed process are dropped."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._writer: RowWriter | None = None
-
-    def write(self, step: int, groups: Sequence[Group], controls: Sequence[Trajectory] = ()) -> None:
-        self._writer = self._writer or RowWriter(self._path, resume_at=step)
-        runs = [_rollout(run) for group in groups for run in group.trajectories]
-        runs += [_rollout(run) | {"control": True} for run in controls]
-        self._writer.write_row({"step": step, "runs": runs})
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
 def read_rollouts(path: Path) -> dict[int, list[Rollout]]:
     """Step -> its rollouts, in order; empty without a file."""
     rows = read_rows(path) if path.exists() else []
     return {int(row["step"]): [Rollout.model_validate(run) for run in row["runs"]] for row in rows}
 
 
-def _rollout(run: Trajectory) -> dict[str, Any]:
+def rollout_row(run: Trajectory, *, control: bool = False) -> dict[str, Any]:
     rollout = Rollout(
-        id=run.id,
-        level=run.task.level,
-        family=run.task.family,
-        reward=run.reward,
-        outcome=outcome(run.verdict),
-        tampered=bool(run.verdict and run.verdict.tampering),
-    )
+        id=run.id, level=run.task.level, family=run.task.family, reward=run.reward,
+        outcome=outcome(run.verdict), tampered=bool(run.verdict and run.verdict.tampering), control=control,
+    )  # fmt: skip
     return rollout.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -242,7 +220,8 @@ class Phases:
         fresh = [run for run in runs if run.started >= self._began[0]]
         seconds = {f"seconds_{phase}": spent for phase, spent in self._seconds.items()}
         sampled = float(sum(run.num_sampled_tokens for run in fresh))
-        observed = float(sum(_observed_tokens(run) for run in fresh))
+        later = (turn.completion.tokens for run in fresh for turn in run.turns[1:])
+        observed = float(sum(len(tokens.context_ids) for tokens in later if tokens))
         if fresh:
             tools = merge(interval for run in fresh for interval in _tools(run))
             either = merge([*tools, *(interval for run in fresh for interval in _completions(run))])
@@ -294,10 +273,6 @@ def _completions(run: Trajectory) -> Iterator[TimeSpan]:
         yield turn.started, max(turn.started, first)
 
 
-def _observed_tokens(run: Trajectory) -> int:
-    return sum(len(t.completion.tokens.context_ids) for t in run.turns[1:] if t.completion.tokens)
-
-
 def learned_from(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     """Totals over the steps of a training from its metrics, and mean shares of the loss parts.
 
@@ -340,12 +315,8 @@ class UsedRuns:
                 f"{path} does not hold the runs of the {step} steps that the saved state has learned from;"
                 " put the file back, or start anew under another --name"
             )
-        self._ids = [run for line in lines for group in line["groups"] for run in group["runs"]]
+        self.run_ids = [run for line in lines for group in line["groups"] for run in group["runs"]]
         write_text(path, "".join(json.dumps(line) + "\n" for line in lines), CheckpointError)
-
-    @property
-    def run_ids(self) -> list[str]:
-        return list(self._ids)
 
     def append(self, step: int, groups: Sequence[Group]) -> None:
         """Append one line and sync it. Raises CheckpointError if the disk is full."""
@@ -354,7 +325,7 @@ class UsedRuns:
             file.write(json.dumps({"step": step, "groups": entries}) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self._ids += [run for group in entries for run in group["runs"]]
+        self.run_ids += [run for group in entries for run in group["runs"]]
 
 
 def read_used(path: Path) -> list[dict[str, Any]]:

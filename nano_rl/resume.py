@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nano_coder.models.opening import open_weights
-from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.config import TrainConfig
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.learn.learner import Learner, prepare, restore_weights
@@ -433,12 +433,13 @@ def save_best(training: Path, target: Path, store: LogStore) -> Manifest:
     restore_weights(model, tree["learner"]["weights"])
     groups = [group for line in read_used(training / USED)[:step] for group in line["groups"]]
     first_runs = {group["task"]: group["runs"][0] for group in groups}
-    return save_checkpoint(
-        target, model, opened, parent=identity.model_name, config=config, steps=step,
+    learned = Learned(
+        steps=step,
         run_ids=[run for group in groups for run in group["runs"]],
         tasks=[store.get(run).task for run in first_runs.values()],
         metrics={"reward_mean": best["reward"]} if best and best["step"] == step else {},
-    )  # fmt: skip
+    )
+    return save_checkpoint(target, model, opened, parent=identity.model_name, config=config, learned=learned)
 
 
 GRACE_SECONDS = 2.0

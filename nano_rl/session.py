@@ -228,24 +228,21 @@ def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Pa
     folder = trainings_dir() / name
     finished = extended_to is not None and (checkpoints_dir() / name).exists() and folder.exists()
     if finished:
-        _refuse_done(name, folder, int(extended_to or 0))
+        from nano_rl.resume import STATES
+
+        numbers = (path.name for path in (folder / STATES).glob("*"))
+        done = max((int(number) for number in numbers if number.isdecimal()), default=0)
+        if int(extended_to or 0) <= done:
+            raise UsageError(
+                f"training {name} is finished after step {done}: --steps N above {done} goes on from there,"
+                f" and writes checkpoint {name}-N"
+            )
     target = checkpoint_target(f"{name}-{extended_to}" if finished else name)
     if finished:
         print(f"checkpoint {name} stays as it is; this one will be {target.name}", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     atexit.register(_remove_empty, folder)
     return target, folder
-
-
-def _refuse_done(name: str, folder: Path, steps: int) -> None:
-    from nano_rl.resume import STATES
-
-    done = max((int(path.name) for path in (folder / STATES).glob("*") if path.name.isdecimal()), default=0)
-    if steps <= done:
-        raise UsageError(
-            f"training {name} is finished after step {done}: --steps N above {done} goes on from there, and"
-            f" writes checkpoint {name}-N"
-        )
 
 
 def _remove_empty(folder: Path) -> None:

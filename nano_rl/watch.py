@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from nano_coder.views import VIEWS, TrainingView
-from nano_rl.learn.metrics import SUCCESS, MetricsRow
+from nano_rl.learn.metrics import SUCCESS, MetricsRow, RowWriter
 from nano_rl.learn.rows import Group
-from nano_rl.record import ROLLOUTS, EventKind, RolloutsWriter, note
+from nano_rl.record import ROLLOUTS, EventKind, note, rollout_row
 from nano_shared.command_line import Console
 from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.extensions import Extensions, call_extension, is_reference, refuse_missing
@@ -136,7 +136,7 @@ class Watcher:
         self._folder = folder
         self._view = view
         self._sinks = sinks
-        self._rollouts = RolloutsWriter(folder / ROLLOUTS)
+        self._rollouts: RowWriter | None = None
         self._done = done
         self.last: dict[str, float] = {}
         """metrics of the last step in this process"""
@@ -145,7 +145,11 @@ class Watcher:
         self._view.run_done()
 
     def on_groups(self, step: int, groups: Sequence[Group], controls: Sequence[Trajectory]) -> None:
-        self._rollouts.write(step, groups, controls)
+        # rows of that and later steps from a killed process are dropped
+        self._rollouts = self._rollouts or RowWriter(self._folder / ROLLOUTS, resume_at=step)
+        runs = [rollout_row(run) for group in groups for run in group.trajectories]
+        runs += [rollout_row(run, control=True) for run in controls]
+        self._rollouts.write_row({"step": step, "runs": runs})
 
     def on_step(self, done: int, total: int, values: dict[str, float]) -> None:
         self._done, self.last = done, dict(values)
@@ -163,7 +167,8 @@ class Watcher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._view.__exit__(kind, error, trace)
-        self._rollouts.close()
+        if self._rollouts:
+            self._rollouts.close()
         for sink in self._sinks:
             sink.close()
         if isinstance(error, GuardTripped):

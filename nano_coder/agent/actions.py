@@ -15,7 +15,7 @@ from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 from nano_shared.policy import InterfaceProfile, ObservationFormat
 from nano_shared.printable import terminal_text
-from nano_shared.snapshot import MAX_BYTES, Quota, Snapshot, SnapshotError, shown
+from nano_shared.snapshot import MAX_BYTES, Quota, SnapshotError, shown
 from nano_shared.types import Limits, Observation, ToolCall, Trajectory
 
 if TYPE_CHECKING:
@@ -72,7 +72,12 @@ class Workspace:
         """
         self.lost = True
         before = snapshot.load(self.snapshot, self._blobs)
-        self.snapshot = self._take(before)
+        left_out: list[str] = []
+        self.snapshot = snapshot.snapshot_tar(
+            self._jail.snapshot(), self._blobs, max_bytes=self._most, quota=self._quota, before=before,
+            left_out=left_out.append,
+        )  # fmt: skip
+        self.left_out = tuple(map(shown, left_out))
         self.lost = False
         return tuple(map(shown, snapshot.changed_paths(before, snapshot.load(self.snapshot, self._blobs))))
 
@@ -87,20 +92,8 @@ class Workspace:
             snapshot.load(self.start, self._blobs), snapshot.load(self.snapshot, self._blobs), self._blobs
         )
 
-    def _take(self, before: Snapshot) -> str:
-        left_out: list[str] = []
-        taken = snapshot.snapshot_tar(
-            self._jail.snapshot(),
-            self._blobs,
-            max_bytes=self._most,
-            quota=self._quota,
-            before=before,
-            left_out=left_out.append,
-        )
-        self.left_out = tuple(map(shown, left_out))
-        return taken
 
-
+_OF_A_RUN = ("exit_code", "signal", "timed_out", "denials")
 _SHOWN = 5
 """paths that a note names"""
 _NO_NOTES = ("compact",)
@@ -182,21 +175,12 @@ class Actions:
         run = result.execution
         if run and self.notes:
             text += limits_met(run, self.context.limits)
+        ran = {name: getattr(run, name) for name in _OF_A_RUN} if run else {}
         return Observation(
-            tool=name,
-            ok=result.ok,
-            text=text,
-            exit_code=run.exit_code if run else None,
-            signal=run.signal if run else None,
-            timed_out=run.timed_out if run else False,
+            tool=name, ok=result.ok, text=text, blob=blob, files_changed=changed,
             bytes_total=run.stdout_bytes + run.stderr_bytes if run else len(full),
-            truncated=cut or (run.truncated if run else False),
-            blob=blob,
-            files_changed=changed,
-            **({"denials": run.denials} if run else {}),
-            started=started,
-            ended=time.time(),
-        )
+            truncated=cut or (run.truncated if run else False), started=started, ended=time.time(), **ran,
+        )  # fmt: skip
 
 
 def spill_path(turn: int, call: int) -> str:

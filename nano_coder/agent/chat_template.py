@@ -165,10 +165,8 @@ class ChatTemplate:
         """Raises PolicyError if the source is not a Jinja template."""
         self.source = source
         self.encoder = Encoder(tokenizer)
-        self._special = {
-            name: str(getattr(tokenizer, name, None) or "")
-            for name in ("bos_token", "eos_token", "pad_token")
-        }
+        names = ("bos_token", "eos_token", "pad_token")
+        self._special = {name: str(getattr(tokenizer, name, None) or "") for name in names}
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
@@ -230,7 +228,9 @@ class ChatTemplate:
 
     def _suffix(self, messages: list[Message], rendered: int) -> str:
         """The template's output after the content of `messages[rendered - 1]`, the last sampled message."""
-        self._require_append_only(messages, rendered)
+        shown = self.render(messages[:rendered], generation_prompt=False)
+        if not self.render(messages).startswith(shown):
+            self._rewrites(messages[-1])
         dummy = "nano: a sampled turn"
         while any(dummy in m.content for m in messages):
             dummy += "."
@@ -243,11 +243,6 @@ class ChatTemplate:
         if not found or not text.startswith(prefix):
             self._rewrites(messages[-1])
         return text[len(prefix) :]
-
-    def _require_append_only(self, messages: list[Message], rendered: int) -> None:
-        before = self.render(messages[:rendered], generation_prompt=False)
-        if not self.render(messages).startswith(before):
-            self._rewrites(messages[-1])
 
     def _rewrites(self, last: Message) -> NoReturn:
         raise PolicyError(
@@ -438,10 +433,10 @@ class NativeTemplate(ChatTemplate):
         return [
             {
                 "type": "function",
-                "id": name(call.name, n),
-                "function": {"name": call.name, "arguments": call.arguments},
+                "id": name(c.name, n),
+                "function": {"name": c.name, "arguments": c.arguments},
             }
-            for n, call in enumerate(calls, number)
+            for n, c in enumerate(calls, number)
         ]
 
     def _alone(self, message: TemplateMessage) -> str | None:
@@ -461,12 +456,9 @@ class NativeTemplate(ChatTemplate):
             return False
 
     def _text(
-        self,
-        messages: Sequence[TemplateMessage],
-        tools: Sequence[Mapping[str, Any]] = (),
-        started: float | None = None,
-        generation_prompt: bool = True,
-    ) -> str:
+        self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]] = (),
+        started: float | None = None, generation_prompt: bool = True,
+    ) -> str:  # fmt: skip
         clock = {} if started is None else {"strftime_now": datetime.fromtimestamp(started, UTC).strftime}
         try:
             text = self._tokenizer.apply_chat_template(

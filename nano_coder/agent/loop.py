@@ -137,23 +137,22 @@ class Agent:
         if parsed.error:
             observations = _refused(parsed, completion)
         if observations and completion.finish.is_cut and self.actions.notes:
-            observations[-1] = _with_cut_note(observations[-1], completion)
+            most = completion.sampling.max_tokens
+            note = f"your answer was cut at {most} tokens, the most that one may have (max_completion_tokens)"
+            if completion.finish is Finish.REPETITION:
+                note = (
+                    "your answer repeated itself, and was ended there: write each thing once, then one call"
+                )
+            text = f"{observations[-1].text}\n[{note}]"
+            observations[-1] = observations[-1].model_copy(update={"text": text})
         workspace = self.actions.workspace
         turn = Turn(
-            index=len(self.turns),
-            messages=begun,
-            completion=completion,
-            thought=parsed.thought,
-            calls=parsed.calls,
-            parse_error=parsed.error,
-            parser=self.profile.dialect,
-            repairs=(*parsed.repairs, *repairs),
-            observations=tuple(observations),
+            index=len(self.turns), messages=begun, completion=completion, thought=parsed.thought,
+            calls=parsed.calls, parse_error=parsed.error, parser=self.profile.dialect,
+            repairs=(*parsed.repairs, *repairs), observations=tuple(observations),
             snapshot=workspace.snapshot if parsed.calls and not workspace.lost else None,
-            started=started,
-            ended=time.time(),
-            delegated_by=self.parent,
-        )
+            started=started, ended=time.time(), delegated_by=self.parent,
+        )  # fmt: skip
         self.append_turn(turn)
         return turn
 
@@ -323,13 +322,13 @@ class Agent:
     # ------------------------------------------------------------------------------------ limits
 
     def _limit(self) -> StopReason | None:
-        own = self.own_turns
-        wrong = 0 if self.profile.places else _trailing(own, lambda t: t.parse_error is not None)
-        if wrong >= _MAX_FORMAT_ERRORS:
+        own, last = self.own_turns, self.own_turns[-_MAX_FORMAT_ERRORS:]
+        wrong = len(last) == _MAX_FORMAT_ERRORS and all(turn.parse_error is not None for turn in last)
+        if wrong and not self.profile.places:
             return StopReason.FORMAT_ERRORS
         if sum(turn.completion.finish is Finish.REPETITION for turn in own) >= _MAX_REPETITIONS:
             return StopReason.REPETITION
-        if _goes_round([_action_key(turn) for turn in own[-_MAX_REPEATS * _LONGEST_ROUND :]]):
+        if _goes_round(own[-_MAX_REPEATS * _LONGEST_ROUND :]):
             return StopReason.LOOP
         if self.parent is not None and len(own) >= assignment(self.turns[self.parent])["max_turns"]:
             return StopReason.MAX_TURNS
@@ -363,15 +362,6 @@ def plain_observation(tool: str, text: str, *, ok: bool = False) -> Observation:
     """An observation that no tool made, of this moment."""
     now = time.time()
     return Observation(tool=tool, ok=ok, text=text, bytes_total=len(text.encode()), started=now, ended=now)
-
-
-def _with_cut_note(observation: Observation, completion: Completion) -> Observation:
-    """The observation, with a note that the answer before it was cut off."""
-    most = completion.sampling.max_tokens
-    note = f"[your answer was cut at {most} tokens, the most that one may have (max_completion_tokens)]"
-    if completion.finish is Finish.REPETITION:
-        note = "[your answer repeated itself, and was ended there: write each thing once, then one call]"
-    return observation.model_copy(update={"text": f"{observation.text}\n{note}"})
 
 
 def observation_messages(turn: Turn) -> list[Message]:
@@ -460,27 +450,15 @@ def turn_cost(turn: Turn) -> float:
     return (turn.completion.api.usage.cost or 0.0) if turn.completion.api else 0.0
 
 
-def _trailing(turns: Sequence[Turn], holds: Callable[[Turn], bool]) -> int:
-    number = 0
-    for turn in reversed(turns):
-        if not holds(turn):
-            break
-        number += 1
-    return number
-
-
-def _goes_round(keys: Sequence[object]) -> bool:
-    """Whether the last turns are one round of up to _LONGEST_ROUND turns, _MAX_REPEATS times over."""
+def _goes_round(turns: Sequence[Turn]) -> bool:
+    """Whether the last turns are one round of up to _LONGEST_ROUND turns, _MAX_REPEATS times over, by their
+    calls and observations."""
+    keys = [(turn.calls, [seen.text for seen in turn.observations], turn.parse_error) for turn in turns]
     return any(
         len(keys) >= _MAX_REPEATS * period
         and all(keys[-i] == keys[-i - period] for i in range(1, (_MAX_REPEATS - 1) * period + 1))
         for period in range(1, _LONGEST_ROUND + 1)
     )
-
-
-def _action_key(turn: Turn) -> tuple[object, ...]:
-    """Calls and observations of a turn, for loop detection: repeated equal turns are a loop."""
-    return turn.calls, tuple(o.text for o in turn.observations), turn.parse_error
 
 
 def assignment(turn: Turn) -> dict[str, Any]:

@@ -204,7 +204,9 @@ class Display:
         self._result.print(f"check: {printable(outcome(trajectory))}")
         self._check_output(trajectory)
         if spent := spending(trajectory):
-            self._result.print(f"usage: {_spending(spent)}")
+            cost = "" if spent["cost"] is None else f", ${spent['cost']:.4f}"
+            read = f"{spent['prompt']} tokens read ({spent['cached']} cached)"
+            self._result.print(f"usage: {read}, {spent['completion']} written{cost}")
         self._result.print(f"run: {trajectory.id}")
         if trajectory.stop in (StopReason.INTERRUPTED, StopReason.POLICY_ERROR):
             self._result.print(f"nano-coder resume {trajectory.id} goes on with it")
@@ -302,11 +304,6 @@ def cost_of(trajectory: Trajectory) -> float | None:
     return spent["cost"] if spent else 0.0
 
 
-def _spending(spent: dict[str, Any]) -> str:
-    cost = "" if spent["cost"] is None else f", ${spent['cost']:.4f}"
-    return f"{spent['prompt']} tokens read ({spent['cached']} cached), {spent['completion']} written{cost}"
-
-
 _MORE = "more with --limit"
 _ALLOWED = {
     StopReason.MAX_TURNS: ("max_turns", "max_turns"),
@@ -384,17 +381,12 @@ def summary(trajectory: Trajectory, *, applied: bool) -> dict[str, Any]:
     """The result of a run as `--json` prints it."""
     return {
         "run": trajectory.id,
-        "stop": trajectory.stop,
-        "stop_detail": trajectory.stop_detail,
-        "answer": trajectory.answer,
-        "turns": len(trajectory.turns),
-        "sampled_tokens": trajectory.num_sampled_tokens,
+        **{name: getattr(trajectory, name) for name in ("stop", "stop_detail", "answer")},
+        "turns": len(trajectory.turns), "sampled_tokens": trajectory.num_sampled_tokens,
         "diff": trajectory.diff,
         "verdict": trajectory.verdict.model_dump(mode="json") if trajectory.verdict else None,
-        "usage": spending(trajectory),
-        "applied": applied,
-        "exit_code": exit_code(trajectory),
-    }
+        "usage": spending(trajectory), "applied": applied, "exit_code": exit_code(trajectory),
+    }  # fmt: skip
 
 
 def _detail(trajectory: Trajectory) -> str:

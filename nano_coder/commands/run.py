@@ -84,7 +84,10 @@ def command(
     the runs that passed the check, the one with the shortest diff. They are sampled at 0.7, unless set. With
     --escalate the hosted model gets the task where they all failed, and its run is the winner if it passes.
     """
-    prompt = _text(sys.stdin.buffer.read() if task == "-" else os.fsencode(task))
+    try:
+        prompt = (sys.stdin.buffer.read() if task == "-" else os.fsencode(task)).decode()
+    except UnicodeDecodeError as problem:
+        raise UsageError(f"the task is not UTF-8 text ({problem})") from None
     if not prompt.strip():
         raise UsageError(
             "the task is empty; say what to do, for example: nano-coder run 'fix the failing test'"
@@ -101,8 +104,12 @@ def command(
     work = make_task(prompt, start, setup, runtime)
     if setup.config.tries > 1:
         result = _try(work, runtime, setup.config.tries, seed, display)
-    else:
-        result = _attempt(work, runtime, reflect, seed, display)
+    else:  # each of the attempts sees why the one before failed
+        with display.naming_the_run():
+            hooked = replace(runtime, hooks=display.hooks())
+            attempts = attempt_task(work, hooked, reflect=reflect, seed=seed)
+        tried = {"attempts": [{"run": one.id, "reward": one.reward} for one in attempts]} if reflect else {}
+        result = _Result(attempts[-1], tried, exit_code(attempts[-1]))
     failed = result.exit_code != INTERRUPTED and result.run.reward is not None and not passed(result.run)
     if hosted is not None and failed:
         result = _escalate(result, in_place_of(runtime, hosted, config), config.escalate_from, display)
@@ -175,14 +182,6 @@ def _open_hosted(setup: Setup) -> OpenedPolicy | None:
     opened = open_policy(name, config, own_temperature=config.temperature is None)
     refuse_unpriced(opened.policy, config.max_cost)
     return opened
-
-
-def _attempt(task: Task, runtime: Runtime, reflect: int, seed: int | None, display: Display) -> _Result:
-    """The last of the attempts, each of which sees why the one before failed."""
-    with display.naming_the_run():
-        attempts = attempt_task(task, replace(runtime, hooks=display.hooks()), reflect=reflect, seed=seed)
-    told = {"attempts": [{"run": one.id, "reward": one.reward} for one in attempts]} if reflect else {}
-    return _Result(attempts[-1], told, exit_code(attempts[-1]))
 
 
 def _escalate(local: _Result, runtime: Runtime, begins: str, display: Display) -> _Result:
@@ -311,13 +310,6 @@ def _not_applied(problem: BaseException, trajectory: Trajectory) -> BaseExceptio
     return UsageError(f"{message.rstrip('.')}; {again}")
 
 
-def _text(given: bytes) -> str:
-    try:
-        return given.decode()
-    except UnicodeDecodeError as problem:
-        raise UsageError(f"the task is not UTF-8 text ({problem})") from None
-
-
 def open_work(setup: Setup, store: LogStore) -> Runtime:
     """The runtime of runs in the directory, which they see with its history."""
     runtime = open_runtime(setup.config, setup.directory, store)
@@ -339,17 +331,12 @@ def take_snapshot(setup: Setup, store: LogStore) -> str:
 
 def make_task(prompt: str, start: str, setup: Setup, runtime: Runtime) -> Task:
     """An ad-hoc task on a snapshot of the directory; its key is the hash of prompt, snapshot and check."""
-    check = setup.config.check or None
+    config, check = setup.config, setup.config.check or None
     return Task(
-        key=content_hash([prompt, start, check]),
-        prompt=prompt,
-        snapshot=start,
-        check=check,
-        check_trusted=setup.sources.get("check") != UNTRUSTED_CHECK,
-        instructions=instructions_of(setup.directory, setup.config, runtime.profile),
-        limits=task_limits(setup.config),
-        image=setup.config.image,
-    )
+        key=content_hash([prompt, start, check]), prompt=prompt, snapshot=start, check=check,
+        check_trusted=setup.sources.get("check") != UNTRUSTED_CHECK, image=config.image,
+        instructions=instructions_of(setup.directory, config, runtime.profile), limits=task_limits(config),
+    )  # fmt: skip
 
 
 QUESTION = "[a]ccept and apply, [e]dit first, [r]eject, or Enter to decide later"

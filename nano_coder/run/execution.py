@@ -165,6 +165,8 @@ class RunSettings:
     """search service of `web_search`; None: the documents in the workspace"""
     agent: ExternalAgent | None = None
     """external agent that acts instead of nano's own loop; None: nano's loop"""
+    at_once: int | None = None
+    """runs at a time; None: as many as a local policy decodes together"""
     ends_repetition: bool = False
     """whether an answer that repeats itself is ended; rollouts that train sample to the end"""
 
@@ -320,9 +322,8 @@ def escalate_run(failed: Trajectory, runtime: Runtime, *, from_best: bool = Fals
 def _told_to_api(run: Trajectory) -> Trajectory:
     """The run as if an API had made its calls: a server reads the history as calls, not as text of another
     dialect. Tokens are left out, since no server takes them."""
-    return run.model_copy(
-        update={"turns": tuple(turn if turn.is_summary else _told(turn) for turn in run.turns)}
-    )
+    turns = tuple(turn if turn.is_summary else _told(turn) for turn in run.turns)
+    return run.model_copy(update={"turns": turns})
 
 
 def _told(turn: Turn) -> Turn:
@@ -332,9 +333,8 @@ def _told(turn: Turn) -> Turn:
     )
     said = turn.thought if calls else turn.completion.text
     changes = {"text": said, "finish": Finish.STOP, "tokens": None, "api": ApiAnswer(calls=calls)}
-    return turn.model_copy(
-        update={"completion": turn.completion.model_copy(update=changes), "parser": Api.name}
-    )
+    completion = turn.completion.model_copy(update=changes)
+    return turn.model_copy(update={"completion": completion, "parser": Api.name})
 
 
 def as_much_again(run: Trajectory, runtime: Runtime) -> Task:
@@ -360,16 +360,10 @@ def _reflection(run: Trajectory, runtime: Runtime) -> Observation:
     text, cut = shorten(full, runtime.policy.count, form, full_output=spill)
     data = full.encode("utf-8", "backslashreplace")
     return Observation(
-        tool=REFLECTION,
-        ok=False,
-        text=text.encode("utf-8", "backslashreplace").decode(),
-        exit_code=exit_code,
-        bytes_total=len(data),
-        truncated=cut,
-        blob=runtime.store.put_blob(data) if cut else None,
-        started=started,
-        ended=time.time(),
-    )
+        tool=REFLECTION, ok=False, text=text.encode("utf-8", "backslashreplace").decode(),
+        exit_code=exit_code, bytes_total=len(data), truncated=cut,
+        blob=runtime.store.put_blob(data) if cut else None, started=started, ended=time.time(),
+    )  # fmt: skip
 
 
 def _check(run: Trajectory, runtime: Runtime) -> tuple[str, int | None]:
@@ -388,22 +382,17 @@ def _check(run: Trajectory, runtime: Runtime) -> tuple[str, int | None]:
 
 
 def branch_run(
-    parent: Trajectory,
-    turns: Sequence[Turn],
-    runtime: Runtime,
-    *,
-    task: Task | None = None,
+    parent: Trajectory, turns: Sequence[Turn], runtime: Runtime, *, task: Task | None = None,
     seed: int | None = None,
-) -> Trajectory:
+) -> Trajectory:  # fmt: skip
     """Continue from the first turns of a logged run, in a new run, with the files and tokens of the log.
 
     `task` replaces the parent's, for other limits or checks. Raises as `run_task` does, and UsageError for a
     run without a workspace.
     """
     task = as_served(task or parent.task, runtime)
-    runtime = replace(
-        runtime, profile=continuing_profile(runtime.profile, parent.model_copy(update={"task": task}))
-    )
+    profile = continuing_profile(runtime.profile, parent.model_copy(update={"task": task}))
+    runtime = replace(runtime, profile=profile)
     _refuse_unserved(task, runtime)
     if parent.snapshot is None:
         raise UsageError(f"run {parent.id} never got a workspace; run the task again")
@@ -431,12 +420,9 @@ def resume_run(run_id: str, runtime: Runtime) -> Trajectory:
 
 
 def _run(
-    begun: Trajectory,
-    runtime: Runtime,
-    *,
-    session: OpenSession | None = None,
+    begun: Trajectory, runtime: Runtime, *, session: OpenSession | None = None,
     record: RecordedAnswers | None = None,
-) -> Trajectory:
+) -> Trajectory:  # fmt: skip
     with runtime.store.claim(begun.id), closing(_jail(begun, runtime)) as jail:
         if (stop := runtime.hooks.stop) is not None:
             stop.closes(jail)
@@ -458,13 +444,9 @@ _ENDS = {
 
 
 def execute(
-    run: Trajectory,
-    runtime: Runtime,
-    jail: Jail,
-    *,
-    session: OpenSession | None = None,
+    run: Trajectory, runtime: Runtime, jail: Jail, *, session: OpenSession | None = None,
     record: RecordedAnswers | None = None,
-) -> Trajectory:
+) -> Trajectory:  # fmt: skip
     """One execution, from behind the turns that the run has (a fork's, a resumed run's) to a reason to stop.
 
     The only place that turns exceptions into stop reasons: a failed rollout is data, not a crash.
@@ -475,7 +457,10 @@ def execute(
         whose.restore(turn)
         add = whose.replay_turn if turn.index < run.inherited else whose.append_turn
         add(turn)
-        _restore_spills(turn, jail, runtime)
+        for number, observation in enumerate(turn.observations):
+            if observation.blob is not None:  # a whole output that was spilled: snapshots leave it out
+                with suppress(OSError):
+                    jail.write(spill_path(turn.index, number), runtime.store.blobs.get(observation.blob))
     if run.turns:
         _finish_subagent(agent, run, runtime)
     if any(call.name == bash.spec.name for turn in run.turns for call in turn.calls):
@@ -513,12 +498,9 @@ def execute(
 
 
 def _agent(
-    run: Trajectory,
-    runtime: Runtime,
-    jail: Jail,
-    session: OpenSession | None,
+    run: Trajectory, runtime: Runtime, jail: Jail, session: OpenSession | None,
     record: RecordedAnswers | None,
-) -> Agent:
+) -> Agent:  # fmt: skip
     task, policy, profile, settings = run.task, runtime.policy, runtime.profile, runtime.settings
     workspace = Workspace(
         jail, runtime.store.blobs, start=str(run.snapshot), snapshot=str(run.last_snapshot),
@@ -529,11 +511,9 @@ def _agent(
     conversation.run, conversation.stop = run.id, runtime.hooks.stop
     most, form = task.limits.completion_tokens or runtime.sampling.max_tokens, profile.compaction
     return Agent(
-        task=task,
-        profile=profile,
+        task=task, profile=profile,
         dialogue=Dialogue(
-            policy=policy,
-            conversation=conversation,
+            policy=policy, conversation=conversation,
             sampling=runtime.sampling.model_copy(update={"seed": run.seed}),
             compaction=compaction_of(form, policy, conversation, most) if form else None,
         ),
@@ -572,14 +552,6 @@ def _finish_subagent(agent: Agent, run: Trajectory, runtime: Runtime) -> None:
         runtime.store.add_observation(run.id, *answered)
 
 
-def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
-    """Write whole outputs back to the paths that observations name: snapshots leave them out."""
-    for number, observation in enumerate(turn.observations):
-        if observation.blob is not None:
-            with suppress(OSError):
-                jail.write(spill_path(turn.index, number), runtime.store.blobs.get(observation.blob))
-
-
 def finish(run: Trajectory, runtime: Runtime, stop: StopReason, detail: str | None) -> Trajectory:
     ended = time.time()
     runtime.store.finish(run.id, stop=stop, stop_detail=detail, answer=run.answer, diff=run.diff, ended=ended)
@@ -610,21 +582,13 @@ def _new_run(
         start = start or snapshot.snapshot_texts(task.files, runtime.store.blobs)
     except snapshot.SnapshotError as problem:
         raise UsageError(f"task {task.key!r}: its files cannot be written: {problem}") from None
+    profile = runtime.profile
     return Trajectory(
-        id=run_id,
-        task=task,
-        runtime_version=__version__,
-        profile=runtime.profile.name,
-        profile_hash=runtime.profile.hash,
-        template_hash=runtime.policy.template_hash,
-        tools_hash=runtime.profile.tools_hash,
-        given_tools=given_tools(runtime.profile),
-        policy=runtime.policy_name or runtime.policy.id,
-        snapshot=start,
-        directory=runtime.project.directory,
-        started=time.time(),
-        seed=seed,
-    )
+        id=run_id, task=task, runtime_version=__version__, profile=profile.name, profile_hash=profile.hash,
+        template_hash=runtime.policy.template_hash, tools_hash=profile.tools_hash,
+        given_tools=given_tools(profile), policy=runtime.policy_name or runtime.policy.id, snapshot=start,
+        directory=runtime.project.directory, started=time.time(), seed=seed,
+    )  # fmt: skip
 
 
 def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
@@ -732,10 +696,8 @@ def _refuse_unresumable(trajectory: Trajectory, runtime: Runtime) -> None:
             f"run {run} was made with other tools than profile {profile.name} has now: one of them was"
             " changed; resume it with those that it was given"
         )
-    if (trajectory.profile_hash, trajectory.template_hash) != (
-        profile.hash,
-        runtime.policy.template_hash,
-    ):
+    made_under = trajectory.profile_hash, trajectory.template_hash
+    if made_under != (profile.hash, runtime.policy.template_hash):
         raise UsageError(
             f"run {run} was made under profile {trajectory.profile} with another template than "
             f"this policy's; resume it with --model {trajectory.policy}"

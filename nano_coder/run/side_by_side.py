@@ -8,7 +8,6 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from nano_coder.agent.loop import derived_seed
 from nano_coder.run.execution import Runtime, Stop, grade_run, run_task
@@ -37,13 +36,17 @@ def run_side_by_side(
     None: as many as it decodes together.
     """
     most = min(at_once or getattr(policy, "rows_together", AT_ONCE), max(1, len(episodes)))
-    slots = _slots(policy, len(episodes), most)
+    agents_of, hosted = getattr(policy, "agents", None), getattr(policy, "hosted", None)
+    # one for each agent; policies without a scheduler need none
+    slots: list[AbstractContextManager[object]]
+    slots = list(agents_of(len(episodes), most)) if agents_of else [nullcontext() for _ in episodes]
     done: list[Trajectory] = []
     # grading has its own threads, so that it does not keep an agent's thread from the next agent
     with (
         ThreadPoolExecutor(_GRADERS) as graders,
         ThreadPoolExecutor(most) as agents,
-        _hosted(policy) as lead,
+        # with a local policy this thread decodes while it waits for a future
+        hosted() if hosted else nullcontext(lambda future: None) as lead,
         ExitStack() as stack,
     ):
 
@@ -52,7 +55,14 @@ def run_side_by_side(
                 return episode(graders)
 
         futures = [agents.submit(in_slot, *one) for one in zip(episodes, slots, strict=True)]
-        stack.callback(_cancel_pending, futures, slots)
+
+        def cancel_pending() -> None:
+            for future, slot in zip(futures, slots, strict=True):
+                if future.cancel():
+                    with slot:
+                        pass
+
+        stack.callback(cancel_pending)
         for future in futures:
             lead(future)
             for graded in future.result():
@@ -61,25 +71,6 @@ def run_side_by_side(
                 if on_run:
                     on_run(done[-1])
     return done
-
-
-def _slots(policy: Policy | None, count: int, at_once: int) -> list[AbstractContextManager[object]]:
-    """[count] slots, one for each agent; null contexts for policies without a scheduler."""
-    agents = getattr(policy, "agents", None)
-    return list(agents(count, at_once)) if agents else [nullcontext() for _ in range(count)]
-
-
-def _hosted(policy: Policy | None) -> AbstractContextManager[Callable[[Future[Any]], object]]:
-    """A function that waits for a future; with a local policy this thread decodes while it waits."""
-    hosted = getattr(policy, "hosted", None)
-    return hosted() if hosted else nullcontext(lambda future: None)
-
-
-def _cancel_pending(futures: Sequence[Future[Any]], slots: Sequence[AbstractContextManager[object]]) -> None:
-    for future, slot in zip(futures, slots, strict=True):
-        if future.cancel():
-            with slot:
-                pass
 
 
 def with_private_notes(runtime: Runtime) -> Runtime:

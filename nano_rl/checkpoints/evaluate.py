@@ -93,14 +93,8 @@ def row_of(name: str, trajectories: Sequence[Trajectory]) -> SuccessRow:
     clusters = by_cluster((cluster, sum(runs) / len(runs)) for (cluster, _), runs in passed.items())
     # with a single program the interval is over its runs
     low, high = success_interval(clusters) if len(clusters) != 1 else wilson(successes, graded)
-    return SuccessRow(
-        name=name,
-        successes=successes,
-        graded=graded,
-        ungraded=len(trajectories) - graded,
-        low=low,
-        high=high,
-    )
+    ungraded = len(trajectories) - graded
+    return SuccessRow(name=name, successes=successes, graded=graded, ungraded=ungraded, low=low, high=high)
 
 
 def success_interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -178,15 +172,11 @@ def make_evaluation(
         of_task[run.task.listed.id].append(run)
     whole = row_of("all", runs)
     return Evaluation(
-        id=new_run_id(),
-        created=time.time(),
-        model=model,
-        manifest_hash=manifest_hash(model),
-        log=runtime.store.url,
-        conditions=conditions,
+        id=new_run_id(), created=time.time(), model=model, manifest_hash=manifest_hash(model),
+        log=runtime.store.url, conditions=conditions,
         success=SuccessInterval(mean=whole.rate, low=whole.low, high=whole.high),
         tasks=tuple(task_outcome(task, of_task[task.id]) for task in tasks),
-    )
+    )  # fmt: skip
 
 
 def tasks_hash(tasks: Sequence[Task]) -> str:
@@ -197,13 +187,11 @@ def evaluations_dir() -> Path:
     return nano_home() / "evaluations"
 
 
-def store_evaluation(evaluation: Evaluation) -> Path:
+def store_evaluation(evaluation: Evaluation) -> None:
     """Write the evaluation atomically. Raises CheckpointError if the disk is full."""
-    folder = evaluations_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{evaluation.id}.json"
+    path = evaluations_dir() / f"{evaluation.id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, evaluation.model_dump_json(indent=1) + "\n", CheckpointError)
-    return path
 
 
 def stored_evaluations(hash_of_manifest: str | None = None) -> Iterator[Evaluation]:
@@ -234,17 +222,10 @@ def manifest_hash(model: str) -> str | None:
 
 def task_outcome(task: Task, runs: Sequence[Trajectory]) -> TaskOutcome:
     return TaskOutcome(
-        id=task.id,
-        key=task.key,
-        cluster=cluster_of(task),
-        suite=suite_of(task),
-        level=task.level,
-        view=task.view,
-        split=task.split,
-        runs=tuple(run.id for run in runs),
-        seeds=tuple(run.seed for run in runs),
-        outcomes=tuple(outcome(run.verdict) for run in runs),
-    )
+        id=task.id, key=task.key, cluster=cluster_of(task), suite=suite_of(task), level=task.level,
+        view=task.view, split=task.split, runs=tuple(run.id for run in runs),
+        seeds=tuple(run.seed for run in runs), outcomes=tuple(outcome(run.verdict) for run in runs),
+    )  # fmt: skip
 
 
 Z95 = 1.959963984540054

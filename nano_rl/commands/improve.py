@@ -126,18 +126,11 @@ def _cycle(project: ImprovedProject, setup: Setup, minutes: float, as_json: bool
 
     began = time.monotonic()
     with project.locked(), open_log(setup.config.log, create=True) as store:
-        fallen = take_back_what_fell(project, setup, store)
-        if fallen:
+        if fallen := take_back_what_fell(project, setup, store):
             _say(fallen)
         cycle = project.begin(_model(project, setup))
-        work = CycleWork(
-            project=project,
-            setup=setup,
-            store=store,
-            clock=Clock(began=began, seconds=minutes * 60),
-            say=_say,
-        )
-        cycle = work.run(cycle)
+        clock = Clock(began=began, seconds=minutes * 60)
+        cycle = CycleWork(project=project, setup=setup, store=store, clock=clock, say=_say).run(cycle)
     emit(cycle, as_json, lambda: print(cycle.said))
     return 0
 

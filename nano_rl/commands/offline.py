@@ -21,20 +21,13 @@ class OfflineRows:
 
 
 def train_offline(
-    name: str,
-    parent: str,
-    config: SftConfig,
-    device: str | None,
-    read: Callable[[OpenedWeights], OfflineRows],
-    train: Callable[..., int],
-    *,
-    label: str,
-    shown: Mapping[str, str],
-    as_json: bool,
-) -> None:
+    name: str, parent: str, config: SftConfig, device: str | None,
+    read: Callable[[OpenedWeights], OfflineRows], train: Callable[..., int], *, label: str,
+    shown: Mapping[str, str], as_json: bool,
+) -> None:  # fmt: skip
     """Train on rows and write checkpoint `name`. `train` takes the model, the rows, the config, the folder
     and a callback for each step; `shown` maps metrics to their form in the bar."""
-    from nano_rl.checkpoints.checkpoint import save_checkpoint
+    from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
     from nano_rl.commands.progress import bar, print_trained
     from nano_rl.learn.learner import prepare
 
@@ -53,8 +46,7 @@ def train_offline(
             progress.reach(done, total, f"{'  '.join(told)}  {values['tokens_per_second']:.0f} tokens/s")
 
         steps = train(trained, found.rows, config, folder, on_step)
-    save_checkpoint(
-        target, trained, opened, parent=parent, config=config, steps=steps, run_ids=found.run_ids,
-        tasks=found.tasks, metrics={name: last[name] for name in shown if name in last},
-    )  # fmt: skip
+    metrics = {name: last[name] for name in shown if name in last}
+    learned = Learned(steps=steps, run_ids=found.run_ids, tasks=found.tasks, metrics=metrics)
+    save_checkpoint(target, trained, opened, parent=parent, config=config, learned=learned)
     print_trained(target, folder, as_json=as_json)

@@ -113,13 +113,8 @@ def tell_ungraded(runs: Sequence[Trajectory]) -> None:
 def print_rows(rows: list[Row]) -> None:
     table = Table("tasks", "success", "95 % interval", "of", "not graded", box=None)
     for row in rows:
-        table.add_row(
-            row.name,
-            f"{row.rate:.1%}" if row.graded else "-",
-            f"{row.low:.1%} to {row.high:.1%}" if row.graded else "-",
-            f"{row.successes}/{row.graded}",
-            str(row.ungraded),
-        )
+        shown = (f"{row.rate:.1%}", f"{row.low:.1%} to {row.high:.1%}") if row.graded else ("-", "-")
+        table.add_row(row.name, *shown, f"{row.successes}/{row.graded}", str(row.ungraded))
     Console().print(table)
 
 

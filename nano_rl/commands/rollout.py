@@ -19,12 +19,8 @@ from nano_rl.commands.eval import vars_of
 from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
 from nano_rl.gather.rollouts import WORKERS, collect, execute
-from nano_rl.session import (
-    all_tasks,
-    chosen_reward,
-    policy_runtime,
-)  # fmt: skip
-from nano_rl.tasks.attempts import ORACLE, number_of_runs, oracle_policy
+from nano_rl.session import all_tasks, chosen_reward, oracle_runtime, policy_runtime
+from nano_rl.tasks.attempts import number_of_runs, oracle_policy
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Trajectory
@@ -84,9 +80,7 @@ def command(
                 progress.advance(str(run.stop))
 
         if oracle:
-            from nano_rl.session import oracle_runtime
-
-            runtime = replace(oracle_runtime(config.log, config), policy_name=ORACLE)
+            runtime = oracle_runtime(config.log, config)
             policies = [oracle_policy(t, runtime.profile) for t in work]
             runs = execute(work, policies, runtime, on_run=done, reward=composed)
         else:

@@ -57,12 +57,9 @@ def command(
 
 
 def _lessons(
-    opened: OpenedWeights,
-    tasks_file: Path | None,
-    from_logs: bool,
-    messages_file: Path | None,
+    opened: OpenedWeights, tasks_file: Path | None, from_logs: bool, messages_file: Path | None,
     log: str | None,
-) -> OfflineRows:
+) -> OfflineRows:  # fmt: skip
     """All rows to imitate. Raises UsageError for bad rows, oracles that fail and sources without any row."""
     from nano_rl.commands.offline import OfflineRows
     from nano_rl.commands.progress import bar

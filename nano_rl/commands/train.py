@@ -247,7 +247,7 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
     runtime = replace(runtime, environments=environments)
 
     from nano_coder.models.weights import quiet_transformers
-    from nano_rl.checkpoints.checkpoint import save_checkpoint
+    from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
     from nano_rl.gather.sources import refuse_trained
     from nano_rl.learn.learner import prepare
     from nano_rl.learn.metrics import METRICS, read_metrics
@@ -276,11 +276,9 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
         used = train(trained, opened, runtime, sources, config, folder, callbacks)
     rows = read_metrics(folder / METRICS)
     rewards = {k: v for k, v in watch.last.items() if k.startswith("reward")}
+    learned = Learned(steps=len(rows), run_ids=used, tasks=sources.every_task, metrics=rewards)
     with quiet_transformers():
-        save_checkpoint(
-            target, trained, opened, parent=runtime.policy_name, config=config, steps=len(rows),
-            run_ids=used, tasks=sources.every_task, metrics=rewards,
-        )  # fmt: skip
+        save_checkpoint(target, trained, opened, parent=runtime.policy_name, config=config, learned=learned)
     _report(target, folder, rows, watch.last, config.steps, quiet=quiet)
 
 

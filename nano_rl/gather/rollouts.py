@@ -52,7 +52,6 @@ def collect(
     *,
     group_size: int | Sequence[int] = 1,
     seed: int = 0,
-    concurrency: int | None = None,
     on_run: OnRun | None = None,
     reward: Reward | None = None,
     reflect: int = 0,
@@ -63,14 +62,14 @@ def collect(
     verdicts, which are logged too. With `reflect`, a failed run is followed by so many second attempts, which
     are shown its diff and the output of its check: forks of its last step, so that they form a group.
 
-    `concurrency` None: as many agents as a local policy decodes together. Under a policy's lockstep scheduler
-    the batches depend on the seed alone, and the same seed gives the same trajectories.
+    Under a policy's lockstep scheduler the batches depend on the seed alone, and the same seed gives the same
+    trajectories.
     """
     jobs = members(tasks, group_size)
     if not jobs:
         return []
-    concurrency = concurrency or getattr(runtime.policy, "rows_together", AT_ONCE)
-    at_once = min(concurrency, runtime.environments.sessions or concurrency)
+    at_once = runtime.settings.at_once or getattr(runtime.policy, "rows_together", AT_ONCE)
+    at_once = min(at_once, runtime.environments.sessions or at_once)
     if runtime.settings.agent is not None:
         if reflect:
             raise UsageError(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from random import Random
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nano_coder.run.execution import Runtime
 from nano_rl.config import TrainConfig
 from nano_rl.gather.replay_buffer import ReplayBuffer, TaskBackoff
-from nano_rl.gather.rollouts import OnRun, RollOut, collect, failed, none_graded
+from nano_rl.gather.rollouts import OnRun, collect, failed, none_graded
 from nano_rl.learn.advantage import CreditedGroup, RolloutBatch, credit_group
 from nano_rl.learn.rows import Group, form_groups
 from nano_rl.logs.reader import LoggedGroup, LoggedTasks, members_of
@@ -109,11 +107,8 @@ class Sources:
 
     @property
     def every_task(self) -> Sequence[Task]:
-        return self.tasks or LoggedTasks(self.logged) or self._of_rest
-
-    @property
-    def _of_rest(self) -> tuple[Task, ...]:
-        return tuple({run.task.id: run.task for run in self.rest}.values())
+        of_rest = tuple({run.task.id: run.task for run in self.rest}.values())
+        return self.tasks or LoggedTasks(self.logged) or of_rest
 
     @property
     def from_logs(self) -> bool:
@@ -209,7 +204,9 @@ class TaskOrder:
         passed: list[int] = []
         while len(drawn) < min(count, free):
             if not self._left:
-                self._next_epoch()
+                self._epoch += 1
+                self._left = list(range(len(self._keys)))
+                Random(f"{self._seed} {self._epoch}").shuffle(self._left)
             place = self._left.pop(0)
             if place in drawn or self._keys[place] in taken:
                 passed.append(place)
@@ -224,11 +221,6 @@ class TaskOrder:
     def restore(self, state: Mapping[str, Any]) -> None:
         self._epoch, self._left = int(state["epoch"]), [int(place) for place in state["left"]]
 
-    def _next_epoch(self) -> None:
-        self._epoch += 1
-        self._left = list(range(len(self._keys)))
-        Random(f"{self._seed} {self._epoch}").shuffle(self._left)
-
 
 MIX = 0.5
 """largest share of logged runs in a group that is topped up with fresh rollouts; when the logged runs of a
@@ -240,8 +232,7 @@ LARGEST_GROUP = 16
 class Gatherer:
     """Gathers the groups of each step. The same seed, weights and state give the same groups."""
 
-    def __init__(self, sources: Sources, config: TrainConfig, roll_out: RollOut = collect) -> None:
-        self._roll_out = partial(roll_out, reflect=config.reflect) if config.reflect else roll_out
+    def __init__(self, sources: Sources, config: TrainConfig) -> None:
         self._sources, self._config, self._objective = sources, config, config.objective.terms
         items = [g.task_key for g in sources.logged] or [t.key for t in sources.tasks]
         self._order = TaskOrder(items, config.seed)
@@ -256,9 +247,7 @@ class Gatherer:
     def __enter__(self) -> Gatherer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing to release here; a subclass ends its rollouts."""
 
     def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> RolloutBatch:
@@ -294,15 +283,12 @@ class Gatherer:
             live = sum(c.has_signal for c in of_tasks)
             tasks = self._draw(step, wanted - live, taken=[c.group.task_key for c in of_tasks])
         first = sum(not c.group.forked for c in credited)
-        metrics = {
-            "refill_rounds": float(max(0, rounds - 1)),
-            "refill_groups": float(max(0, first - wanted)),
-        }
+        refilled = float(max(0, rounds - 1)), float(max(0, first - wanted))
+        metrics = dict(zip(("refill_rounds", "refill_groups"), refilled, strict=True))
         return RolloutBatch(credited=credited, metrics=metrics)
 
     def record(self, credited: Sequence[CreditedGroup]) -> dict[str, float]:
         """Update the choice of tasks by the outcomes of a step. Returns metrics of the curriculum."""
-        groups = [c.group for c in credited]
         if self._replay:
             scored = [
                 c for c in credited if not c.group.forked and not all(map(math.isnan, c.group.rewards_G))
@@ -314,7 +300,7 @@ class Gatherer:
         curriculum = self._sources.curriculum
         if curriculum is None:
             return {}
-        curriculum.record(groups)
+        curriculum.record([c.group for c in credited])
         return curriculum.metrics()
 
     def state(self) -> dict[str, Any]:
@@ -380,9 +366,13 @@ class Gatherer:
             "log_left": float(buffer.left(version)),
             "too_old": float(buffer.too_old(version)),
             "log_damaged": float(len(buffer.damaged)),
-            **(self._task_metrics(backoff) if size else {}),
             **({"age_mean": sum(ages) / len(ages), "age_max": float(max(ages))} if ages else {}),
         }
+        if size:
+            keys = self._keys
+            metrics["tasks"] = float(len(keys))
+            metrics["tasks_resting"] = float(len(backoff.resting & set(keys)))
+            metrics["tasks_solved"] = float(backoff.solved(keys))
         return RolloutBatch(
             credited=self._credit(groups), metrics=metrics, logged=logged,
             exhausted=bool(self._sources.logged) and not groups,
@@ -391,14 +381,6 @@ class Gatherer:
     @property
     def _keys(self) -> list[str]:
         return [group.task_key for group in self._sources.logged if not group.forked]
-
-    def _task_metrics(self, backoff: TaskBackoff) -> dict[str, float]:
-        keys = self._keys
-        return {
-            "tasks": float(len(keys)),
-            "tasks_resting": float(len(backoff.resting & set(keys))),
-            "tasks_solved": float(backoff.solved(keys)),
-        }
 
     def _no_signal_left(self, backoff: TaskBackoff) -> bool:
         """True if no task has a signal any more. Raises GuardTripped if none ever had one."""
@@ -430,39 +412,27 @@ class Gatherer:
         known = {group.task_key: group for group in drawn if not group.forked}
         added = [self._sources.logged[place] for place in others]
         tasks = [group.task for group in (*known.values(), *added) if not group.forked]
-        missing = {
-            task.key: self._config.group_size - len(known[task.key].trajectories if task.key in known else ())
-            for task in tasks
-        }
+        had = {key: group.trajectories for key, group in known.items()}
+        missing = {task.key: self._config.group_size - len(had.get(task.key, ())) for task in tasks}
         fresh = self._roll_each(tasks, missing, runtime, step, on_run)
         filled = [
-            Group(
-                task_key=task.key,
-                trajectories=(*(known[task.key].trajectories if task.key in known else ()), *fresh[task.key]),
-            )
+            Group(task_key=task.key, trajectories=(*had.get(task.key, ()), *fresh[task.key]))
             for task in tasks
         ]
         earlier = form_groups(run for key, runs in fresh.items() if key not in missing for run in runs)
         return [*filled, *earlier, *(group for group in drawn if group.forked)]
 
     def _roll_each(
-        self,
-        tasks: Sequence[Task],
-        missing: Mapping[str, int],
-        runtime: Runtime,
-        step: int,
+        self, tasks: Sequence[Task], missing: Mapping[str, int], runtime: Runtime, step: int,
         on_run: OnRun | None,
-    ) -> dict[str, list[Trajectory]]:
+    ) -> dict[str, list[Trajectory]]:  # fmt: skip
         """`missing[task.key]` fresh rollouts of each task, those of earlier tasks and second attempts, by the
         key of their group."""
-        runs = self._roll_out(
-            tasks,
-            runtime,
-            group_size=[missing[task.key] for task in tasks],
-            seed=self.seed(step),
-            on_run=on_run,
-            reward=self._sources.reward,
-        )
+        sizes = [missing[task.key] for task in tasks]
+        runs = collect(
+            tasks, runtime, group_size=sizes, seed=self.seed(step), on_run=on_run,
+            reward=self._sources.reward, reflect=self._config.reflect,
+        )  # fmt: skip
         return by_group(tasks, runs)
 
 

@@ -200,9 +200,8 @@ class CycleWork:
     ) -> Cycle:
         held = paired("held out", after["held_out"], before["held_out"])
         if held is None:
-            return self._end(
-                cycle, "there is no held-out task that both could be graded on: nothing is promoted"
-            )
+            why = "there is no held-out task that both could be graded on: nothing is promoted"
+            return self._end(cycle, why)
         decision = decide(cycle.number, held, paired("general", after["general"], before["general"]))
         solved = {one.id: (one.mean or 0.0) >= 1 for one in before["held_out"]}
         update = {
@@ -230,11 +229,8 @@ def paired(
 ) -> SuccessDifference | None:
     """The difference on the tasks that both were graded on; None without any."""
     was = {one.id: one.mean for one in before if one.mean is not None}
-    values = [
-        (one.cluster or one.id, one.mean - was[one.id])
-        for one in after
-        if one.mean is not None and one.id in was
-    ]
+    both = ((one, one.mean) for one in after if one.mean is not None and one.id in was)
+    values = [(one.cluster or one.id, mean - was[one.id]) for one, mean in both]
     return difference(name, values) if values else None
 
 

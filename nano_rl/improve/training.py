@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nano_coder.models.opening import dtype_to_train, open_weights, rank_of
-from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation import all_that_fit, reader_of, solved_oracles, train_sft
@@ -86,8 +86,8 @@ def imitate(
     except _TimeUp:
         say(f"the time for imitation is over after step {steps}")
     save_checkpoint(
-        target, trained, opened, parent=parent, config=learning, steps=steps,
-        run_ids=[run.id for run in runs], tasks=[run.task for run in runs], metrics={},
+        target, trained, opened, parent=parent, config=learning,
+        learned=Learned(steps=steps, run_ids=[run.id for run in runs], tasks=[run.task for run in runs]),
     )  # fmt: skip
     return True
 
@@ -127,8 +127,8 @@ def reinforce(
     if not steps:
         return False
     save_checkpoint(
-        target, trained, opened, parent=parent, config=learning, steps=steps, run_ids=used, tasks=tasks,
-        metrics={},
+        target, trained, opened, parent=parent, config=learning,
+        learned=Learned(steps=steps, run_ids=used, tasks=tasks),
     )  # fmt: skip
     return True
 

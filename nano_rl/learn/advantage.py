@@ -45,12 +45,9 @@ def group_advantages(
 
 
 def summed_advantages(
-    objectives: Sequence[tuple[float, Sequence[float | None]]],
-    *,
-    baseline: Baseline,
-    std: Std,
+    objectives: Sequence[tuple[float, Sequence[float | None]]], *, baseline: Baseline, std: Std,
     eps: float = 1e-4,
-) -> list[float]:
+) -> list[float]:  # fmt: skip
     """[G] the weighted sum of the advantages of each objective, (weight, [G] rewards).
 
     Normalised separately, rollouts that are good in different parts differ even where their summed rewards
@@ -206,20 +203,11 @@ class RolloutBatch:
         return [c.group for c in self.credited]
 
 
-def group_samples(
-    group: Group,
-    *,
-    baseline: Baseline = "mean",
-    std: Std = "none",
-    eps: float = 1e-4,
-    advantages_G: Sequence[float | Sequence[float] | None] | None = None,
-) -> list[TrainSample]:
-    """The samples of a group. A rollout without a reward, or with None in `advantages_G`, is left out of the
-    loss."""
-    rewards_G = group.rewards_G
-    if advantages_G is None:
-        advantages_G = group_advantages(rewards_G, baseline=baseline, std=std, eps=eps)
-    members = zip(group.trajectories, rewards_G, advantages_G, strict=True)
+def group_samples(group: Group, advantages_G: Credit | None = None) -> list[TrainSample]:
+    """The samples of a group; None takes its `group_advantages`. A rollout without a reward, or with None in
+    `advantages_G`, is left out of the loss."""
+    advantages_G = group_advantages(group.rewards_G) if advantages_G is None else advantages_G
+    members = zip(group.trajectories, group.rewards_G, advantages_G, strict=True)
     # a run whose prompt fills the context has no turn: it counts in the baseline and has nothing to train
     trained = ((t, a) for t, reward, a in members if not math.isnan(reward) and t.own_turns)
     return [s for t, a in trained if a is not None for s in to_samples(t, a)]

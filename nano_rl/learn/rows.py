@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from nano_shared.types import Limits, Sampling, Task, Trajectory, Turn, TurnTokens
+from nano_shared.types import Limits, Task, Trajectory, Turn, TurnTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +72,6 @@ class Group:
 
     def load(self) -> Group:
         return self
-
-    @property
-    def policy_versions(self) -> tuple[int, ...]:
-        versions = {turn.completion.policy_version for t in self.trajectories for turn in t.turns}
-        return tuple(sorted(versions))
 
     @property
     def forked(self) -> bool:
@@ -257,8 +252,19 @@ def to_samples(
     to 1: maximum likelihood needs no behaviour policy. `context_turns` are not trained. Raises ValueError
     with the reason for a rollout that cannot be trained on.
     """
-    _refuse_text_only(trajectory)
-    _refuse_redacted(trajectory)
+    if not trajectory.own_turns:
+        raise ValueError(f"run {trajectory.id!r} has no turns of its own, so nothing was sampled")
+    if not trajectory.has_tokens:
+        bare = [t.index for t in trajectory.turns if t.completion.tokens is None]
+        raise ValueError(
+            f"run {trajectory.id!r} is text-only: turns {bare} carry no token ids and log-probs; it can"
+            " imitate as text, it cannot train a policy gradient. Log it through a backend that returns both"
+        )
+    if trajectory.is_redacted:
+        raise ValueError(
+            f"run {trajectory.id!r} was redacted: some of its ids are placeholders, so nothing after them can"
+            " be computed as it was sampled; its text can still imitate"
+        )
     own = {turn.index for turn in trajectory.own_turns} - set(context_turns)
     rows: dict[int, list[tuple[Turn, TurnTokens]]] = {}
     newest: dict[int | None, int] = {}
@@ -278,81 +284,44 @@ def to_samples(
     return samples
 
 
-def recent_samples(
-    samples: Sequence[TrainSample], version: int, max_staleness: int | None
-) -> tuple[list[TrainSample], int]:
-    """Drop tokens of policies more than `max_staleness` versions before `version`, which stay in their rows
-    as context. Returns the samples that have a trained token left, and the number of dropped tokens."""
+def recent(sample: TrainSample, version: int, max_staleness: int | None) -> list[TrainSample]:
+    """The sample without tokens of policies more than `max_staleness` versions before `version`, which stay
+    in its row as context; none if no trained token is left."""
     if max_staleness is None:
-        return list(samples), 0
-    recent = [_recent(sample, version - max_staleness) for sample in samples]
-    before, after = (sum(s.num_action_tokens for s in rows) for rows in (samples, recent))
-    return [s for s in recent if s.num_action_tokens], before - after
-
-
-def _recent(sample: TrainSample, oldest: int) -> TrainSample:
+        return [sample]
+    oldest = version - max_staleness
     mask = tuple(m * (v >= oldest) for m, v in zip(sample.mask, sample.versions, strict=True))
-    return replace(
-        sample, mask=mask, logprobs=tuple(p * m for p, m in zip(sample.logprobs, mask, strict=True))
-    )
-
-
-def _refuse_text_only(trajectory: Trajectory) -> None:
-    if not trajectory.own_turns:
-        raise ValueError(f"run {trajectory.id!r} has no turns of its own, so nothing was sampled")
-    if not trajectory.has_tokens:
-        bare = [t.index for t in trajectory.turns if t.completion.tokens is None]
-        raise ValueError(
-            f"run {trajectory.id!r} is text-only: turns {bare} carry no token ids and log-probs; it can"
-            " imitate as text, it cannot train a policy gradient. Log it through a backend that returns both"
-        )
-
-
-def _refuse_redacted(trajectory: Trajectory) -> None:
-    if trajectory.is_redacted:
-        raise ValueError(
-            f"run {trajectory.id!r} was redacted: some of its ids are placeholders, so nothing after them can"
-            " be computed as it was sampled; its text can still imitate"
-        )
+    logprobs = tuple(p * m for p, m in zip(sample.logprobs, mask, strict=True))
+    return [replace(sample, mask=mask, logprobs=logprobs)] if any(mask) else []
 
 
 def _temperature(run_id: str, turns: Sequence[tuple[Turn, TurnTokens]]) -> float:
     samplings = [turn.completion.sampling for turn, _ in turns]
     for sampling in samplings:
-        _refuse_truncated(run_id, sampling)
+        if sampling.temperature == 0:
+            raise ValueError(
+                f"run {run_id!r} was sampled greedily (temperature 0): its log-probs are no behaviour"
+            )
+        if sampling.top_p < 1 or sampling.top_k > 0:
+            raise ValueError(
+                f"run {run_id!r} was sampled with top_p={sampling.top_p}, top_k={sampling.top_k}: its"
+                " log-probs cover another support than the trainer's; sample with top_p=1 and top_k=0, or"
+                " imitate it"
+            )
     temperatures = {s.temperature for s in samplings}
     if len(temperatures) > 1:
         raise ValueError(f"run {run_id!r}: one row was sampled at temperatures {sorted(temperatures)}")
     return temperatures.pop()
 
 
-def _refuse_truncated(run_id: str, sampling: Sampling) -> None:
-    if sampling.temperature == 0:
-        raise ValueError(
-            f"run {run_id!r} was sampled greedily (temperature 0): its log-probs are no behaviour"
-        )
-    if sampling.top_p < 1 or sampling.top_k > 0:
-        raise ValueError(
-            f"run {run_id!r} was sampled with top_p={sampling.top_p}, top_k={sampling.top_k}: its log-probs"
-            " cover another support than the trainer's; sample with top_p=1 and top_k=0, or imitate it"
-        )
-
-
 def _merge(
-    run_id: str,
-    turns: Sequence[tuple[Turn, TurnTokens]],
-    advantage: float | Sequence[float],
-    temperature: float,
-    own: Collection[int],
-) -> TrainSample:
+    run_id: str, turns: Sequence[tuple[Turn, TurnTokens]], advantage: float | Sequence[float],
+    temperature: float, own: Collection[int],
+) -> TrainSample:  # fmt: skip
     """The sample of the turns of one row; turns that are not in `own` are context."""
     of_turn = None if isinstance(advantage, float | int) else advantage
-    credits: list[float] = []
-    ids: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
-    turn_ids: list[int] = []
+    credits, logprobs = list[float](), list[float]()
+    ids, mask, versions, turn_ids = list[int](), list[int](), list[int](), list[int]()
     for turn, tokens in turns:
         context, sampled = len(tokens.context_ids), len(tokens.sampled_ids)
         ids += (*tokens.context_ids, *tokens.sampled_ids)

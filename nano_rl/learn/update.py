@@ -25,19 +25,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from nano_rl.learn.advantage import (
-    CreditedGroup,
-    RolloutBatch,
-    group_samples,
-    turn_rewards,
-)
+from nano_rl.learn.advantage import CreditedGroup, RolloutBatch, group_samples, turn_rewards
 from nano_rl.learn.batch import Batch, enough_tokens, make_batches
 from nano_rl.learn.config import Objective, UpdateConfig
 from nano_rl.learn.guards import LogprobMonitor, Probe, check_step, mismatch_ahead
 from nano_rl.learn.learner import BatchLoss, Learner, LossPart, Reference, Stateful
 from nano_rl.learn.logprob import can_share, score_tokens, token_logprobs
 from nano_rl.learn.loss import EXTREMA, clamped_exp, policy_loss, token_weights
-from nano_rl.learn.rows import Group, StepRow, TrainSample, recent_samples
+from nano_rl.learn.rows import Group, StepRow, TrainSample, recent
 from nano_shared.extensions import Extensions
 
 Metrics = dict[str, float]
@@ -179,14 +174,12 @@ class Updater:
             for of_group in self._rows(live)
         ]
         before = _action_tokens(rows)
-        rows = _kept(rows, lambda sample: recent_samples([sample], version, objective.max_staleness)[0])
+        rows = _kept(rows, lambda sample: recent(sample, version, objective.max_staleness))
         metrics = {"stale_dropped": float(before - _action_tokens(rows))}
         old = {run for run, sampled_at in batch.logged.items() if sampled_at != version}
         if old:
-            selection = score_and_select(
-                self.learner.model, [row.sample for of_group in rows for row in of_group], old,
-                MIN_ESS, drift=MAX_DRIFT, max_tokens=config.max_tokens, trees=can_share(self.learner.model),
-            )  # fmt: skip
+            samples = [row.sample for of_group in rows for row in of_group]
+            selection = score_and_select(self.learner.model, samples, old, max_tokens=config.max_tokens)
             if selection is not None:
                 rows = _kept(rows, lambda sample: [sample] * (sample.run_id not in selection.dropped))
                 metrics |= selection.metrics
@@ -393,14 +386,7 @@ class DriftSelection:
 
 
 def score_and_select(
-    model: nn.Module,
-    samples: Sequence[TrainSample],
-    logged: Collection[str],
-    bound: float,
-    *,
-    drift: float | None = None,
-    max_tokens: int,
-    trees: bool,
+    model: nn.Module, samples: Sequence[TrainSample], logged: Collection[str], *, max_tokens: int
 ) -> DriftSelection | None:
     """Score the rows of logged runs with the current weights and apply `select_by_drift`; None without
     any."""
@@ -409,12 +395,12 @@ def score_and_select(
         return None
     mismatch_of: dict[str, list[Tensor]] = defaultdict(list)
     with torch.no_grad():
-        for batch in make_batches(rows, max_tokens=max_tokens, trees=trees):
+        for batch in make_batches(rows, max_tokens=max_tokens, trees=can_share(model)):
             logprobs_BT = token_logprobs(model, batch).to(batch.ids_BT.device)
             mismatch_BT = (logprobs_BT - batch.behaviour_logprobs_BT).double()
             for run, values_T, mask_T in zip(batch.run_ids, mismatch_BT, batch.mask_BT, strict=True):
                 mismatch_of[run].append(values_T[mask_T].cpu())
-    return select_by_drift({run: torch.cat(parts) for run, parts in mismatch_of.items()}, bound, drift)
+    return select_by_drift({run: torch.cat(parts) for run, parts in mismatch_of.items()}, MIN_ESS, MAX_DRIFT)
 
 
 def select_by_drift(

@@ -133,12 +133,8 @@ def refusal_of(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
         return RefusalCode.TEXT_ONLY
     if target.template_hash not in (None, run.template_hash):
         return RefusalCode.ANOTHER_TEMPLATE
-    return next(iter(found), None) or _stale(run, target)
-
-
-def _stale(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
-    if target.version is None or target.max_staleness is None:
-        return None
+    if found or target.version is None or target.max_staleness is None:
+        return next(iter(found), None)
     oldest = min(turn.policy_version for turn in run.turns)
     return RefusalCode.STALE if target.version - oldest > target.max_staleness else None
 
@@ -161,13 +157,6 @@ def _refuse_copies(runs: Sequence[CheckedRun]) -> list[CheckedRun]:
     return judged
 
 
-def uncomparable(rewards: Sequence[float]) -> RefusalCode | None:
-    """Why a group with these rewards has no signal for a policy gradient, or None if it has."""
-    if len(rewards) < 2:
-        return RefusalCode.LONE
-    return RefusalCode.SAME_REWARD if is_dead(tuple(rewards)) else None
-
-
 def by_task(
     facts: Iterable[RunFacts], target: TargetPolicy, verify: RunCheck | None = None
 ) -> Iterator[list[JudgedRun]]:
@@ -175,8 +164,7 @@ def by_task(
 
     `verify` is applied to the runs that their columns admit.
     """
-    for checked in check_runs(facts, target, verify):
-        yield _judged(checked, target.profile)
+    return (_judged(checked, target.profile) for checked in check_runs(facts, target, verify))
 
 
 def check_runs(
@@ -196,7 +184,10 @@ def _judged(runs: Sequence[CheckedRun], profile: InterfaceProfile | None) -> lis
     for run, code in runs:
         if code is None and run.reward is not None:
             rewards.setdefault(run.group_key, []).append(run.reward)
-    alone = {key: uncomparable(of_group) for key, of_group in rewards.items()}
+    alone: dict[str, RefusalCode | None] = {
+        key: RefusalCode.LONE if len(of_group) < 2 else RefusalCode.SAME_REWARD if is_dead(of_group) else None
+        for key, of_group in rewards.items()
+    }
     left = [(run, code or alone.get(run.group_key)) for run, code in runs]
     pairable = _pairable(run for run, code in left if not _worthless(code))
     judged = []

@@ -105,30 +105,21 @@ def lineage(opened: OpenedWeights) -> Lineage:
         id=opened.loaded.id, version=opened.version, until=opened.version, next_runs=frozenset()
     )
     lineage, learned = [own], set[str]()
-    for manifest, parent in _parents(opened.manifest):
+    for manifest, parent, version in _parents(opened.manifest):
         runs, whole = _runs(manifest)
         learned |= runs
         if parent is None:
             break
+        next_runs = frozenset(runs) if whole else None
         lineage.append(
-            AncestorWeights(
-                id=parent.id,
-                version=parent.version,
-                until=manifest.policy_version,
-                next_runs=frozenset(runs) if whole else None,
-            )
+            AncestorWeights(id=parent, version=version, until=manifest.policy_version, next_runs=next_runs)
         )
     return Lineage(weights=tuple(lineage), learned_from=frozenset(learned))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parent:
-    id: str
-    version: int
-
-
-def _parents(manifest: Manifest | None) -> Iterator[tuple[Manifest, _Parent | None]]:
-    """Each checkpoint of the lineage with the weights that it was trained from; None if those are missing."""
+def _parents(manifest: Manifest | None) -> Iterator[tuple[Manifest, str | None, int]]:
+    """Each checkpoint of the lineage with the id and version of the weights that it was trained from; None
+    if those are missing."""
     for _ in range(_GENERATIONS):
         if manifest is None:
             return
@@ -137,7 +128,7 @@ def _parents(manifest: Manifest | None) -> Iterator[tuple[Manifest, _Parent | No
         identity = manifest.base_model if above and manifest.kind == "full" else _identity(manifest.parent)
         version = above.policy_version if above else 0
         known = identity is not None and version <= manifest.policy_version
-        yield manifest, _Parent(id=identity, version=version) if known and identity else None
+        yield manifest, identity if known else None, version
         if not known:
             return
         manifest = above
@@ -369,7 +360,7 @@ def read_logs(
     keeps_rest = bool(config.lambda_sft or config.logs.lambda_preference)
     target = TargetPolicy(profile=opened.profile, template_hash=template_hash)
     verifiers = [RunVerifier(opened, store) for store in stores]
-    verify_now = rescore is not None or _few(stores)
+    verify_now = rescore is not None or sum(len(store.ids()) for store in stores) <= VERIFY_AT_START
     runs = LoggedRuns(stores=stores, verifiers=None if verify_now else verifiers)
     refused: Counter[str] = Counter()
     found: list[_AdmittedRun] = []
@@ -403,24 +394,15 @@ def read_logs(
     rest.sort(key=lambda run: (run.started, run.id))
     versions = {of.member.id: of.policy_version for of in found}
     return LogContents(
-        groups=groups,
+        groups=groups, rest=tuple(rest), refused=refused, seen=len(known), can_imitate=can_imitate,
         policy_versions={member.id: versions[member.id] for group in groups for member in group.members},
-        rest=tuple(rest),
         passed=tuple((of.log, of.run) for of in sorted(passed.values(), reverse=True)),
-        refused=refused,
-        seen=len(known),
-        can_imitate=can_imitate,
-        imitates=config.lambda_sft > 0 and config.imitate == "rest",
-        verified=verify_now,
-    )
+        imitates=config.lambda_sft > 0 and config.imitate == "rest", verified=verify_now,
+    )  # fmt: skip
 
 
 VERIFY_AT_START = 2000
 """largest number of runs in all logs together that are verified before the first step"""
-
-
-def _few(stores: Sequence[LogStore]) -> bool:
-    return sum(len(store.ids()) for store in stores) <= VERIFY_AT_START
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,17 +420,12 @@ class _AdmittedRun:
     @classmethod
     def of(cls, run: RunFacts, log: int, policy_version: int) -> _AdmittedRun:
         member = GroupMember(
-            id=run.id,
-            started=run.started,
-            version=min(turn.policy_version for turn in run.turns),
-            reward=math.nan if run.reward is None else run.reward,
-            log=log,
-        )
-        key = run.group_key
-        return cls(
-            member=member, key=key, forked=key != run.task.key, task=run.task_id,
-            policy_version=policy_version,
+            id=run.id, started=run.started, version=min(turn.policy_version for turn in run.turns),
+            reward=math.nan if run.reward is None else run.reward, log=log,
         )  # fmt: skip
+        key = run.group_key
+        forked = key != run.task.key
+        return cls(member=member, key=key, forked=forked, task=run.task_id, policy_version=policy_version)
 
 
 def _verified(store: LogStore, verifier: RunVerifier, run: RunFacts) -> RefusalCode | None:
@@ -527,8 +504,7 @@ def _environments(
     for key, of in examples.items():
         task = runs.stores[of.log].task(of.run) if key not in known else None
         if task is not None and (task.check or task.hidden):
-            group = LoggedGroup(task_key=key, forked=False, members=(), runs=runs, example=(of.log, of.run))
-            groups.append(group)
+            groups.append(LoggedGroup(task_key=key, runs=runs, example=(of.log, of.run)))
     return tuple(groups)
 
 
@@ -544,14 +520,12 @@ def _newest_content(found: Iterable[_AdmittedRun], refused: Counter[str]) -> lis
 
 def _form_groups(found: Iterable[_AdmittedRun], runs: LoggedRuns) -> list[LoggedGroup]:
     """Groups by key, in the order of first appearance."""
-    by_key: dict[str, list[_AdmittedRun]] = {}
+    by_key: dict[tuple[str, bool], list[GroupMember]] = {}
     for of in found:
-        by_key.setdefault(of.key, []).append(of)
+        by_key.setdefault((of.key, of.forked), []).append(of.member)
     return [
-        LoggedGroup(
-            task_key=key, forked=members[0].forked, members=tuple(of.member for of in members), runs=runs
-        )
-        for key, members in by_key.items()
+        LoggedGroup(task_key=key, forked=forked, members=tuple(members), runs=runs)
+        for (key, forked), members in by_key.items()
     ]
 
 

@@ -97,12 +97,9 @@ def _edit(edit: Mapping[str, Any], lines: Mapping[int, str]) -> list[tuple[int, 
 
 
 def run_in_project(
-    task: Task,
-    runtime: Runtime,
-    *,
-    seed: int | None = None,
+    task: Task, runtime: Runtime, *, seed: int | None = None,
     policy_of: Callable[[Task], Policy] | None = None,
-) -> list[Trajectory]:
+) -> list[Trajectory]:  # fmt: skip
     """The graded and logged runs of the earlier tasks and of the task, in this order.
 
     Their notes are those of this attempt alone. `policy_of` gives the policy of each task in place of the
@@ -114,18 +111,15 @@ def run_in_project(
             policy = policy_of(one) if policy_of else runtime.policy
             within = replace(runtime_for(one, runtime), project=Project(notes=notes), policy=policy)
             runs.append(grade_run(run_task(one, within, seed=seed), within))
-    return [*(_by_its_use(run, runs[-1], runtime) for run in runs[:-1]), runs[-1]]
-
-
-def _by_its_use(run: Trajectory, last: Trajectory, runtime: Runtime) -> Trajectory:
-    verdict = run.verdict
-    if verdict is None:
-        return run
-    both = None if verdict.reward is None or last.reward is None else verdict.reward * last.reward
-    components = {**verdict.components, "later": last.reward}
-    verdict = verdict.model_copy(update={"reward": both, "components": components})
-    runtime.store.add_verdict(run.id, verdict)
-    return run.model_copy(update={"verdict": verdict})
+    last = runs[-1].reward
+    for number, run in enumerate(runs[:-1]):
+        if (verdict := run.verdict) is not None:
+            both = None if verdict.reward is None or last is None else verdict.reward * last
+            update = {"reward": both, "components": {**verdict.components, "later": last}}
+            verdict = verdict.model_copy(update=update)
+            runtime.store.add_verdict(run.id, verdict)
+            runs[number] = run.model_copy(update={"verdict": verdict})
+    return runs
 
 
 def number_of_runs(tasks: Iterable[Task]) -> int:

@@ -10,6 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TypeVar
 
+from nano_rl.tasks.places import text_of
 from nano_shared.blobs import BlobStore
 from nano_shared.snapshot import Entry, EntryKind, Snapshot, make_snapshot
 from nano_shared.types import OracleAction
@@ -49,7 +50,7 @@ def hunks_between(
 
 def _of_file(path: str, before: Snapshot, after: Snapshot, blobs: BlobStore) -> Iterator[TreeHunk]:
     entry = after.by_path.get(path)
-    old, new = (_lines(tree.by_path.get(path), blobs) for tree in (before, after))
+    old, new = (_lines(tree, path, blobs) for tree in (before, after))
     if old is None or new is None or entry is None:
         yield TreeHunk(path=path, entry=entry, new=tuple(new or ()))
         return
@@ -59,20 +60,12 @@ def _of_file(path: str, before: Snapshot, after: Snapshot, blobs: BlobStore) -> 
             yield TreeHunk(path=path, entry=entry, first=first, old=old_lines, new=new_lines)
 
 
-def _lines(entry: Entry | None, blobs: BlobStore) -> list[str] | None:
-    """The lines of a text file; None for anything else."""
-    if entry is None or entry.kind is not EntryKind.FILE:
+def _lines(tree: Snapshot, path: str, blobs: BlobStore) -> list[str] | None:
+    """The lines of a text file as `edit_file` counts them (a form feed, for one, ends no line); None for
+    anything else."""
+    text = text_of(tree, path, blobs)
+    if not text or "\0" in text or len(text) > _LARGEST:
         return None
-    data = blobs.get(str(entry.content))
-    try:
-        text = data.decode() if b"\0" not in data else ""
-    except UnicodeError:
-        return None
-    return _split(text) if text and len(text) <= _LARGEST else None
-
-
-def _split(text: str) -> list[str]:
-    """The lines as `edit_file` counts them: a form feed, for one, ends no line."""
     lines = text.split("\n")
     return [f"{line}\n" for line in lines[:-1]] + lines[-1:] * bool(lines[-1])
 
@@ -87,7 +80,7 @@ def applied(before: Snapshot, hunks: Iterable[TreeHunk], blobs: BlobStore) -> Sn
             if some[0].entry is not None:
                 kept[path] = some[0].entry
         else:
-            text = "".join(_with(_lines(before.by_path[path], blobs) or [], some))
+            text = "".join(_with(_lines(before, path, blobs) or [], some))
             kept[path] = replace(before.by_path[path], content=blobs.put(text.encode()))
     files = [entry for entry in kept.values() if entry.kind is not EntryKind.DIRECTORY]
     return make_snapshot(files)
@@ -109,7 +102,7 @@ def edit_actions(before: Snapshot, hunks: Sequence[TreeHunk], blobs: BlobStore) 
         some = list(group)
         if some[0].first is not None:
             actions.append(OracleAction(name="read_file", arguments={"path": path}))
-            actions += _edits(path, _lines(before.by_path[path], blobs) or [], some)
+            actions += _edits(path, _lines(before, path, blobs) or [], some)
         elif some[0].entry is None:
             actions.append(OracleAction(name="shell", arguments={"command": f"rm {shlex.quote(path)}"}))
         else:
@@ -129,8 +122,7 @@ def _edits(path: str, lines: list[str], hunks: Sequence[TreeHunk]) -> Iterator[O
         else:
             above, below = _unique(text, lines, first, last, bool(new))
             old, kept = "".join(lines[above:below]), [*lines[above:first], *new, *lines[last:below]]
-            arguments = {"path": path, "old": old, "new": "".join(kept)}
-            yield OracleAction(name="edit_file", arguments={**arguments})
+            yield OracleAction(name="edit_file", arguments={"path": path, "old": old, "new": "".join(kept)})
         lines = [*lines[:first], *new, *lines[last:]]
 
 

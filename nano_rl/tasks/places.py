@@ -68,18 +68,15 @@ def changed_places(before: Snapshot, after: Snapshot, blobs: BlobStore) -> list[
     """The places that differ between two workspaces, sorted; those of tests too."""
     found: set[str] = set()
     for path in snapshot.changed_paths(before, after):
-        old, new = _text(before, path, blobs), _text(after, path, blobs)
+        old, new = text_of(before, path, blobs), text_of(after, path, blobs)
         if not path.endswith(".py") or old is None or new is None:
             found.add(path)
             continue
-        found |= {place_at(path, new, line) for line in _changed_lines(old, new)}
+        functions = functions_of(new)
+        for line in _changed_lines(old, new):
+            inside = next((name for name, first, last, _ in functions if first <= line <= last), "")
+            found.add(f"{path}::{inside}" if inside else path)
     return sorted(found)
-
-
-def place_at(path: str, text: str, line: int) -> str:
-    """The place of a line (from 1) of a Python file."""
-    inside = next((name for name, first, last, _ in functions_of(text) if first <= line <= last), "")
-    return f"{path}::{inside}" if inside else path
 
 
 def _changed_lines(old: str, new: str) -> Iterator[int]:
@@ -92,7 +89,8 @@ def _changed_lines(old: str, new: str) -> Iterator[int]:
             yield from range(first + 1, last + 1)
 
 
-def _text(tree: Snapshot, path: str, blobs: BlobStore) -> str | None:
+def text_of(tree: Snapshot, path: str, blobs: BlobStore) -> str | None:
+    """The text of a file; None for what is no text, and for no file."""
     entry = tree.by_path.get(path)
     if entry is None or entry.kind is not EntryKind.FILE:
         return None
@@ -106,7 +104,7 @@ def codes_of(tree: Snapshot, places: Collection[str], blobs: BlobStore) -> set[s
     """The normalised code of these places in a workspace; of functions alone."""
     found: set[str] = set()
     for path in {place.partition("::")[0] for place in places}:
-        for name, _, _, code in functions_of(_text(tree, path, blobs) or ""):
+        for name, _, _, code in functions_of(text_of(tree, path, blobs) or ""):
             if f"{path}::{name}" in places:
                 found.add(code)
     return found

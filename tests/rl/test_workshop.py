@@ -86,7 +86,7 @@ def logged(turns: list[tuple[str, str]], logprob: float = 0.0) -> Trajectory:
 def rl_batch() -> Batch:
     """The policy's run with its reward as advantage; under the reference each token has half a nat less."""
     run = logged(ACTIONS, math.log(ON_POLICY))
-    samples = group_samples(Group(task_key="5 + 3", trajectories=(run,)), baseline="none")
+    samples = group_samples(Group(task_key="5 + 3", trajectories=(run,)), [run.reward])
     (batch,) = make_batches(samples, max_tokens=64, dtype=torch.float64)
     return batch.with_reference(Bigrams().logprobs(batch) - L_KL)
 

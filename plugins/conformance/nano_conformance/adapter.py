@@ -141,7 +141,6 @@ def our_loss(
         advantages_BT=advantages,
         weight_BT=torch.tensor(shares, dtype=torch.float64)[:, None] * mask,
         temperature_B=torch.ones(len(mask), dtype=torch.float64),
-        num_action_tokens=options["num_tokens"],
         run_ids=tuple(options["trajectory"]),
         old_logprobs_BT=None if first else old,
         reference_logprobs_BT=reference,
