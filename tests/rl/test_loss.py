@@ -37,9 +37,8 @@ def gradient(loss: Callable[[Tensor], Tensor], logprobs: list[float]) -> list[fl
 
 def one_row(lengths: list[tuple[int, float]], num_action_tokens: int | None = None) -> Batch:
     samples = [to_samples(trajectory(turn(1, n), run_id=f"r{n}"), a)[0] for n, a in lengths]
-    (batch,) = make_batches(
-        samples, max_tokens=1000, num_action_tokens=num_action_tokens, dtype=torch.float64
-    )
+    weights = [1 / num_action_tokens] * len(samples) if num_action_tokens else None
+    (batch,) = make_batches(samples, max_tokens=1000, weights=weights, dtype=torch.float64)
     return batch
 
 
