@@ -33,9 +33,8 @@ from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, Optim
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.logs.reader import lineage, read_logs
-from nano_rl.record import learned_from
+from nano_rl.record import Watch, learned_from
 from nano_rl.train import train
-from nano_rl.watch import Watch
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Task
 

@@ -54,8 +54,8 @@ from nano_rl.imitation import reader_of, train_sft
 from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.record import Watch
 from nano_rl.train import train
-from nano_rl.watch import Watch
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.logged_run import Feedback, FeedbackKind

@@ -24,9 +24,8 @@ from nano_coder.verify.trainable import (
     outcome,
 )
 from nano_rl.config import SftConfig, TrainConfig
-from nano_rl.gather.rollouts import OnRun, execute
+from nano_rl.gather.rollouts import ORACLE, OnRun, execute, oracle_policy
 from nano_rl.learn.rows import Group, TrainSample, to_samples
-from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.task_file import read_models
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import PolicyError, UsageError

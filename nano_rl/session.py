@@ -31,8 +31,8 @@ from nano_coder.run.execution import RunSettings, Runtime, open_agent
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox, allowed_hosts
 from nano_coder.tools.tool import TOOLS
+from nano_rl.gather.rollouts import ORACLE
 from nano_rl.rewards import COMPOSERS, Reward
-from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.checkpoint import LATEST, checkpoints_dir
 from nano_shared.errors import UsageError

@@ -24,7 +24,7 @@ from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
 from nano_rl.learn.rows import Group, group_metrics, row_tokens
 from nano_rl.learn.update import CRITICS, Updater
 from nano_rl.learn.utilisation import FlopCounter, utilisation
-from nano_rl.record import USED, EventKind, Phases, UsedRuns, note
+from nano_rl.record import USED, EventKind, Phases, UsedRuns, Watch, note
 from nano_rl.resume import (
     STATES,
     Identity,
@@ -37,7 +37,6 @@ from nano_rl.resume import (
     usual_save_every,
 )
 from nano_rl.session import PLANS
-from nano_rl.watch import Watch
 from nano_shared.errors import UsageError
 from nano_shared.extensions import source_hashes
 from nano_shared.files import content_hash

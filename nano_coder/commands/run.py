@@ -34,8 +34,8 @@ from nano_coder.commands.options import (
     open_runtime,
 )
 from nano_coder.config import ASKED, SPREADING, UNTRUSTED_CHECK, open_store, task_limits
-from nano_coder.run.execution import Runtime, Stop, attempt_task, escalate_run, refuse_unpriced
-from nano_coder.run.side_by_side import best_of, passed, run_tries
+from nano_coder.run.execution import Runtime, Stop, attempt_task, escalate_run, passed, refuse_unpriced
+from nano_coder.run.side_by_side import best_of, run_tries
 from nano_coder.sandbox.request import say_unread
 from nano_shared import snapshot, snapshot_change
 from nano_shared.checkpoint import latest_checkpoint

@@ -285,6 +285,10 @@ def can_reflect(run: Trajectory) -> bool:
     return goes_on and run.reward is not None and run.reward < 1
 
 
+def passed(run: Trajectory) -> bool:
+    return run.reward is not None and run.reward >= 1
+
+
 def is_reflection(run: Trajectory) -> bool:
     """Whether the run starts with a reflection on the one before it."""
     return bool(run.inherited) and any(

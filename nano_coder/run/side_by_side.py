@@ -11,6 +11,7 @@ from functools import partial
 
 from nano_coder.agent.loop import derived_seed
 from nano_coder.run.execution import Runtime, Stop, grade_run, run_task
+from nano_coder.run.execution import passed as passed  # also imported from here
 from nano_shared.policy import Policy
 from nano_shared.types import Task, Trajectory
 
@@ -120,10 +121,6 @@ def run_tries(
         return [graders.submit(graded, member, run)]
 
     return run_side_by_side([partial(one, member) for member in range(count)], runtime.policy)
-
-
-def passed(run: Trajectory) -> bool:
-    return run.reward is not None and run.reward >= 1
 
 
 def best_of(runs: Sequence[Trajectory]) -> Trajectory:

@@ -22,6 +22,7 @@ from rich.table import Table
 from nano_rl.checkpoints.evaluate import SuccessRow as Row
 from nano_rl.gather.rollouts import none_graded, why_ungraded
 from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.record import print_metrics
 from nano_shared.command_line import Console
 from nano_shared.types import Trajectory
 
@@ -63,27 +64,6 @@ def bar(label: str, total: int) -> Iterator[Bar]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         yield Bar(progress, label, total)
-
-
-_SHOWN = (
-    "reward_mean", "frac_zero_std", "log_share", "age_mean", "ess_kept", "loss",
-    "entropy", "approx_kl", "clip_low", "clip_high", "ess",
-    "mismatch", "grad_norm", "tokens", "tokens_per_second", "seconds_rollout", "seconds_train",
-)  # fmt: skip
-
-
-def print_metrics(rows: list[dict[str, float | None]], console: Console | None = None) -> None:
-    """How a training went: each metric in its first and last step, and its mean over all; on stderr, or to
-    the console given."""
-    if not rows:
-        return
-    table = Table("metric", "first step", "last step", "mean", box=None, title=f"{len(rows)} steps")
-    for name in _SHOWN:
-        values = [value for row in rows if (value := row.get(name)) is not None]
-        if values:
-            mean = sum(values) / len(values)
-            table.add_row(name, *(f"{value:.4g}" for value in (values[0], values[-1], mean)))
-    (console or Console(stderr=True)).print(table)
 
 
 def print_trained(target: Path, folder: Path, *, as_json: bool) -> None:

@@ -63,9 +63,9 @@ def _lessons(
     """All rows to imitate. Raises UsageError for bad rows, oracles that fail and sources without any row."""
     from nano_rl.commands.offline import OfflineRows
     from nano_rl.commands.progress import bar
+    from nano_rl.gather.rollouts import ORACLE
     from nano_rl.imitation import all_that_fit, logged_successes, oracle_runs, read_messages, reader_of, why
     from nano_rl.session import oracle_runtime
-    from nano_rl.tasks.attempts import ORACLE
     from nano_rl.tasks.task_file import read_tasks
 
     reader = reader_of(opened)

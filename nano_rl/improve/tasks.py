@@ -17,8 +17,8 @@ from nano_coder.commands.run import make_task, take_snapshot
 from nano_coder.grading.command_check import by_pytest
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.verify.trainable import may_teach
+from nano_rl.gather.rollouts import ORACLE, oracle_policy
 from nano_rl.improve.project import ImprovedProject, ProjectTask, Tell
-from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.from_log import MutantSearch, mutant_tasks, task_from_run
 from nano_rl.tasks.hunks import edit_actions, hunks_between
 from nano_rl.tasks.places import SplitPart, changed_places, codes_of, part_of

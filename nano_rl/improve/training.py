@@ -18,11 +18,10 @@ from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.offline import OtherRows
-from nano_rl.record import TrainArguments
+from nano_rl.record import TrainArguments, Watch
 from nano_rl.resume import STATES
 from nano_rl.session import oracle_runtime, training_folder, training_runtime, trainings_dir
 from nano_rl.train import train
-from nano_rl.watch import Watch
 from nano_shared.errors import GuardTripped
 from nano_shared.types import Task
 

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from nano_rl.learn.batch import Batch
 from nano_rl.learn.config import LearningRateSchedule, OptimizerConfig
-from nano_rl.learn.logprob import token_logprobs
+from nano_rl.learn.logprob import checkpoint_layers, token_logprobs
 from nano_rl.learn.loss import mean_metrics
-from nano_rl.learn.tree_forward import checkpoint_layers
 from nano_shared.errors import CheckpointError, ConfigError
 from nano_shared.extensions import Extensions
 from nano_shared.lora import round_once
