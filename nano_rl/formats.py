@@ -48,10 +48,10 @@ class RecognisesPath(Protocol):
     def recognises_path(self, path: Path) -> bool: ...
 
 
-FORMATS: Extensions[TaskFormat] = Extensions("nano.task_formats", check=lambda value: _no_format(value))
-
-
 def _no_format(value: object) -> str | None:
     lacks = [name for name in ("name", "summary") if not isinstance(getattr(value, name, None), str)]
     lacks += [name for name in ("read", "refusals", "write") if not callable(getattr(value, name, None))]
     return f"is no format of tasks: it has no {lacks[0]}" if lacks else None
+
+
+FORMATS: Extensions[TaskFormat] = Extensions("nano.task_formats", check=_no_format)

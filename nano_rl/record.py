@@ -103,7 +103,6 @@ def note(folder: Path, kind: EventKind, step: int, text: str = "") -> None:
 
 
 def read_events(folder: Path) -> list[TrainingEvent]:
-    """All events in order; empty without a file."""
     path = folder / EVENTS
     return [TrainingEvent.model_validate(row) for row in read_rows(path)] if path.exists() else []
 
@@ -367,8 +366,6 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class PanelLine:
-    """One metric of a panel."""
-
     metric: str
     label: str
     form: str = ".4g"

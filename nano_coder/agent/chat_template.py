@@ -428,7 +428,6 @@ class NativeTemplate(ChatTemplate):
         return [{"role": "assistant", "content": text}]
 
     def _calls(self, calls: Sequence[ToolCall], number: int) -> list[TemplateMessage]:
-        """The calls with ids, counted from `number`."""
         name = getattr(self._dialect, "call_id", lambda _, n: f"call{n:05d}")
         return [
             {

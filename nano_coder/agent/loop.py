@@ -251,7 +251,6 @@ class Agent:
         self.stop = self.stop or self._limit()
 
     def replay_turn(self, turn: Turn) -> None:
-        """Append a turn of the parent run. Does not apply stop conditions."""
         self.turns.append(turn)
         conversation, compaction = self.dialogue.conversation, self.dialogue.compaction
         if turn.is_summary:  # without compaction, the new row's messages are in the turn after it
@@ -272,7 +271,6 @@ class Agent:
 
     @property
     def own_turns(self) -> list[Turn]:
-        """The turns of this agent, without its sub-agents'."""
         return [turn for turn in self.turns if turn.delegated_by == self.parent]
 
     # -------------------------------------------------------------------------------- sub-agents
@@ -304,7 +302,6 @@ class Agent:
         return at, answer
 
     def _delegating(self) -> int | None:
-        """The turn whose sub-agent is active."""
         return delegating(self.own_turns)
 
     def _child_of(self, at: int) -> Agent:
@@ -335,7 +332,6 @@ class Agent:
         return self._budget()
 
     def _budget(self) -> StopReason | None:
-        """The limit of the run that is reached; None: none."""
         limits = self.task.limits
         if len(self.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
@@ -487,7 +483,6 @@ def sub_agent(parent: Agent, at: int) -> Agent:
 
 
 def child_result(child: Agent) -> ToolResult:
-    """The result of a sub-agent: its answer, or why there is none and its last text."""
     if child.stop is StopReason.FINISHED:
         return ToolResult(text=child.answer or "(the sub-agent ended without an answer)")
     last = child.own_turns[-1].thought.strip() if child.own_turns else ""
@@ -500,7 +495,6 @@ def answered(turn: Turn, observation: Observation) -> Turn:
 
 
 def last_main(turns: Sequence[Turn]) -> Turn:
-    """The last turn of a run that is no sub-agent's."""
     return next(turn for turn in reversed(turns) if turn.delegated_by is None)
 
 

@@ -353,9 +353,14 @@ def first_messages(
     its own prompt, with no system message. `place`: what the program shows of the project; `tried`: the
     answers to it before this one."""
     tools = offered_tools(profile, task)
+    # bytes that are not UTF-8 are shown as the tools show them
+    names = (os.fsencode(file).decode("utf-8", "backslashreplace") for file in files)
+    shown = sorted(name for name in names if not name.startswith("."))
+    if len(shown) > _MAX_FILES:
+        shown[_MAX_FILES:] = [f"and {len(shown) - _MAX_FILES} more"]
     prompt = rendered(
         profile.task,
-        prompt=task.prompt, files=_listing(files), check=task.check, instructions=task.instructions,
+        prompt=task.prompt, files=shown, check=task.check, instructions=task.instructions,
         place=place, tried=tried,
     )  # fmt: skip
     asked = Message(role=Role.USER, content=prompt)
@@ -388,15 +393,6 @@ def rendered(template: str, **variables: Any) -> str:
     escaped."""
     text: str = _environment.from_string(template).render(**variables)
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _listing(files: Sequence[str]) -> list[str]:
-    # bytes that are not UTF-8 are shown as the tools show them
-    names = (os.fsencode(file).decode("utf-8", "backslashreplace") for file in files)
-    shown = sorted(name for name in names if not name.startswith("."))
-    if len(shown) <= _MAX_FILES:
-        return shown
-    return [*shown[:_MAX_FILES], f"and {len(shown) - _MAX_FILES} more"]
 
 
 ORIGINAL_OPENING = "opening"

@@ -169,7 +169,6 @@ class Display:
                 self._progress.print(Text(f"  {sign}", style), printable(str(step.get("step"))))
 
     def _client(self, message: Message) -> None:
-        """A message that a client of the server sent before the turn."""
         text = message.content if self._verbose else message.content[:_SHOWN]
         for line in printable(text, None).splitlines() or [""]:
             self._progress.print(Text("│", "blue"), Text(f"{message.role.value} ", "blue"), line)
@@ -339,7 +338,6 @@ def outcome(trajectory: Trajectory) -> str:
 
 
 def _resting_on(verdict: Verdict, task: Task) -> str:
-    """What a user's check was run on."""
     if not task.check_trusted:
         return ", by a check of this project's nano.toml, which you do not trust, so nothing trains on it"
     if verdict.trust is Trust.USER_CHECK:

@@ -142,8 +142,6 @@ INTERRUPTED = 130
 
 
 class _Result(NamedTuple):
-    """What the runs of the command came to."""
-
     run: Trajectory
     """the one that is shown and applied"""
     told: dict[str, Any]

@@ -551,7 +551,6 @@ def _jail(run: Trajectory, runtime: Runtime) -> LazyJail:
 
 
 def _finish_subagent(agent: Agent, run: Trajectory, runtime: Runtime) -> None:
-    """Log the answer of a sub-agent that has ended."""
     if (answered := agent.finish_subagent()) is not None:
         runtime.store.add_observation(run.id, *answered)
 

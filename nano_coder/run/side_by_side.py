@@ -82,7 +82,6 @@ def with_private_notes(runtime: Runtime) -> Runtime:
 
 
 def member_seed(seed: int, task: Task, member: int) -> int:
-    """The seed of one run of a task's group."""
     return derived_seed(seed, task.key, member)
 
 

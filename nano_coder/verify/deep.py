@@ -373,8 +373,6 @@ class NotAtHand(UsageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """The result of deep verification of one run."""
-
     run: str
     policy: str
     policy_id: str

@@ -252,7 +252,6 @@ def _mixed(run: RunFacts) -> RunFinding | None:
 
 
 def _of_turn(turn: TurnFacts) -> RunFinding | None:
-    """The first problem with the tokens of one turn."""
     name = f"turn {turn.index}"
     if not turn.context or not turn.sampled:
         why = f"{name} has no {'context' if turn.sampled else 'sampled'} ids"

@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import partial
@@ -163,21 +164,12 @@ def _episode(
         return [_done(run) for run in run_in_project(task, runtime, seed=seed)]
     graded = [graders.submit(grade_run, run_task(task, runtime, seed=seed), runtime)]
     if reflect and can_reflect(first := graded[0].result()):
-        graded += [
-            graders.submit(grade_run, attempt, runtime)
-            for attempt in _second_attempts(first, runtime, seed, reflect)
-        ]
+        # where the check cannot be run again, the attempts made so far are kept, as `attempt_task` does
+        with suppress(SandboxError):
+            for member in range(reflect):
+                attempt = reflect_run(first, runtime, seed=derived_seed(seed, "second", member))
+                graded.append(graders.submit(grade_run, attempt, runtime))
     return graded
-
-
-def _second_attempts(failed: Trajectory, runtime: Runtime, seed: int, count: int) -> Iterator[Trajectory]:
-    try:
-        for member in range(count):
-            yield reflect_run(failed, runtime, seed=derived_seed(seed, "second", member))
-    except (
-        SandboxError
-    ):  # the check cannot be run again: keep the attempts made so far, as `attempt_task` does
-        return
 
 
 def _done(run: Trajectory) -> Future[Trajectory]:
@@ -197,8 +189,6 @@ def _run_and_grade(task: Task, runtime: Runtime, graders: Executor) -> list[Futu
 
 
 class Workers(Protocol):
-    """Rollouts on other machines."""
-
     collect: RollOut
 
     def close(self) -> None:

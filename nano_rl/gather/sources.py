@@ -12,8 +12,7 @@ from nano_coder.run.execution import Runtime
 from nano_rl.config import TrainConfig
 from nano_rl.gather.replay_buffer import ReplayBuffer, TaskBackoff
 from nano_rl.gather.rollouts import OnRun, collect, failed, none_graded
-from nano_rl.learn.advantage import CreditedGroup, RolloutBatch, credit_group
-from nano_rl.learn.rows import Group, form_groups
+from nano_rl.learn.rows import CreditedGroup, Group, RolloutBatch, credit_group, form_groups
 from nano_rl.logs.reader import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward
 from nano_shared.blobs import BlobStore

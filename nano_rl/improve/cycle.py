@@ -44,8 +44,6 @@ GENERAL_TASKS: Extensions[Callable[..., Iterable[Task]]] = Extensions("nano.gene
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """The time of a cycle."""
-
     began: float
     """`time.monotonic`"""
     seconds: float
@@ -61,8 +59,6 @@ class TimeOver(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleWork:
-    """What a cycle works with."""
-
     project: ImprovedProject
     setup: Setup
     store: LogStore
@@ -126,7 +122,6 @@ class CycleWork:
         return self.project.save(cycle.model_copy(update=update))
 
     def _measure(self, model: str, tasks: Sequence[ProjectTask]) -> dict[str, list[TaskOutcome]]:
-        """The outcomes of a model on the held-out and on the general tasks."""
         held = [one.task for one in tasks if one.part is SplitPart.HELD_OUT]
         return {
             "held_out": self._outcomes(model, held),
@@ -174,7 +169,10 @@ class CycleWork:
         lessons = [*train, *self._general_tasks(parent, Split.TRAIN, min(len(train), GENERAL))]
         if _is_there(names[0]) or imitate(names[0], parent, lessons, config, imitation, self.say):
             made, parent = [names[0]], names[0]
-        if time.monotonic() + 2 * self._step_seconds(parent, validation) < until and (
+        measuring = time.monotonic()
+        self._outcomes(parent, validation)  # which are measured anyway; 0 where nobody knows
+        step_seconds = (time.monotonic() - measuring) / max(1, len(validation)) * ROLLOUTS
+        if time.monotonic() + 2 * step_seconds < until and (
             _is_there(names[1]) or reinforce(names[1], parent, train, config, until, self.say)
         ):
             made.append(names[1])
@@ -187,13 +185,6 @@ class CycleWork:
         chosen = max(made, key=lambda name: rates.get(name, 0.0))  # the first of equals
         update = {"candidate": chosen, "trained_seconds": trained_seconds(names)}
         return self.project.save(cycle.model_copy(update=update))
-
-    def _step_seconds(self, model: str, validation: Sequence[Task]) -> float:
-        """What a step of policy gradients may take, by the time of the validation tasks, which are measured
-        anyway; 0 where nobody knows."""
-        began = time.monotonic()
-        self._outcomes(model, validation)
-        return (time.monotonic() - began) / max(1, len(validation)) * ROLLOUTS
 
     def _decide(
         self, cycle: Cycle, before: dict[str, list[TaskOutcome]], after: dict[str, list[TaskOutcome]]
@@ -241,7 +232,6 @@ def rate(outcomes: Sequence[TaskOutcome]) -> float:
 
 
 def told(cycle: Cycle, project: ImprovedProject) -> str:
-    """The line that a cycle ends with."""
     decision, (before, after) = cycle.decision, cycle.rates or (0.0, 0.0)
     assert decision is not None
     seen, tasks = cycle.seen, sum(cycle.tasks.get(part, 0) for part in SplitPart)

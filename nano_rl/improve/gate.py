@@ -28,8 +28,6 @@ def error_of(cycle: int) -> float:
 
 
 class GateDecision(Value):
-    """What a gate decided, and why."""
-
     cycle: int
     held_out: SuccessDifference
     general: SuccessDifference | None

@@ -45,8 +45,6 @@ A_PLACE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A task with the workspace that solves it."""
-
     task: Task
     source: TaskSource
     solved: Snapshot
@@ -63,8 +61,6 @@ COMMIT_TASKS: Extensions[Callable[..., Iterable[SolvedTask]]] = Extensions("nano
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering:
-    """What the tasks of one cycle are made from."""
-
     project: ImprovedProject
     cycle: int
     since: float

@@ -22,8 +22,6 @@ _Placed = tuple[TrainSample, int]
 
 @dataclass(frozen=True, slots=True)
 class _Bin:
-    """Rows of one micro-batch, sorted by their tokens."""
-
     cost: int
     """tokens of the forward pass, shared prefixes counted once"""
     rows: list[_Placed]

@@ -28,7 +28,7 @@ class Objective(Config):
     """An objective: its surrogate loss, and the terms around it that its paper names.
 
     Those of papers are in `objectives.py`; a file of yours can hold another, `--objective ./mine.py:MINE`.
-    Formulas are in `loss.py`, `advantage.py` and `gae.py`.
+    Formulas are in `loss.py` and `rows.py`.
     """
 
     surrogate: Callable[..., Any]

@@ -25,14 +25,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from nano_rl.learn.advantage import CreditedGroup, RolloutBatch, group_samples, turn_rewards
 from nano_rl.learn.batch import Batch, enough_tokens, make_batches
 from nano_rl.learn.config import Objective, UpdateConfig
 from nano_rl.learn.guards import LogprobMonitor, Probe, check_step, mismatch_ahead
 from nano_rl.learn.learner import BatchLoss, Learner, LossPart, Reference, Stateful
 from nano_rl.learn.logprob import can_share, score_tokens, token_logprobs
 from nano_rl.learn.loss import EXTREMA, clamped_exp, policy_loss, token_weights
-from nano_rl.learn.rows import Group, StepRow, TrainSample, recent
+from nano_rl.learn.rows import (
+    CreditedGroup,
+    Group,
+    RolloutBatch,
+    StepRow,
+    TrainSample,
+    group_samples,
+    recent,
+    turn_rewards,
+)
 from nano_shared.extensions import Extensions
 
 Metrics = dict[str, float]
@@ -250,17 +258,10 @@ class Updater:
             batches = make_batches(
                 samples, max_tokens=config.max_tokens, weights=weights, trees=trees, enough=enough
             )
-            minibatches.append(
-                Minibatch(
-                    batches=batches if self.reference is None else self.reference.score(batches),
-                    terms=[
-                        (term, term.part(items, part, count, trees=trees))
-                        for term, items in zip(self.terms, rows.drawn, strict=True)
-                        if len(items)
-                    ],
-                    rows=chosen,
-                )
-            )
+            drawn = [pair for pair in zip(self.terms, rows.drawn, strict=True) if len(pair[1])]
+            terms = [(term, term.part(items, part, count, trees=trees)) for term, items in drawn]
+            batches = batches if self.reference is None else self.reference.score(batches)
+            minibatches.append(Minibatch(batches=batches, terms=terms, rows=chosen))
         return minibatches
 
     def _passes(
@@ -419,8 +420,6 @@ def select_by_drift(
     ess = (total.square() / (count * squared)).tolist()
     kept = max((place for place, value in enumerate(ess[:allowed], start=1) if value >= bound), default=0)
     return DriftSelection(
-        dropped=frozenset(ascending[kept:]),
-        ess_before=ess[-1],
-        drift=sum(drifts.values()) / len(drifts),
+        dropped=frozenset(ascending[kept:]), ess_before=ess[-1], drift=sum(drifts.values()) / len(drifts),
         ess=ess[kept - 1] if kept else 1.0,
-    )
+    )  # fmt: skip

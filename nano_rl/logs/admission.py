@@ -31,8 +31,6 @@ from nano_shared.types import Split, Trajectory, Trust
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedRun:
-    """The result of `RunVerifier.verify`."""
-
     refusal: RefusalCode | None
     tokens: tuple[Scored, ...] = ()
     """its sampled tokens, scored by the policy; empty if they were not scored"""
@@ -77,8 +75,6 @@ CheckedRun = tuple[RunFacts, RefusalCode | None]
 
 
 class Use(StrEnum):
-    """The best use of a run."""
-
     POLICY_GRADIENT = "policy gradient"
     PREFERENCE = "preference"
     """in a pair with a better or worse run of its task"""
@@ -179,7 +175,6 @@ def check_runs(
 
 
 def _judged(runs: Sequence[CheckedRun], profile: InterfaceProfile | None) -> list[JudgedRun]:
-    """The best use of each run of one task."""
     rewards: dict[str, list[float]] = {}
     for run, code in runs:
         if code is None and run.reward is not None:
@@ -283,7 +278,6 @@ class AdmissionReport:
         return sum(self.uses.values())
 
     def add(self, runs: Sequence[JudgedRun]) -> None:
-        """Add all runs of one task."""
         self.tasks += 1
         for judged in runs:
             self.uses[judged.use.value] += 1
@@ -328,7 +322,6 @@ class AdmissionReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """The report as lines of text."""
         yield f"{self.runs} runs of {self.tasks} tasks"
         for use in Use:
             yield f"  {use.value}: {self.uses[use.value]}"

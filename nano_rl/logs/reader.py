@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -47,8 +48,6 @@ _GENERATIONS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AncestorWeights:
-    """The weights of a policy or of one of its ancestors."""
-
     id: str
     version: int
     """number of updates that made these weights"""
@@ -83,20 +82,14 @@ class Lineage:
         Negative for weights that are more updates away than the policy has.
         """
         by_id = {weights.id: weights for weights in self.weights}
-        versions = []
-        for policy, version in _samplers(run):
-            weights = by_id.get(policy)
-            if weights is None:
-                return None
-            versions.append(weights.place(run.id, version))
-        return min(versions, default=None)
-
-
-def _samplers(run: Trajectory | RunFacts) -> Iterator[tuple[str, int]]:
-    """Policy id and version of each turn."""
-    if isinstance(run, RunFacts):
-        return ((turn.policy_id, turn.policy_version) for turn in run.turns)
-    return ((turn.completion.policy_id, turn.completion.policy_version) for turn in run.turns)
+        if isinstance(run, RunFacts):
+            samplers = [(turn.policy_id, turn.policy_version) for turn in run.turns]
+        else:
+            samplers = [(turn.completion.policy_id, turn.completion.policy_version) for turn in run.turns]
+        if not {policy for policy, _ in samplers} <= set(by_id):
+            return None
+        places = (by_id[policy].place(run.id, version) for policy, version in samplers)
+        return min(places, default=None)
 
 
 def lineage(opened: OpenedWeights) -> Lineage:
@@ -123,33 +116,20 @@ def _parents(manifest: Manifest | None) -> Iterator[tuple[Manifest, str | None, 
     for _ in range(_GENERATIONS):
         if manifest is None:
             return
-        above = _manifest(manifest.parent)
-        # a full checkpoint names its starting weights; a model that is no checkpoint must be read
-        identity = manifest.base_model if above and manifest.kind == "full" else _identity(manifest.parent)
+        above: Manifest | None = None
+        identity: str | None = None
+        if (name := manifest.parent) is not None:
+            with suppress(CheckpointError):  # not a checkpoint, or deleted
+                above = read_checkpoint(resolve_checkpoint(name), verify=False)
+            with suppress(OSError, UsageError):
+                # a full checkpoint names its starting weights; a model that is no checkpoint must be read
+                identity = manifest.base_model if above and manifest.kind == "full" else weights_id(name)
         version = above.policy_version if above else 0
         known = identity is not None and version <= manifest.policy_version
         yield manifest, identity if known else None, version
         if not known:
             return
         manifest = above
-
-
-def _manifest(name: str | None) -> Manifest | None:
-    if name is None:
-        return None
-    try:
-        return read_checkpoint(resolve_checkpoint(name), verify=False)
-    except CheckpointError:  # not a checkpoint, or deleted
-        return None
-
-
-def _identity(name: str | None) -> str | None:
-    if name is None:
-        return None
-    try:
-        return weights_id(name)
-    except (OSError, UsageError):
-        return None
 
 
 def _runs(manifest: Manifest) -> tuple[set[str], bool]:
@@ -166,8 +146,6 @@ def _runs(manifest: Manifest) -> tuple[set[str], bool]:
 
 @dataclass(slots=True, kw_only=True)
 class LoggedRuns:
-    """Loads runs of the logs that a training reads."""
-
     stores: Sequence[LogStore]
     verifiers: Sequence[RunVerifier] | None = None
     """[logs] checks of the tokens of a run when it is loaded; None if all runs were verified before"""
@@ -236,7 +214,6 @@ class LoggedGroup:
         return is_dead(self.rewards_G)
 
     def only(self, runs: Sequence[str]) -> LoggedGroup:
-        """The group restricted to these runs, in this order."""
         by_id = {member.id: member for member in self.members}
         return replace(self, members=tuple(by_id[run] for run in runs))
 
@@ -270,7 +247,6 @@ class LoggedTasks(Sequence[Task]):
 
 
 def members_of(groups: Collection[Group | LoggedGroup]) -> Mapping[str, Group | LoggedGroup]:
-    """Run id -> its group."""
     return {member.id: group for group in groups for member in group.members}
 
 
@@ -305,7 +281,6 @@ class LogContents:
 
     @property
     def usable(self) -> set[str]:
-        """Ids of the admitted runs."""
         return {member.id for group in self.groups for member in group.members}
 
     @property
@@ -313,7 +288,6 @@ class LogContents:
         return sum(len(group.members) for group in self.groups)
 
     def report(self) -> str:
-        """A summary in lines of text."""
         lines = [f"admitted: {self.runs} runs of {sum(bool(g.members) for g in self.groups)} tasks"]
         if not self.verified:
             lines.append("  by their columns: the tokens of a run are looked at when a step takes it")
@@ -407,8 +381,6 @@ VERIFY_AT_START = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AdmittedRun:
-    """A run that policy gradients may use."""
-
     member: GroupMember
     key: str
     """key of its group"""

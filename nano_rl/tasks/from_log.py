@@ -244,8 +244,6 @@ def check_command(task: Task) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutantSearch:
-    """How many mutants are looked for, and how."""
-
     count: int
     seed: int
     held_out: Collection[str] = ()

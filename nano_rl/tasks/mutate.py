@@ -125,7 +125,6 @@ def _callables(node: ast.AST) -> Iterator[Splice]:
 
 
 def _variables(node: ast.AST, params: list[str]) -> Iterator[Splice]:
-    """Replace a parameter by another one."""
     if not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
         return
     if node.id in params and len(params) > 1:
@@ -134,7 +133,6 @@ def _variables(node: ast.AST, params: list[str]) -> Iterator[Splice]:
 
 
 def _signs(node: ast.AST) -> Iterator[Splice]:
-    """Remove a minus or a `not`."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
         yield Splice("step", node.lineno, node.col_offset, node.operand.col_offset, "")
 

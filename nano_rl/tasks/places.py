@@ -54,14 +54,11 @@ def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, int, in
             yield from _functions(node.body, f"{prefix}{node.name}.")
         elif isinstance(node, _AnyFunction):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            yield f"{prefix}{node.name}", first, node.end_lineno or node.lineno, _normalised(node)
-
-
-def _normalised(function: _AnyFunction) -> str:
-    """Hash of a function's code without comments, layout, docstring, decorators and its own name."""
-    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
-    shown = ast.dump(function.args) + "".join(map(ast.dump, body))
-    return hashlib.sha256(shown.encode()).hexdigest()[:32]
+            # the code without comments, layout, docstring, decorators and its own name
+            code = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            shown = ast.dump(node.args) + "".join(map(ast.dump, code))
+            hashed = hashlib.sha256(shown.encode()).hexdigest()[:32]
+            yield f"{prefix}{node.name}", first, node.end_lineno or node.lineno, hashed
 
 
 def changed_places(before: Snapshot, after: Snapshot, blobs: BlobStore) -> list[str]:

@@ -69,8 +69,6 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSuite:
-    """A named generator of tasks."""
-
     name: str
     version: str
     """version of the generator: a key identifies a task only within one version"""
