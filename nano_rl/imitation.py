@@ -107,9 +107,7 @@ class RunEncoder:
 
     def rows(self, run: Trajectory, blobs: BlobStore | None = None) -> list[TrainSample]:
         """The samples of a run, from its logged tokens or its encoded texts; refused turns are not trained.
-
-        `blobs` are the log's, for the directories in which runs began (`run_messages`).
-        """
+        `blobs` are the log's, for the directories in which runs began (`run_messages`)."""
         if self.reads(run):
             return self.fitting(run.id, imitated_samples(run))
         rows = imitation_samples(run, self.profile, self.template, self.eos_id, blobs)

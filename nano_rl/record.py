@@ -1,5 +1,5 @@
-"""What a training writes beside its checkpoints (command, events, rollouts, times, used runs), the callbacks of
-`train`, and a line per step where no view is installed."""
+"""What a training writes beside its checkpoints (command, events, rollouts, times, used runs), the callbacks
+of `train`, and a line per step where no view is installed."""
 
 from __future__ import annotations
 
@@ -171,7 +171,8 @@ def write_record(
     """Keep what was given, and the tokenizer, for --resume and `nano-rl report`."""
     agent, environments = runtime.settings.agent, runtime.environments
     now = {
-        "model": runtime.policy_name, "envs": environments.references if environments.opened else (), "logs": (),
+        "model": runtime.policy_name, "logs": (),
+        "envs": environments.references if environments.opened else (),
         "tasks": given.tasks and given.tasks.resolve(),
         "held_out": given.held_out and given.held_out.resolve(),
         "agent": agent.command if agent else None,
@@ -282,10 +283,8 @@ def _completions(run: Trajectory) -> Iterator[TimeSpan]:
 
 
 def learned_from(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """Totals over the steps of a training from its metrics, and mean shares of the loss parts.
-
-    Empty for a training without logs.
-    """
+    """Totals over the steps of a training from its metrics, and mean shares of the loss parts. Empty for a
+    training without logs."""
     if not any("logged_runs" in row for row in rows):
         return {}
     total = {name: _sum(rows, name) for name in ("logged_runs", "fresh_runs", "tokens", "weight_dropped")}
@@ -310,10 +309,8 @@ USED = "used.jsonl"
 
 
 class UsedRuns:
-    """The lines of the steps before `step`; lines of later steps, which were not saved, are dropped.
-
-    Raises CheckpointError if a step of the saved state is missing in the file.
-    """
+    """The lines of the steps before `step`; lines of later steps, which were not saved, are dropped. Raises
+    CheckpointError if a step of the saved state is missing in the file."""
 
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path

@@ -93,10 +93,8 @@ def dtype_of(config: AgentConfig, sources: Mapping[str, str]) -> str:
 def policy_runtime(
     config: AgentConfig, sources: Mapping[str, str], *, temperature: float, model: str | None = None
 ) -> Runtime:
-    """The runtime of a policy by name. The sandbox refuses first, since that takes milliseconds.
-
-    The command's own `temperature` counts, unless the command line sets that of the configuration.
-    """
+    """The runtime of a policy by name. The sandbox refuses first, since that takes milliseconds. The
+    command's own `temperature` counts, unless the command line sets that of the configuration."""
     if sources["temperature"] == "flag" and config.temperature is not None:
         temperature = config.temperature
     sandbox = sandbox_opener(config)()

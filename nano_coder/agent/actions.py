@@ -27,10 +27,8 @@ WORKSPACE_LOST = "the workspace that it left cannot be kept"
 
 
 def workspace_after(trajectory: Trajectory, step: int | None) -> str:
-    """Snapshot after a step: 1 is the first turn, 0 the start, None the last logged turn.
-
-    Raises UsageError for a step that the run does not have, and for a run without a workspace.
-    """
+    """Snapshot after a step: 1 is the first turn, 0 the start, None the last logged turn. Raises UsageError
+    for a step that the run does not have, and for a run without a workspace."""
     run, count = trajectory.id, len(trajectory.turns)
     if trajectory.snapshot is None:
         raise UsageError(f"run {run} never got a workspace: there is nothing that it changed")
@@ -66,10 +64,8 @@ class Workspace:
         self._quota = Quota(2 * self._most)
 
     def refresh(self) -> tuple[str, ...]:
-        """Take a snapshot and return the files that changed since the last one.
-
-        Raises SnapshotError if the workspace is too large or unreadable, which the agent can repair.
-        """
+        """Take a snapshot and return the files that changed since the last one. Raises SnapshotError if the
+        workspace is too large or unreadable, which the agent can repair."""
         self.lost = True
         before = snapshot.load(self.snapshot, self._blobs)
         left_out: list[str] = []
@@ -228,11 +224,9 @@ _AS_THEY_ARE = frozenset(("read_file", "read", "grep", "search"))
 def shorten(
     text: str, count: Callable[[str], int], form: ObservationFormat, *, full_output: str, tool: str = ""
 ) -> tuple[str, bool]:
-    """The text for the model, and whether it was cut. `full_output` is the path of the whole output.
-
-    It is what a terminal would show, but for the tools that show lines of files. The head has at most
-    `head_tokens` and the tail at most `tail_tokens`, as counted by the policy.
-    """
+    """The text for the model, and whether it was cut. `full_output` is the path of the whole output. It is
+    what a terminal would show, but for the tools that show lines of files. The head has at most `head_tokens`
+    and the tail at most `tail_tokens`, as counted by the policy."""
     if tool not in _AS_THEY_ARE:
         text = terminal_text(text)
     limit = form.head_tokens + form.tail_tokens

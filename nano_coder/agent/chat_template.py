@@ -155,11 +155,9 @@ message"""
 
 
 class ChatTemplate:
-    """A Jinja chat template bound to a tokenizer. Stateless and thread-safe.
-
-    The Jinja environment is that of transformers (`apply_chat_template`) without its clock: a template that
-    asks for the date gets none, because a prompt must not depend on the time of its rendering.
-    """
+    """A Jinja chat template bound to a tokenizer. Stateless and thread-safe. The Jinja environment is that of
+    transformers (`apply_chat_template`) without its clock: a template that asks for the date gets none,
+    because a prompt must not depend on the time of its rendering."""
 
     def __init__(self, source: str, tokenizer: Any) -> None:
         """Raises PolicyError if the source is not a Jinja template."""
@@ -298,9 +296,8 @@ class NativeTemplate(ChatTemplate):
     """
 
     def __init__(self, source: str, tokenizer: Any, dialect: Dialect, end_id: int | None = None) -> None:
-        """`end_id` is the token that ends a demonstrated turn, if it is not the tokenizer's EOS.
-
-        Raises PolicyError if the template cannot render a user message."""
+        """`end_id` is the token that ends a demonstrated turn, if it is not the tokenizer's EOS. Raises
+        PolicyError if the template cannot render a user message."""
         self.source = source
         self.encoder = Encoder(tokenizer)
         self._tokenizer, self._dialect, self._end_id = tokenizer, dialect, end_id
@@ -317,10 +314,8 @@ class NativeTemplate(ChatTemplate):
         self._tool_role = self._shows(_user("x"), said, _answered("nano-probe", call[0]))
 
     def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
-        """The row of the next turn, and the ids to append to it before sampling.
-
-        Raises PolicyError if the template rejects the messages.
-        """
+        """The row of the next turn, and the ids to append to it before sampling. Raises PolicyError if the
+        template rejects the messages."""
         everything = len(conversation.messages)
         if not conversation.tokens:
             return conversation.row, tuple(self._whole(conversation, everything))

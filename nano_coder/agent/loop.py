@@ -361,10 +361,8 @@ def plain_observation(tool: str, text: str, *, ok: bool = False) -> Observation:
 
 
 def observation_messages(turn: Turn) -> list[Message]:
-    """The messages that a turn's observations append to the conversation.
-
-    An API takes the role `tool` for answers to its calls alone: other observations come from the user.
-    """
+    """The messages that a turn's observations append to the conversation. An API takes the role `tool` for
+    answers to its calls alone: other observations come from the user."""
     texts = [observation.text for observation in turn.observations]
     if turn.parser != Api.name:
         roles = [Role.USER if observation.tool == SAID else Role.TOOL for observation in turn.observations]
@@ -407,10 +405,8 @@ def written(
     thought: str, calls: Sequence[ToolCall], profile: InterfaceProfile, *, one_each: bool = True
 ) -> list[Written]:
     """A thought and calls as the profile's dialect writes them: in one text, or `one_each` in one for each
-    call where it cannot write them together. Each text is read again as the same calls.
-
-    Raises ValueError, with the reason, for calls that the dialect cannot write or the profile does not have.
-    """
+    call where it cannot write them together. Each text is read again as the same calls. Raises ValueError,
+    with the reason, for calls that the dialect cannot write or the profile does not have."""
     known, thought = {tool.name for tool in profile.tools}, thought.strip()
     if missing := [call.name for call in calls if call.name not in known]:
         raise ValueError(f"profile {profile.name} has no tool {missing[0]}")

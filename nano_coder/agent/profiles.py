@@ -286,10 +286,8 @@ def logged_profile(run: Trajectory | RunFacts) -> InterfaceProfile | None:
 
 
 def serving_profile(profile: InterfaceProfile, task: Task) -> InterfaceProfile:
-    """The profile for a task: the given one, or the one that adds the tools which the task names.
-
-    A task that names a tool which is not installed keeps the given one; `offered_tools` raises with its name.
-    """
+    """The profile for a task: the given one, or the one that adds the tools which the task names. A task that
+    names a tool which is not installed keeps the given one; `offered_tools` raises with its name."""
     named = set(() if profile.places else task.tools or ())
     if named <= {tool.name for tool in profile.tools}:
         return profile
@@ -297,10 +295,8 @@ def serving_profile(profile: InterfaceProfile, task: Task) -> InterfaceProfile:
 
 
 def continuing_profile(profile: InterfaceProfile, run: Trajectory) -> InterfaceProfile:
-    """The profile to go on with a logged run: the policy's, with the tools that the run was given.
-
-    Raises UsageError if one is not installed, and for a run in an external environment.
-    """
+    """The profile to go on with a logged run: the policy's, with the tools that the run was given. Raises
+    UsageError if one is not installed, and for a run in an external environment."""
     if isinstance(run.task.hidden, EnvironmentChecks):
         raise UsageError(
             f"run {run.id} was in the environment {run.task.hidden.environment}, whose state is not in the"

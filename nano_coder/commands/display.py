@@ -51,9 +51,7 @@ def on_terminal() -> bool:
 
 class Display:
     """Prints each step as it happens; on stderr, unless the steps are the `answer`. `quiet` prints nothing.
-
-    On a terminal long outputs are folded, unless `verbose`. Lines are wrapped by the terminal alone.
-    """
+    On a terminal long outputs are folded, unless `verbose`. Lines are wrapped by the terminal alone."""
 
     def __init__(self, *, quiet: bool, verbose: bool = False, answer: bool = False) -> None:
         self._progress = Console(stderr=not answer, quiet=quiet, soft_wrap=True)

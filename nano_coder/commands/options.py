@@ -125,10 +125,8 @@ _MORE = {"limit": Limit, "tools": ToolOption}
 def _set_up(
     settings: Settings[AgentConfig], directory: Path, limit: Sequence[str] | None, tools: Sequence[str] | None
 ) -> Setup:
-    """Load the configuration; --print-config ends here.
-
-    Raises UsageError for a directory that is none, and for a wrong flag; ConfigError for what a file says.
-    """
+    """Load the configuration; --print-config ends here. Raises UsageError for a directory that is none, and
+    for a wrong flag; ConfigError for what a file says."""
     _refuse_missing(directory)
     more = {"tools": tuple(tools)} if tools else {}
     replace(settings, print_only=False).config()  # which names the flag that is wrong

@@ -262,11 +262,9 @@ def run_task(
 def attempt_task(
     task: Task, runtime: Runtime, *, reflect: int = 0, seed: int | None = None
 ) -> tuple[Trajectory, ...]:
-    """Run a task and grade it; while it fails, make up to `reflect` further attempts that see why.
-
-    Each attempt is a run of its own with its own verdict. Raises as `run_task` does. If the check cannot be
-    run again, returns the attempts so far.
-    """
+    """Run a task and grade it; while it fails, make up to `reflect` further attempts that see why. Each
+    attempt is a run of its own with its own verdict. Raises as `run_task` does. If the check cannot be run
+    again, returns the attempts so far."""
     attempts = [grade_run(run_task(task, runtime, seed=seed), runtime)]
     for _ in range(reflect):
         if not can_reflect(attempts[-1]):
@@ -298,11 +296,8 @@ def is_reflection(run: Trajectory) -> bool:
 
 def reflect_run(failed: Trajectory, runtime: Runtime, *, seed: int | None = None) -> Trajectory:
     """Continue a run that failed its check, in a fork that sees its diff and the check's output; of a hidden
-    check only that it failed.
-
-    It gets as much of every limit as the attempt before. Raises UsageError for a run that passed, was not
-    graded or did not end by itself, and SandboxError if the check cannot be run.
-    """
+    check only that it failed. It gets as much of every limit as the attempt before. Raises UsageError for a
+    run that passed, was not graded or did not end by itself, and SandboxError if the check cannot be run."""
     if not can_reflect(failed):
         raise UsageError(
             f"run {failed.id} has nothing to reflect on; a run that ended by itself and failed its check has"
@@ -390,10 +385,8 @@ def branch_run(
     seed: int | None = None,
 ) -> Trajectory:  # fmt: skip
     """Continue from the first turns of a logged run, in a new run, with the files and tokens of the log.
-
     `task` replaces the parent's, for other limits or checks. Raises as `run_task` does, and UsageError for a
-    run without a workspace.
-    """
+    run without a workspace."""
     task = as_served(task or parent.task, runtime)
     profile = continuing_profile(runtime.profile, parent.model_copy(update={"task": task}))
     runtime = replace(runtime, profile=profile)
@@ -407,10 +400,8 @@ def branch_run(
 
 
 def resume_run(run_id: str, runtime: Runtime) -> Trajectory:
-    """Continue a run that was killed or interrupted, from its last finished turn.
-
-    Raises LogError for an unknown run or one that another process executes, UsageError for one that ended.
-    """
+    """Continue a run that was killed or interrupted, from its last finished turn. Raises LogError for an
+    unknown run or one that another process executes, UsageError for one that ended."""
     run = runtime.store.get(run_id)
     runtime = replace(runtime, profile=continuing_profile(runtime.profile, run))
     with runtime.store.claim(run.id):
@@ -452,9 +443,7 @@ def execute(
     record: RecordedAnswers | None = None,
 ) -> Trajectory:  # fmt: skip
     """One execution, from behind the turns that the run has (a fork's, a resumed run's) to a reason to stop.
-
-    The only place that turns exceptions into stop reasons: a failed rollout is data, not a crash.
-    """
+    The only place that turns exceptions into stop reasons: a failed rollout is data, not a crash."""
     agent = _agent(run, runtime, jail, session, record)
     for turn in run.turns:
         whose = agent.of(turn)
@@ -595,10 +584,8 @@ def _new_run(
 
 
 def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
-    """Grade a finished run in a fresh jail, and log the verdict; of an environment's run, log what it gave.
-
-    A task without a check gets no verdict, nor does a run whose grading the hooks' `stop` ended.
-    """
+    """Grade a finished run in a fresh jail, and log the verdict; of an environment's run, log what it gave. A
+    task without a check gets no verdict, nor does a run whose grading the hooks' `stop` ended."""
     runtime.hooks.grading(trajectory)
     sandbox, stop = runtime.sandbox, runtime.hooks.stop
     if isinstance(trajectory.task.hidden, EnvironmentChecks):
@@ -616,11 +603,9 @@ def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
 
 
 def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None = None) -> Trajectory:
-    """Grade a logged run from its stored files, and add the verdict to those it has.
-
-    Executes nothing of the run again. Raises LogError for an unknown run, UsageError for an unknown grader,
-    for a run that has not ended and for one whose task has no check.
-    """
+    """Grade a logged run from its stored files, and add the verdict to those it has. Executes nothing of the
+    run again. Raises LogError for an unknown run, UsageError for an unknown grader, for a run that has not
+    ended and for one whose task has no check."""
     name = find_grader(grader)
     trajectory = store.get(run)
     if trajectory.stop is None:

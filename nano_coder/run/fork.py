@@ -104,10 +104,8 @@ def _refuse_other_reader(run: Trajectory, runtime: Runtime, at: int) -> None:
 
 
 def say_to_run(run: Trajectory, text: str, runtime: Runtime, *, seed: int | None = None) -> Trajectory:
-    """Continue a run with a message of the user. What the run has used of its limits is added to them.
-
-    Raises UsageError for a run that nothing can follow, and as `branch_run` does.
-    """
+    """Continue a run with a message of the user. What the run has used of its limits is added to them. Raises
+    UsageError for a run that nothing can follow, and as `branch_run` does."""
     refuse_unsaid(run, text)
     turns = observed_last(run.turns, plain_observation(SAID, text, ok=True))
     return branch_run(run, turns, runtime, task=as_much_again(run, runtime), seed=seed)

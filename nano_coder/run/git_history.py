@@ -101,11 +101,9 @@ class GitHistory:
 
 
 def find_history(project: Path) -> GitHistory | None:
-    """The history that a run may see; None if the directory is in no repository.
-
-    Raises NoHistory for one below the root of a repository, and for a repository that borrows objects, leads
-    elsewhere or is too large to read.
-    """
+    """The history that a run may see; None if the directory is in no repository. Raises NoHistory for one
+    below the root of a repository, and for a repository that borrows objects, leads elsewhere or is too large
+    to read."""
     if not os.path.lexists(project / ".git"):
         for above in project.resolve().parents:
             if os.path.exists(above / ".git" / "HEAD") or os.path.isfile(above / ".git"):
@@ -136,10 +134,8 @@ def find_history(project: Path) -> GitHistory | None:
 
 
 def _folders(project: Path, mode: int) -> tuple[Path, Path]:
-    """The repository's own folder, and the one that it shares with other worktrees.
-
-    A `.git` file may name any repository of the user: it is followed only to one that names the project back.
-    """
+    """The repository's own folder, and the one that it shares with other worktrees. A `.git` file may name
+    any repository of the user: it is followed only to one that names the project back."""
     git = project / ".git"
     if stat.S_ISDIR(mode):
         return git, git

@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 
 
 def expected_hash(run: Trajectory, blobs: BlobStore) -> str | None:
-    """The hash of what the run left for grading; None if it cannot be computed from the log.
-
-    That is the case for a task without a check, a reward file (whose tree the grader changes), an environment
-    of others, and a workspace whose blobs are missing.
-    """
+    """The hash of what the run left for grading; None if it cannot be computed from the log. That is the case
+    for a task without a check, a reward file (whose tree the grader changes), an environment of others, and a
+    workspace whose blobs are missing."""
     task = run.task
     hidden = task.hidden
     if isinstance(hidden, AnswerChecks):
@@ -200,12 +198,9 @@ class PromptProof:
 def prove_prompts(
     run: Trajectory, profile: InterfaceProfile, renderer: PromptRenderer, blobs: BlobStore
 ) -> PromptProof:
-    """Rebuild the prompts of a run token for token.
-
-    Not compared: turns without tokens, a first prompt whose list of files the log does not have, and the
-    prompt that begins a row with a compacted history. Raises PolicyError where the template refuses the
-    messages.
-    """
+    """Rebuild the prompts of a run token for token. Not compared: turns without tokens, a first prompt whose
+    list of files the log does not have, and the prompt that begins a row with a compacted history. Raises
+    PolicyError where the template refuses the messages."""
     files, served, equal = _files(run, blobs), run.is_served, 0
     main = Conversation(started=first_started(run))
     if not served:
@@ -314,10 +309,8 @@ class Scored:
 
 
 def logprob_gap(run: Trajectory, engine: Engine) -> Gap:
-    """The gap between the recorded log-probs and those of the engine's weights.
-
-    Raises ValueError for a run without tokens.
-    """
+    """The gap between the recorded log-probs and those of the engine's weights. Raises ValueError for a run
+    without tokens."""
     return gap_of(rescored(run, engine))
 
 
@@ -397,10 +390,8 @@ class Certificate:
 
 
 def deep_verify(facts: RunFacts, store: LogStore, *, model: str | None = None) -> Certificate:
-    """Certify a run, or say why not. `model` names its policy's weights, if not by the recorded name.
-
-    Raises NotAtHand if the weights are not available, or other weights have that name.
-    """
+    """Certify a run, or say why not. `model` names its policy's weights, if not by the recorded name. Raises
+    NotAtHand if the weights are not available, or other weights have that name."""
     name = model or facts.policy
     damage = tuple(f for f in judge(facts) if f.blocks and RefusalCode(f.kind) in _UNCERTIFIABLE)
     if damage:

@@ -353,10 +353,8 @@ def imitation_refusal(
     run: RunFacts, profile: InterfaceProfile | None, blobs: BlobStore | None = None
 ) -> RunFinding | None:
     """Why a policy of this profile may not imitate a run; None if it may. Without a profile or `blobs`, what
-    they tell is not asked.
-
-    A text-only run needs the directory in which it began, whose files its first message lists.
-    """
+    they tell is not asked. A text-only run needs the directory in which it began, whose files its first
+    message lists."""
     for code in blocking(run):
         if code.bars or code in _NO_LESSON:
             return blocks(code)
@@ -435,10 +433,8 @@ def is_composed(verdict: Verdict) -> bool:
 
 
 def outcome(verdict: Verdict | None) -> float | None:
-    """The reward of the tests alone; None if nothing was graded, 0 with tampering.
-
-    For a composed verdict without tests (a judge alone), its reward.
-    """
+    """The reward of the tests alone; None if nothing was graded, 0 with tampering. For a composed verdict
+    without tests (a judge alone), its reward."""
     if verdict is None:
         return None
     value = verdict.components.get("tests", verdict.reward) if is_composed(verdict) else verdict.reward

@@ -37,9 +37,7 @@ class Ancestor:
 
 def ancestry(folder: Path) -> list[Ancestor]:
     """The checkpoint, its parents, and the base model last; if a parent is missing, the last entry says so.
-
-    Only the files of the checkpoint itself are verified. Raises CheckpointError if it is damaged.
-    """
+    Only the files of the checkpoint itself are verified. Raises CheckpointError if it is damaged."""
     manifest = read_checkpoint(folder)
     chain = [Ancestor(name=manifest.name, manifest=manifest)]
     seen = {folder.resolve()}

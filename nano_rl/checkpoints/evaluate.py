@@ -98,11 +98,9 @@ def row_of(name: str, trajectories: Sequence[Trajectory]) -> SuccessRow:
 
 
 def success_interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """95 % interval of the success rate; `clusters` hold the mean success of each task.
-
-    Wilson's if each cluster is one task that passed or failed in all runs, or if all clusters agree, so that
-    resampling has no spread; else clusters are resampled, since tasks of one program are not independent.
-    """
+    """95 % interval of the success rate; `clusters` hold the mean success of each task. Wilson's if each
+    cluster is one task that passed or failed in all runs, or if all clusters agree, so that resampling has no
+    spread; else clusters are resampled, since tasks of one program are not independent."""
     means = [sum(tasks) / len(tasks) for tasks in clusters]
     alone = all(len(tasks) == 1 for tasks in clusters)
     if all(mean in (0, 1) for mean in means) and (alone or len(set(means)) < 2):
@@ -233,10 +231,8 @@ Z95 = 1.959963984540054
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
-    """95 % score interval of a success rate (Wilson 1927); (0, 1) for n = 0.
-
-    Raises ValueError unless 0 <= successes <= n.
-    """
+    """95 % score interval of a success rate (Wilson 1927); (0, 1) for n = 0. Raises ValueError unless 0 <=
+    successes <= n."""
     if not 0 <= successes <= n:
         raise ValueError(f"successes={successes} must lie between 0 and n={n}")
     if n == 0:
@@ -254,10 +250,7 @@ def bootstrap(
     clusters: Sequence[Sequence[float]], seed: int, *, resamples: int = 4000
 ) -> tuple[float, float, float]:
     """(mean of all values, low, high): the 95 % percentile interval (Efron and Tibshirani 1993, ch. 13) by
-    resampling whole clusters; deterministic in `seed`.
-
-    Raises ValueError if there are no values.
-    """
+    resampling whole clusters; deterministic in `seed`. Raises ValueError if there are no values."""
     sized = [(math.fsum(values), len(values)) for values in clusters if values]
     if not sized:
         raise ValueError("there is nothing to resample")

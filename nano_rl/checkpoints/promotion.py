@@ -125,10 +125,8 @@ def difference(name: str, values: Sequence[tuple[str, float]]) -> SuccessDiffere
 def stored_evidence(
     candidate_hash: str, baseline_hash: str, ancestors: Sequence[Manifest]
 ) -> Evidence | None:
-    """The newest stored comparison of two checkpoints, given by the hashes of their manifests.
-
-    Comparisons on tasks that the candidate and its `ancestors` were not trained on are preferred.
-    """
+    """The newest stored comparison of two checkpoints, given by the hashes of their manifests. Comparisons on
+    tasks that the candidate and its `ancestors` were not trained on are preferred."""
     of_candidate = list(stored_evaluations(candidate_hash))
     of_baseline = list(stored_evaluations(baseline_hash))
     pairs = [(new, old) for new in of_candidate for old in of_baseline if new.conditions == old.conditions]
@@ -191,10 +189,8 @@ def promote(
     folder: Path, *, evidence: Evidence | None = None, objections: tuple[str, ...] = (),
     forced: bool = False, project: str | None = None,
 ) -> Promotion:  # fmt: skip
-    """Promote the checkpoint in `folder`, for a project or for all, and record the evidence.
-
-    Raises CheckpointError for a damaged checkpoint and for a reward model.
-    """
+    """Promote the checkpoint in `folder`, for a project or for all, and record the evidence. Raises
+    CheckpointError for a damaged checkpoint and for a reward model."""
     manifest = read_checkpoint(folder)
     if manifest.kind == "reward_model":
         raise CheckpointError(f"{manifest.name} is a reward model, which runs no task; promote a policy")

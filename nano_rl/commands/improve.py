@@ -97,10 +97,8 @@ def _say(text: str) -> None:
 
 
 def _with_check(setup: Setup, project: ImprovedProject) -> Setup:
-    """The setup with the check of the project: of the options and files, else of its last checked run.
-
-    Raises UsageError where there is none, or where one of the project's own file is not trusted.
-    """
+    """The setup with the check of the project: of the options and files, else of its last checked run. Raises
+    UsageError where there is none, or where one of the project's own file is not trusted."""
     from nano_coder.config import UNTRUSTED_CHECK
     from nano_rl.improve.tasks import checked_runs
 

@@ -1,5 +1,5 @@
-"""Rollouts: tasks executed by nano-coder's runtime, many at a time, graded and logged; and attempts at a task:
-by its oracle, behind earlier tasks of its project, without pytest plugins.
+"""Rollouts: tasks executed by nano-coder's runtime, many at a time, graded and logged; and attempts at a
+task, by its oracle, behind earlier tasks of its project, or without pytest plugins.
 
 All tasks of a project are run and share a store of notes. An earlier run earns its own reward times that of
 the last one, so that what it remembered counts by its use.
@@ -384,11 +384,9 @@ def run_in_project(
     task: Task, runtime: Runtime, *, seed: int | None = None,
     policy_of: Callable[[Task], Policy] | None = None,
 ) -> list[Trajectory]:  # fmt: skip
-    """The graded and logged runs of the earlier tasks and of the task, in this order.
-
-    Their notes are those of this attempt alone. `policy_of` gives the policy of each task in place of the
-    runtime's. Raises as `run_task` does.
-    """
+    """The graded and logged runs of the earlier tasks and of the task, in this order. Their notes are those
+    of this attempt alone. `policy_of` gives the policy of each task in place of the runtime's. Raises as
+    `run_task` does."""
     with attempt_notes(note_scrub()) as notes:
         runs = []
         for one in (*task.earlier, task):

@@ -66,10 +66,8 @@ class CycleWork:
     say: Tell
 
     def run(self, cycle: Cycle) -> Cycle:
-        """Take a cycle to its end, or as far as the time allows.
-
-        Raises UsageError where the check fails on the project as it is, or cannot be run.
-        """
+        """Take a cycle to its end, or as far as the time allows. Raises UsageError where the check fails on
+        the project as it is, or cannot be run."""
         try:
             return self._run(cycle)
         except TimeOver:

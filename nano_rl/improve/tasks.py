@@ -71,10 +71,8 @@ class Gathering:
     """`time.monotonic` after which nothing new is tried"""
 
     def gather(self, say: Tell) -> list[ProjectTask]:
-        """Find new tasks. Each is kept as it is found, so that nothing is lost if the process ends.
-
-        Raises UsageError where the check fails on the project as it is, cannot fail, or cannot be run.
-        """
+        """Find new tasks. Each is kept as it is found, so that nothing is lost if the process ends. Raises
+        UsageError where the check fails on the project as it is, cannot fail, or cannot be run."""
         base = self._passing_run()
         known = self.project.read(TASKS, ProjectTask)
         before = len(known)

@@ -95,9 +95,7 @@ def reinforce(
     name: str, parent: str, tasks: Sequence[Task], config: AgentConfig, until: float, say: Tell
 ) -> bool:
     """Policy gradients on fresh rollouts of tasks until `time.monotonic` is `until`, into checkpoint `name`.
-
-    False where a guard ended it before its first step. A training of that name that was killed goes on.
-    """
+    False where a guard ended it before its first step. A training of that name that was killed goes on."""
     target, folder = training_folder(name)
     learning = TrainConfig(
         steps=_MOST_STEPS, prompts_per_step=4, group_size=8, lora_rank=rank_of(parent) or RANK,

@@ -33,10 +33,8 @@ class _Bin:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """B rows padded on the right to T tokens; every column at position t belongs to token t.
-
-    Token t is predicted from the tokens before it, so that position 0 is never trained.
-    """
+    """B rows padded on the right to T tokens; every column at position t belongs to token t. Token t is
+    predicted from the tokens before it, so that position 0 is never trained."""
 
     ids_BT: Tensor
     """int64; 0 in the padding"""

@@ -174,8 +174,9 @@ def _lasting(last: Sequence[StepMetrics]) -> str | None:
         )
     if not any(step.get("frac_truncated", 0.0) < 1 for step in last):
         return (
-            f"every rollout of {patience} steps was cut off by a limit: raise the limits of the tasks (tokens,"
-            " turns) or the policy's context, or warm it up with nano-rl sft so that it learns to finish"
+            f"every rollout of {patience} steps was cut off by a limit: raise the limits of the tasks"
+            " (tokens, turns) or the policy's context, or warm it up with nano-rl sft so that it learns to"
+            " finish"
         )
     if all(step.get("frac_unscored", 0.0) == 1 for step in last):
         return (

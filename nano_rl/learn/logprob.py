@@ -52,11 +52,9 @@ class Targets:
 
 
 def token_logprobs(model: nn.Module, batch: Batch, *, chunk_tokens: int | None = None) -> Tensor:
-    """[B, T] log-probs of `ids_BT` where `mask_BT` is True, 0 elsewhere; float32 (float64 stays).
-
-    Logits are divided by the row's temperature, as in sampling. Dropout is off, so that passes are
-    comparable. Raises ConfigError for a model whose logits are computed in a way that is not known here.
-    """
+    """[B, T] log-probs of `ids_BT` where `mask_BT` is True, 0 elsewhere; float32 (float64 stays). Logits are
+    divided by the row's temperature, as in sampling. Dropout is off, so that passes are comparable. Raises
+    ConfigError for a model whose logits are computed in a way that is not known here."""
     return score_tokens(model, batch, chunk_tokens=chunk_tokens, entropy=False).logprobs_BT
 
 

@@ -133,10 +133,8 @@ class Tokens:
 
 
 def reference_kl(new_N: Tensor, reference_N: Tensor, kind: KL) -> Tensor:
-    """[N] per-token estimate of KL(new || reference), nats, from tokens sampled by `new`.
-
-    Estimators k1 to k3: Schulman 2020, joschu.net/blog/kl-approx.html.
-    """
+    """[N] per-token estimate of KL(new || reference), nats, from tokens sampled by `new`. Estimators k1 to
+    k3: Schulman 2020, joschu.net/blog/kl-approx.html."""
     log_ratio_N = new_N - reference_N
     if kind == "k1":
         return log_ratio_N

@@ -454,10 +454,8 @@ def cut_off(trajectory: Trajectory) -> bool:
 
 
 def length_penalty(trajectory: Trajectory, *, limit: int, buffer: int) -> float:
-    """0 up to `limit - buffer` sampled tokens, falling linearly to -1 at `limit`; added to the reward.
-
-    The soft overlong punishment of DAPO (arXiv 2503.14476).
-    """
+    """0 up to `limit - buffer` sampled tokens, falling linearly to -1 at `limit`; added to the reward. The
+    soft overlong punishment of DAPO (arXiv 2503.14476)."""
     sampled = sum(len(t.completion.tokens.sampled_ids) for t in trajectory.turns if t.completion.tokens)
     return -min(max(sampled - (limit - buffer), 0) / buffer, 1.0)
 
@@ -585,10 +583,8 @@ def _turn_rewards(run: Trajectory, reward: float, penalty: float) -> Sequence[fl
 def gae(
     rewards: Sequence[float], values: Sequence[float], *, discount: float, lam: float
 ) -> tuple[list[float], list[float]]:
-    """[N] advantages and [N] returns (advantage + value) of a chain of N sampled tokens.
-
-    d_k = r_k + discount * V_(k+1) - V_k with V_N = 0, and A_k = d_k + discount * lam * A_(k+1).
-    """
+    """[N] advantages and [N] returns (advantage + value) of a chain of N sampled tokens. d_k = r_k + discount
+    * V_(k+1) - V_k with V_N = 0, and A_k = d_k + discount * lam * A_(k+1)."""
     advantages = [0.0] * len(rewards)
     following = next_value = 0.0
     for k in range(len(rewards) - 1, -1, -1):

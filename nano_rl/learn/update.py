@@ -201,11 +201,8 @@ class Updater:
         history: Sequence[Metrics] = (),
     ) -> Metrics:  # fmt: skip
         """All updates of one step. Returns its metrics; no update is made where there is nothing to learn.
-        Raises GuardTripped.
-
-        `values` are the step's metrics so far and `history` those of earlier steps, for the guards; `probe`
-        is a row of the step that was scored by itself.
-        """
+        Raises GuardTripped. `values` are the step's metrics so far and `history` those of earlier steps, for
+        the guards; `probe` is a row of the step that was scored by itself."""
         config, model, metrics = self.config, self.learner.model, dict(rows.metrics)
         if rows.empty:
             added = {**metrics, "all_dropped": 1.0} if rows.has_credit else {}

@@ -105,9 +105,7 @@ class JudgedRun:
 
 def refusal_of(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
     """The first reason why a run may not train a policy gradient, regardless of its group; None if it may.
-
-    What bars every use is checked first.
-    """
+    What bars every use is checked first."""
     found = list(blocking(run))
     bar = next((code for code in found if code.bars), None)
     if bar:
@@ -156,10 +154,8 @@ def _refuse_copies(runs: Sequence[CheckedRun]) -> list[CheckedRun]:
 def by_task(
     facts: Iterable[RunFacts], target: TargetPolicy, verify: RunCheck | None = None
 ) -> Iterator[list[JudgedRun]]:
-    """The judged runs of each task. `facts` must be grouped by task, oldest first.
-
-    `verify` is applied to the runs that their columns admit.
-    """
+    """The judged runs of each task. `facts` must be grouped by task, oldest first. `verify` is applied to the
+    runs that their columns admit."""
     return (_judged(checked, target.profile) for checked in check_runs(facts, target, verify))
 
 

@@ -78,9 +78,7 @@ class Lineage:
 
     def policy_version(self, run: Trajectory | RunFacts) -> int | None:
         """Version of the policy that sampled the oldest turn of a run, in this lineage; None if unknown.
-
-        Negative for weights that are more updates away than the policy has.
-        """
+        Negative for weights that are more updates away than the policy has."""
         by_id = {weights.id: weights for weights in self.weights}
         if isinstance(run, RunFacts):
             samplers = [(turn.policy_id, turn.policy_version) for turn in run.turns]
@@ -133,10 +131,8 @@ def _parents(manifest: Manifest | None) -> Iterator[tuple[Manifest, str | None, 
 
 
 def _runs(manifest: Manifest) -> tuple[set[str], bool]:
-    """The runs that a checkpoint was trained on, and whether these are all of them.
-
-    The manifest lists at most a thousand; the folder of the training lists all.
-    """
+    """The runs that a checkpoint was trained on, and whether these are all of them. The manifest lists at
+    most a thousand; the folder of the training lists all."""
     listed = set(manifest.trained_on.run_ids)
     used = checkpoints_dir().parent / "trainings" / manifest.name / USED
     if (checkpoints_dir() / manifest.name / MANIFEST).is_file() and used.is_file():
@@ -169,10 +165,8 @@ class LoggedRuns:
 
     def verified(self, member: GroupMember) -> Trajectory | None:
         """Load a run; None, and counted in `refused`, if its tokens do not match its texts and template.
-
         Log-probs are not recomputed, since the weights have changed since training began; the trainer
-        compares them with its own at every step.
-        """
+        compares them with its own at every step."""
         run = self.run(member)
         refusal = self.verifiers[member.log].verify(run, score=False).refusal if self.verifiers else None
         if refusal is None:
@@ -408,11 +402,8 @@ def _undamaged(
     store: LogStore, target: TargetPolicy, verify: RunCheck | None, known: set[str], refused: Counter[str]
 ) -> Iterator[tuple[RunFacts, RefusalCode | None]]:
     """The runs of a log that nothing bars and that are no copies, each with why policy gradients may not use
-    it.
-
-    Barred runs and copies are counted in `refused`. Runs in `known` are skipped, and all ids are added to
-    it.
-    """
+    it. Barred runs and copies are counted in `refused`. Runs in `known` are skipped, and all ids are added to
+    it."""
     facts = (run for run in store.facts() if run.id not in known)
     for checked in check_runs(facts, target, verify):
         for about, code in checked:

@@ -62,10 +62,8 @@ def task_from_run(
     run: Trajectory, blobs: BlobStore, sandbox: Sandbox, check: str | None = None
 ) -> LoggedTask:
     """A task with the starting workspace of a run. Its check is `check`, which is hidden, or the run's own.
-
     If the run passes the check, its actions are the oracle. Raises UsageError for a run without a snapshot of
-    its start, with missing blobs, or without a check.
-    """
+    its start, with missing blobs, or without a check."""
     if run.snapshot is None:
         raise UsageError(
             f"run {run.id} has no snapshot of the workspace that it started in (it was imported, or never got"
@@ -389,10 +387,8 @@ def _head(source: str, line: int) -> list[int]:
 
 
 def _prompt(project: _Project, projects: Sequence[_Project]) -> str:
-    """The run's prompt if it is about no single bug, else the one fact that is known: the check fails.
-
-    Two runs with one prompt that changed different files, and passed, show that it describes neither change.
-    """
+    """The run's prompt if it is about no single bug, else the one fact that is known: the check fails. Two
+    runs with one prompt that changed different files, and passed, show that it describes neither change."""
     said, changed = project.run.task.prompt, project.changed
     if any(p.run.task.prompt == said and p.changed and not p.changed & changed for p in projects if changed):
         return said

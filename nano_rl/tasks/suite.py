@@ -118,10 +118,8 @@ def suite_names() -> list[str]:
 
 
 def find_suite(name: str) -> TaskSuite:
-    """The suite of that name, of `NAME:ARGUMENT`, or of `path.py:name`.
-
-    Raises UsageError for an unknown name, and ConfigError for a suite that cannot be loaded.
-    """
+    """The suite of that name, of `NAME:ARGUMENT`, or of `path.py:name`. Raises UsageError for an unknown
+    name, and ConfigError for a suite that cannot be loaded."""
     base, colon, argument = name.partition(":")
     if colon and base in suite_names():
         suite: TaskSuite = find_extension(GROUP, base, TaskSuite, check=_problem)

@@ -138,10 +138,8 @@ class PlainRow(FileRow):
 
 
 def read_row(line: str) -> Task:
-    """Parse one line of a task file: a task, a function with its cases, or a published row.
-
-    Raises Refused with the first invalid field, UsageError for a published row without the plug-in for those.
-    """
+    """Parse one line of a task file: a task, a function with its cases, or a published row. Raises Refused
+    with the first invalid field, UsageError for a published row without the plug-in for those."""
     row = json_object(line, finite=False)
     for name, field in row.items():
         if not _is_finite(field):
@@ -196,11 +194,8 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """All tasks of a file (`read_row`).
-
-    Raises UsageError with file, line and field for a malformed row, a duplicate key, and a file that is
-    missing, unreadable or empty.
-    """
+    """All tasks of a file (`read_row`). Raises UsageError with file, line and field for a malformed row, a
+    duplicate key, and a file that is missing, unreadable or empty."""
     if not path.exists():
         raise UsageError(f"no such task file: {path}; nano-rl tasks make writes one")
     tasks: dict[str, Task] = {}

@@ -469,9 +469,8 @@ _TAGS = re.compile(r"(?m:^)[ \t]*</?(?:tool_calls?|tools?|function_calls?)\b|<fu
 
 
 def missed_call(text: str, tools: Sequence[ToolSpec]) -> tuple[str, ToolCall] | None:
-    """What is wrong with something like a call that could not be read, and a whole call as an example.
-
-    None for a text without any."""
+    """What is wrong with something like a call that could not be read, and a whole call as an example. None
+    for a text without any."""
     shell = next((tool.name for tool in tools if tool.name in _SHELLS), None)
     block = _SHELL_BLOCK.search(text)
     if shell and block and len(text[: block.start()].strip()) <= _LONE:
