@@ -151,12 +151,9 @@ class RunEncoder:
 
 
 def imitation_samples(
-    trajectory: Trajectory,
-    profile: InterfaceProfile,
-    template: ChatTemplate,
-    eos_id: int,
+    trajectory: Trajectory, profile: InterfaceProfile, template: ChatTemplate, eos_id: int,
     blobs: BlobStore | None = None,
-) -> list[TrainSample]:
+) -> list[TrainSample]:  # fmt: skip
     """Samples from the texts of a run, rendered turn by turn by the serving template: the mask is 1 on
     completions and their end-of-turn tokens. Refused turns, redacted completions and the turns before a fork
     are context."""
@@ -507,12 +504,9 @@ def reader_of(opened: OpenedWeights) -> RunEncoder:
 
 
 def imitation_term(
-    config: TrainConfig,
-    tasks: Sequence[Task],
-    runtime: Runtime,
-    opened: OpenedWeights,
+    config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, opened: OpenedWeights,
     rest: Sequence[Trajectory] = (),
-) -> ImitationTerm | None:
+) -> ImitationTerm | None:  # fmt: skip
     """The loss term of `lambda_sft`; None if it is 0. `rest` are the runs of `imitate` = rest. Raises
     UsageError for a task without a working oracle, and if the log has no success."""
     if config.lambda_sft == 0:

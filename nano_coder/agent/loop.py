@@ -293,7 +293,12 @@ class Agent:
         child = self._child_of(at)
         if child.stop is None and self.stop is None:
             return None
-        number, result = len(self.turns[at].calls) - 1, child_result(child)
+        number = len(self.turns[at].calls) - 1
+        result = ToolResult(text=child.answer or "(the sub-agent ended without an answer)")
+        if child.stop is not StopReason.FINISHED:  # why there is no answer, and its last text
+            last = child.own_turns[-1].thought.strip() if child.own_turns else ""
+            told = f"error: the sub-agent gave no answer ({child.stop or 'the run ended'})"
+            result = ToolResult(text=told + (last and f"\n{last}"), ok=False)
         answer = self.actions.observed(DELEGATE, at, number, result, time.time())
         self.turns[at] = answered(self.turns[at], answer)
         self.dialogue.conversation.append(observation_messages(self.turns[at])[-1])
@@ -476,14 +481,6 @@ def sub_agent(parent: Agent, at: int) -> Agent:
         parent, task=task, dialogue=dialogue, parent=at, began=parent.began + before.waited, child=None,
         stop=None, answer=None,
     )  # fmt: skip
-
-
-def child_result(child: Agent) -> ToolResult:
-    if child.stop is StopReason.FINISHED:
-        return ToolResult(text=child.answer or "(the sub-agent ended without an answer)")
-    last = child.own_turns[-1].thought.strip() if child.own_turns else ""
-    why = child.stop or "the run ended"
-    return ToolResult(text=f"error: the sub-agent gave no answer ({why})" + (last and f"\n{last}"), ok=False)
 
 
 def answered(turn: Turn, observation: Observation) -> Turn:

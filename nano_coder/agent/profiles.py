@@ -339,12 +339,9 @@ def delegating(turns: Sequence[Turn]) -> int | None:
 
 
 def first_messages(
-    profile: InterfaceProfile,
-    task: Task,
-    files: Sequence[str],
-    place: RepairPlace | None = None,
+    profile: InterfaceProfile, task: Task, files: Sequence[str], place: RepairPlace | None = None,
     tried: Sequence[str] = (),
-) -> tuple[Message, ...]:
+) -> tuple[Message, ...]:  # fmt: skip
     """The system message and the task message; `files` are the workspace's paths. A task without any tool is
     its own prompt, with no system message. `place`: what the program shows of the project; `tried`: the
     answers to it before this one."""

@@ -128,8 +128,14 @@ def command(
         try:
             apply_to(trajectory, directory, store, accepted)
             applied = True
-        except (NanoError, OSError, KeyboardInterrupt) as caught:
-            problem = _not_applied(caught, trajectory)
+        except KeyboardInterrupt as caught:
+            problem = caught
+        except (NanoError, OSError) as caught:
+            message = str(caught) if isinstance(caught, NanoError) else f"not applied: {caught}"
+            again = (
+                f"nano-coder apply {trajectory.id} -C {shlex.quote(str(trajectory.directory))} tries again"
+            )
+            problem = UsageError(f"{message.rstrip('.')}; {again}")
     told = summary(trajectory, applied=applied) | result.told | {"exit_code": result.exit_code}
     emit(told, as_json, lambda: display.end(trajectory, applied=applied))
     if problem is not None:  # raised after the result is printed
@@ -218,8 +224,13 @@ def with_advice(setup: Setup) -> Setup:
     promoted = latest_checkpoint(project_id(setup.directory)) or latest_checkpoint()
     if name is None and advised and promoted is None:
         name = next(filter(fetched, advised), None)
-        if name is None:
-            _tell_once(advised[0])
+        told = nano_home() / "told" / advised[0]
+        if name is None and sys.stderr.isatty() and not told.exists():
+            hint = f"nano: nano-coder models get {advised[0]} brings a model that repairs under a check"
+            print(hint, file=sys.stderr)
+            with contextlib.suppress(OSError):
+                told.parent.mkdir(parents=True, exist_ok=True)
+                told.touch()
     if name not in advised:
         return setup
     entry = catalogue()[name]
@@ -228,16 +239,6 @@ def with_advice(setup: Setup) -> Setup:
     else:
         advice = {"model": name, "profile": entry.checked_profile}
     return setup._replace(config=config.model_copy(update=advice))
-
-
-def _tell_once(name: str) -> None:
-    told = nano_home() / "told" / name
-    if not sys.stderr.isatty() or told.exists():
-        return
-    print(f"nano: nano-coder models get {name} brings a model that repairs under a check", file=sys.stderr)
-    with contextlib.suppress(OSError):
-        told.parent.mkdir(parents=True, exist_ok=True)
-        told.touch()
 
 
 def _with_tries(setup: Setup, reflect: int) -> Setup:
@@ -298,14 +299,6 @@ def _interrupting(stop: Stop) -> Iterator[list[int]]:
         yield came
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _not_applied(problem: BaseException, trajectory: Trajectory) -> BaseException:
-    if isinstance(problem, KeyboardInterrupt):
-        return problem
-    message = str(problem) if isinstance(problem, NanoError) else f"not applied: {problem}"
-    again = f"nano-coder apply {trajectory.id} -C {shlex.quote(str(trajectory.directory))} tries again"
-    return UsageError(f"{message.rstrip('.')}; {again}")
 
 
 def open_work(setup: Setup, store: LogStore) -> Runtime:

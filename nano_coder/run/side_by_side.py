@@ -25,12 +25,9 @@ Episode = Callable[[Executor], Sequence[Future[Trajectory]]]
 
 
 def run_side_by_side(
-    episodes: Sequence[Episode],
-    policy: Policy | None,
-    *,
-    at_once: int | None = None,
+    episodes: Sequence[Episode], policy: Policy | None, *, at_once: int | None = None,
     on_run: OnRun | None = None,
-) -> list[Trajectory]:
+) -> list[Trajectory]:  # fmt: skip
     """Execute episodes on threads, and return the graded runs of each in their order; `on_run` gets each.
     `policy` is the one that all share, and which this thread steps meanwhile if it is a local one. `at_once`
     None: as many as it decodes together."""
@@ -84,14 +81,9 @@ def member_seed(seed: int, task: Task, member: int) -> int:
 
 
 def run_tries(
-    task: Task,
-    runtime: Runtime,
-    count: int,
-    stop: Stop,
-    *,
-    seed: int | None = None,
+    task: Task, runtime: Runtime, count: int, stop: Stop, *, seed: int | None = None,
     on_end: Callable[[int, Trajectory], object] = lambda member, run: None,
-) -> list[Trajectory]:
+) -> list[Trajectory]:  # fmt: skip
     """Run a task up to `count` times, until one passes its check, which ends the others as interrupted; so
     does `stop`, from any thread. Returns those that began, graded; they are one group.
 

@@ -75,7 +75,7 @@ def command(
         return _dry_run(project, setup, minutes, as_json)
     if every is None:
         return _cycle(project, setup, minutes, as_json)
-    from nano_rl.improve.schedule import parse_pause, parse_window, wait_until_quiet
+    from nano_rl.improve.cycle import parse_pause, parse_window, wait_until_quiet
     from nano_rl.resume import TrainingStopped
 
     pause, window = parse_pause(every), parse_window(between) if between else None

@@ -68,15 +68,9 @@ _NOTHING_JUDGED = "nothing_judged"
 
 
 def collect(
-    tasks: Sequence[Task],
-    runtime: Runtime,
-    *,
-    group_size: int | Sequence[int] = 1,
-    seed: int = 0,
-    on_run: OnRun | None = None,
-    reward: Reward | None = None,
-    reflect: int = 0,
-) -> list[Trajectory]:
+    tasks: Sequence[Task], runtime: Runtime, *, group_size: int | Sequence[int] = 1, seed: int = 0,
+    on_run: OnRun | None = None, reward: Reward | None = None, reflect: int = 0,
+) -> list[Trajectory]:  # fmt: skip
     """Run each task `group_size` times (one number, or one per task), and grade and log each run.
 
     Returns [runs] in task order, each behind those of its earlier tasks; with a `reward`, with its composed
@@ -139,13 +133,9 @@ def why_ungraded(run: Trajectory) -> str:
 
 
 def execute(
-    tasks: Sequence[Task],
-    policies: Sequence[Policy],
-    runtime: Runtime,
-    *,
-    on_run: OnRun | None = None,
+    tasks: Sequence[Task], policies: Sequence[Policy], runtime: Runtime, *, on_run: OnRun | None = None,
     reward: Reward | None = None,
-) -> list[Trajectory]:
+) -> list[Trajectory]:  # fmt: skip
     """Run each task once under its own policy (oracles, for a warm start), two at a time. Its earlier tasks
     are run by their oracles, and their runs returned before its own."""
     episodes = [

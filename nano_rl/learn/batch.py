@@ -69,14 +69,9 @@ class Batch:
 
 
 def make_batches(
-    samples: Sequence[TrainSample],
-    *,
-    max_tokens: int,
-    weights: Sequence[float] | None = None,
-    dtype: torch.dtype = torch.float32,
-    trees: bool = True,
-    enough: int = ENOUGH,
-) -> list[Batch]:
+    samples: Sequence[TrainSample], *, max_tokens: int, weights: Sequence[float] | None = None,
+    dtype: torch.dtype = torch.float32, trees: bool = True, enough: int = ENOUGH,
+) -> list[Batch]:  # fmt: skip
     """Micro-batches of at most `max_tokens` positions of the forward pass, the most expensive first.
 
     A shared prefix counts once, and rows that share one stay together; rows that share little are combined up

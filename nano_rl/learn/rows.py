@@ -248,12 +248,9 @@ class StepRow:
 
 
 def to_samples(
-    trajectory: Trajectory,
-    advantage: float | Sequence[float],
-    *,
-    imitation: bool = False,
+    trajectory: Trajectory, advantage: float | Sequence[float], *, imitation: bool = False,
     context_turns: Collection[int] = (),
-) -> list[TrainSample]:
+) -> list[TrainSample]:  # fmt: skip
     """One sample for each token row. `advantage` is one number for the rollout, or one for each turn ([T]).
 
     `imitation` also accepts rows that were sampled greedily, or with top-p or top-k, and sets the temperature

@@ -355,14 +355,9 @@ SCORED = 16_384
 
 
 def survey(
-    store: LogStore,
-    chosen: RunFilter,
-    target: TargetPolicy,
-    verifier: RunVerifier | None = None,
-    *,
-    exact: bool = False,
-    seed: int = 0,
-) -> AdmissionReport:
+    store: LogStore, chosen: RunFilter, target: TargetPolicy, verifier: RunVerifier | None = None, *,
+    exact: bool = False, seed: int = 0,
+) -> AdmissionReport:  # fmt: skip
     """What the chosen runs of a log can teach the target. `verifier` None checks the columns alone; `exact`
     loads and scores every run that the columns admit, else a sample drawn by `seed`."""
     report = AdmissionReport(loaded=None if verifier is None else 0)

@@ -315,14 +315,9 @@ class LogContents:
 
 
 def read_logs(
-    stores: Sequence[LogStore],
-    opened: OpenedWeights,
-    template_hash: str,
-    lineage: Lineage,
-    config: TrainConfig,
-    *,
-    rescore: Rescore | None = None,
-) -> LogContents:
+    stores: Sequence[LogStore], opened: OpenedWeights, template_hash: str, lineage: Lineage,
+    config: TrainConfig, *, rescore: Rescore | None = None,
+) -> LogContents:  # fmt: skip
     """Read every run of the logs once. `rescore` gives the admitted runs the verdicts to train on, before
     groups are formed."""
     keeps_rest = bool(config.lambda_sft or config.logs.lambda_preference)

@@ -28,9 +28,9 @@ from nano_rl.checkpoints.evaluate import sign_flip
 from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote, read_history
 from nano_rl.gather.rollouts import ORACLE
 from nano_rl.improve import cycle as cycles
+from nano_rl.improve.cycle import minutes_until, parse_pause, parse_window
 from nano_rl.improve.gate import ERROR, FEWEST_PLACES, decide, error_of, fallen
 from nano_rl.improve.project import ProjectTask, open_project
-from nano_rl.improve.schedule import minutes_until, parse_pause, parse_window
 from nano_rl.improve.tasks import TASKS
 from nano_rl.improve.training import trained_seconds
 from nano_rl.learn.metrics import METRICS, MetricsWriter

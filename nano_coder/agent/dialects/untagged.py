@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nano_coder.agent.dialects.dialect import find_tool, types_of
+from nano_coder.agent.dialects.dialect import find_tool, settled, types_of
 from nano_shared.process import parse_expression
 from nano_shared.types import ToolCall, ToolSpec
 
@@ -239,9 +239,9 @@ _NAMES = ("name", "tool", "tool_name", "function", "function_name", "action")
 _GIVEN = (*ARGUMENTS, "args", "params", "input", "tool_input", "action_input", "kwargs")
 _MOST_FAILURES = 64
 """openings that hold no JSON, after which a text is not searched further: each may cost its whole length"""
-_JSON_TYPES: dict[str, type | tuple[type, ...]] = {
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str, int, float), "integer": (int, str), "number": (int, float, str), "boolean": (bool, str),
-    "array": list, "object": dict, "null": type(None),
+    "array": (list,), "object": (dict,), "null": (type(None),),
 }  # fmt: skip
 """a number may stand for a string, and a string for a number: tools read both"""
 
@@ -429,7 +429,8 @@ def _fitted(arguments: dict[str, Any], spec: ToolSpec, repairs: list[str]) -> di
     for name, value in arguments.items():
         types = _types(name, spec)
         absent = value is None and name not in required
-        if types and not absent and not isinstance(value, tuple(_flat(types))):
+        kinds = tuple(kind for each in types for kind in _JSON_TYPES[each])
+        if types and not absent and not isinstance(value, kinds):
             raise ValueError(f"{spec.name}: {name} must be a {' or '.join(sorted(types))}")
         as_text = "string" in types and type(value) in (int, float) and not types & {"integer", "number"}
         repairs += ["number_for_text"] * as_text
@@ -443,19 +444,10 @@ def _types(name: str, spec: ToolSpec) -> set[str]:
     return named if named <= set(_JSON_TYPES) else set()
 
 
-def _flat(types: set[str]) -> Iterator[type]:
-    for name in types:
-        kinds = _JSON_TYPES[name]
-        yield from kinds if isinstance(kinds, tuple) else (kinds,)
-
-
 def settled_before_call(text: str) -> int:
     """The length of a growing text before anything that may become an untagged call."""
-    possible = _POSSIBLE.search(text)
-    ends = [possible.start()] if possible else []
-    ends += [at for mark in _MARKS for at in range(max(0, len(text) - len(mark) + 1), len(text))
-             if mark.startswith(text[at:])]  # fmt: skip
-    end = min(ends, default=len(text))
+    possible, end = _POSSIBLE.search(text), len(settled(text, _MARKS))
+    end = min(end, possible.start()) if possible else end
     return end - text[:end].endswith("\n")  # a newline before a call is not part of the thought
 
 
