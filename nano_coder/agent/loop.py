@@ -106,7 +106,7 @@ class Agent:
     def step(self) -> Turn | None:
         """The next turn: the active sub-agent's, else a summary if the context is nearly full, else an
         action. None where a sub-agent has ended without one."""
-        if (at := self._delegating()) is not None:
+        if (at := delegating(self.own_turns)) is not None:
             child = self._child_of(at)
             try:
                 return child.step()
@@ -285,7 +285,7 @@ class Agent:
     def finish_subagent(self) -> tuple[int, Observation] | None:
         """If a sub-agent has ended: the index of the turn that delegated, and the observation that its call
         has now. None otherwise."""
-        at = self._delegating()
+        at = delegating(self.own_turns)
         if at is None:
             self._detach()
             return None
@@ -305,9 +305,6 @@ class Agent:
         self._detach()
         self.stop = self.stop or self._limit()
         return at, answer
-
-    def _delegating(self) -> int | None:
-        return delegating(self.own_turns)
 
     def _child_of(self, at: int) -> Agent:
         if self.child is None or self.child.parent != at:

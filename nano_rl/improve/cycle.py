@@ -29,7 +29,7 @@ from nano_shared.errors import UsageError
 from nano_shared.extensions import Extensions
 from nano_shared.files import content_hash
 from nano_shared.store import LogStore
-from nano_shared.types import Split, Task, Trajectory
+from nano_shared.types import Split, Task
 
 FEWEST = 8
 """training tasks below which nothing is trained"""
@@ -155,7 +155,10 @@ class CycleWork:
                 if time.monotonic() > self.clock.at(1.0):
                     raise TimeOver
                 runs = collect(some, runtime)
-                outcomes = [task_outcome(task, _of(task, runs)) for task in some]
+                outcomes = [
+                    task_outcome(task, [run for run in runs if run.task.listed.id == task.id])
+                    for task in some
+                ]
                 self.project.append(name, outcomes)
                 known |= {one.id: one for one in outcomes}
         return [known[task.id] for task in tasks]
@@ -247,10 +250,6 @@ def told(cycle: Cycle, project: ImprovedProject) -> str:
         else f"not promoted: {decision.objections[0]}"
     )
     return f"{found} -> trained {cycle.trained_seconds / 60:.0f} min -> {measured}; {ending}"
-
-
-def _of(task: Task, runs: Sequence[Trajectory]) -> list[Trajectory]:
-    return [run for run in runs if run.task.listed.id == task.id]
 
 
 def _is_there(name: str) -> bool:

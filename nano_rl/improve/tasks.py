@@ -166,12 +166,16 @@ class Gathering:
         path, refused = self.project.folder / "commits", Counter[str]()
         known = frozenset(path.read_text().split()) if path.exists() else frozenset[str]()
         check = None if by_pytest(str(self.setup.config.check)) else self.setup.config.check
-        seconds = max(0.0, self.until - time.monotonic()) / 2
-        count = 0
+        seconds, count = max(0.0, self.until - time.monotonic()) / 2, 0
+
+        def note_commit(commit: str) -> None:
+            with path.open("a") as file:
+                file.write(f"{commit}\n")
+
         try:
             for one in COMMIT_TASKS["commits"](
                 self.project.directory, self.runtime.store.blobs, self.runtime.sandbox, check=check,
-                seconds=seconds, refused=refused, known=known, on_commit=self._note_commit,
+                seconds=seconds, refused=refused, known=known, on_commit=note_commit,
             ):  # fmt: skip
                 count += 1
                 yield Candidate(task=one.task, source="commit", solved=one.solved)
@@ -181,10 +185,6 @@ class Gathering:
         if count or refused:
             others = "".join(f", {number} {why}" for why, number in refused.most_common())
             say(f"new commits: {count} are tasks{others}")
-
-    def _note_commit(self, commit: str) -> None:
-        with (self.project.folder / "commits").open("a") as file:
-            file.write(f"{commit}\n")
 
 
 def checked_runs(setup: Setup, store: LogStore, since: float = 0.0) -> list[RunFacts]:

@@ -62,7 +62,9 @@ def call_of(value: Any, key: str, repairs: list[str]) -> ToolCall:
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('the tool call must be an object with a "name"')
-    if "description" in value and not ("arguments" in value or _is_given(value.get("parameters"))):
+    given = value.get("parameters")  # arguments, or a schema of them
+    schema = given is None or (isinstance(given, dict) and "properties" in given)
+    if "description" in value and "arguments" not in value and schema:
         raise ValueError("this is the description of a tool, and no call")
     found = next((name for name in (key, *ARGUMENTS) if name in value), key)
     if found != key:
@@ -70,11 +72,6 @@ def call_of(value: Any, key: str, repairs: list[str]) -> ToolCall:
     if set(value) - _EXPECTED:
         repairs.append("extra_keys")
     return ToolCall(name=value["name"], arguments=arguments_of(value.get(found), repairs))
-
-
-def _is_given(parameters: Any) -> bool:
-    """Whether parameters are arguments, and not a schema of them."""
-    return parameters is not None and not (isinstance(parameters, dict) and "properties" in parameters)
 
 
 def arguments_of(value: Any, repairs: list[str]) -> dict[str, Any]:
