@@ -32,13 +32,11 @@ class TaskFormat(Protocol):
 
     def read(self, path: Path, options: ReadOptions) -> Iterator[Task | Refusal]:
         """All tasks and refusals of a file or folder, in order. Raises UsageError if it cannot be read."""
-        ...
 
     def refusals(self, tasks: Sequence[Task]) -> list[Refusal]: ...
 
     def write(self, tasks: Sequence[Task], path: Path) -> None:
         """Raises Refused for the first task that cannot be written; nothing is written then."""
-        ...
 
 
 @runtime_checkable

@@ -132,11 +132,9 @@ class TrainingPlan(Protocol):
         self, model: str | None, config: TrainConfig, device: str | None, *, ranks: int, beside: int
     ) -> None:
         """Raises UsageError for a training that cannot fit, with the settings that make it fit."""
-        ...
 
     def refuse_long_row(self, model: Any, longest: int, config: TrainConfig) -> None:
         """Raises UsageError for a row of so many tokens that does not fit into what memory is free."""
-        ...
 
 
 PLANS: Extensions[TrainingPlan] = Extensions("nano.plans")

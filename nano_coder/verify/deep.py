@@ -180,7 +180,6 @@ class PromptRenderer(Protocol):
 
     def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
         """The row of the next turn, and the [N] ids that its prompt appends to it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

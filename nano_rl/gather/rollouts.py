@@ -183,7 +183,6 @@ class Workers(Protocol):
 
     def close(self) -> None:
         """Give up what is under way. Idempotent."""
-        ...
 
 
 OpenWorkers = Callable[

@@ -44,7 +44,6 @@ class PairTerm(Protocol):
         self, stores: Sequence[LogStore], rest: set[str], usable: set[str], config: TrainConfig
     ) -> tuple[RunPair, ...]:
         """Pairs of which one side cannot train a policy gradient; none if `logs.lambda_preference` is 0."""
-        ...
 
     def pair_of(self, chosen: Trajectory, rejected: Trajectory, blobs: BlobStore) -> RunPair | None: ...
 
@@ -52,7 +51,6 @@ class PairTerm(Protocol):
         self, model: nn.Module, opened: OpenedWeights, pairs: Sequence[RunPair], config: TrainConfig
     ) -> Any:
         """A term of the loss, as `Updater.terms` takes them; None without pairs."""
-        ...
 
 
 PAIR_TERMS: Extensions[PairTerm] = Extensions("nano.terms")
@@ -72,7 +70,6 @@ class Curriculum(Protocol):
 
     def draw(self, step: int, count: int, *, taken: Collection[str] = ()) -> list[Task]:
         """`count` different tasks for one step, none with a key in `taken`; fewer if there are no more."""
-        ...
 
     def record(self, groups: Sequence[Group]) -> None: ...
 

@@ -383,19 +383,16 @@ class RankedTraining(Protocol):
 
     def run_ranks(self, command: Callable[[], None]) -> None:
         """Run the command line on rank 0, and follow it on the others."""
-        ...
 
     def leader(self) -> Any:
         """This process among the ranks: `size`, and `beside`, how many others this machine has; None if it
         does not lead them."""
-        ...
 
     def open_sharded(
         self, ranks: Any, model_name: str, settings: TrainConfig, folder: Path, model: nn.Module,
         config: OptimizerConfig, *, steps: int,
     ) -> Learner:  # fmt: skip
         """The learner of rank 0, with the model spread over all ranks."""
-        ...
 
 
 RANKED_TRAININGS: Extensions[RankedTraining] = Extensions("nano.learners")
