@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -217,10 +218,13 @@ def in_place_of(local: Runtime, hosted: OpenedPolicy, config: AgentConfig) -> Ru
 
 def history_of(directory: Path, config: AgentConfig) -> GitHistory | None:
     """What runs in the directory see of its history; stderr says why where they see none of it."""
+    around = (directory, *directory.resolve().parents)
+    if config.git is False or not any(os.path.lexists(folder / ".git") for folder in around):
+        return None
     from nano_coder.run.git_history import NoHistory, find_history, say_left_out
 
     try:
-        found = find_history(directory) if config.git is not False else None
+        found = find_history(directory)
     except NoHistory as reason:
         say_left_out(str(reason))
         return None
