@@ -20,8 +20,7 @@ from nano_coder.verify.trainable import may_teach
 from nano_rl.gather.rollouts import ORACLE, oracle_policy
 from nano_rl.improve.project import ImprovedProject, ProjectTask, Tell
 from nano_rl.tasks.from_log import MutantSearch, mutant_tasks, task_from_run
-from nano_rl.tasks.hunks import edit_actions, hunks_between
-from nano_rl.tasks.places import SplitPart, changed_places, codes_of, part_of
+from nano_rl.tasks.places import SplitPart, changed_places, codes_of, edit_actions, hunks_between, part_of
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.extensions import Extensions
