@@ -43,7 +43,7 @@ def ancestry(folder: Path) -> list[Ancestor]:
     seen = {folder.resolve()}
     while (parent := manifest.parent) is not None:
         above = checkpoint_folder(parent)
-        remark = None
+        remark: str | None = None
         if above is None:
             is_base = parent in (BASE, manifest.base_model)
             if not (is_base or (Path(parent) / "config.json").is_file()):
