@@ -86,8 +86,8 @@ def command(
     """
     try:
         prompt = (sys.stdin.buffer.read() if task == "-" else os.fsencode(task)).decode()
-    except UnicodeDecodeError as problem:
-        raise UsageError(f"the task is not UTF-8 text ({problem})") from None
+    except UnicodeDecodeError as undecoded:
+        raise UsageError(f"the task is not UTF-8 text ({undecoded})") from None
     if not prompt.strip():
         raise UsageError(
             "the task is empty; say what to do, for example: nano-coder run 'fix the failing test'"
