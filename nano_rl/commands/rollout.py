@@ -75,7 +75,7 @@ def command(
             runtime = policy_runtime(config, setup.sources, temperature=temperature)
             runtime = replace(runtime, environments=environments)
             with ExitStack() as stack:
-                gather = partial(collect, reflect=reflect)
+                gather: Any = partial(collect, reflect=reflect)
                 if ray:
                     if runtime.settings.agent or not find_opener(config.model or ""):
                         raise UsageError(
