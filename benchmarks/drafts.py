@@ -20,7 +20,7 @@ from nano_coder.models.local import continuous_batching as continuous
 from nano_coder.models.local import continuous_batching as speculative
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.opening import local_policy, open_weights
-from nano_coder.run.execution import Runtime
+from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.gather.rollouts import collect
 from nano_shared.store import LogStore
@@ -65,11 +65,10 @@ def main() -> None:
                     store=store,
                     profile=opened.profile,
                     sampling=Sampling(temperature=1.0),
+                    settings=RunSettings(at_once=options.at_once),
                 )
                 began = time.perf_counter()
-                runs = collect(
-                    tasks, runtime, group_size=options.group, seed=lap, concurrency=options.at_once
-                )
+                runs = collect(tasks, runtime, group_size=options.group, seed=lap)
                 took = time.perf_counter() - began
             if lap:
                 side.wall.append(took)

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from nano_coder.models.opening import local_policy, open_weights
-from nano_coder.run.execution import Runtime
+from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.verify.trainable import verify
 from nano_rl.gather.rollouts import collect
@@ -35,12 +35,13 @@ def main() -> None:
         runtime = Runtime(
             policy=policy, sandbox=open_sandbox(), store=store, profile=opened.profile,
             sampling=Sampling(temperature=1.0), policy_name=options.model,
+            settings=RunSettings(at_once=WAVE),
         )  # fmt: skip
         tasks = read_tasks(options.tasks)
         differences: list[float] = []
         turns = broken = 0
         for start in range(0, len(tasks), WAVE):
-            for run in collect(tasks[start : start + WAVE], runtime, seed=start, concurrency=WAVE):
+            for run in collect(tasks[start : start + WAVE], runtime, seed=start):
                 logged = store.get(run.id)
                 differences += compare(logged, policy)
                 turns += len(logged.turns)

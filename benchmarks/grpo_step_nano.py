@@ -24,10 +24,9 @@ from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.weights import load_policy
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config import TrainConfig
-from nano_rl.learn.advantage import RolloutBatch, credit_group
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import Learner, prepare
-from nano_rl.learn.rows import form_groups, group_metrics
+from nano_rl.learn.rows import RolloutBatch, credit_group, form_groups, group_metrics
 from nano_rl.learn.update import Updater
 from nano_rl.learn.utilisation import FlopCounter
 from nano_shared.policy import Conversation

@@ -33,18 +33,17 @@ from nano_coder.models.opening import OpenedWeights, local_policy, open_policy, 
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.checkpoints.evaluate import SuccessRow, table
 from nano_rl.config import SftConfig, TrainConfig
-from nano_rl.gather.rollouts import collect, execute
+from nano_rl.gather.rollouts import ORACLE, collect, execute, oracle_policy
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation import imitation_samples, train_sft
 from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.logs.reader import lineage, read_logs
-from nano_rl.tasks.attempts import ORACLE, oracle_policy
+from nano_rl.record import Watch
 from nano_rl.train import train
-from nano_rl.watch import Watch
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory
 from nano_suites.drawing import draw_tasks, make_tasks
@@ -298,8 +297,8 @@ class Flywheel:
     ) -> Path:  # fmt: skip
         target = self.home / "checkpoints" / name
         save_checkpoint(
-            target, model, opened, parent=str(opened.loaded.path), config=config, steps=steps, run_ids=runs,
-            tasks=tasks, metrics={},
+            target, model, opened, parent=str(opened.loaded.path), config=config,
+            learned=Learned(steps=steps, run_ids=runs, tasks=tasks),
         )  # fmt: skip
         return target
 

@@ -23,7 +23,7 @@ from integration.paired import paired_bootstrap
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.checkpoints.evaluate import cluster_of, table
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
@@ -33,9 +33,8 @@ from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, Optim
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.logs.reader import lineage, read_logs
-from nano_rl.record import learned_from
+from nano_rl.record import Watch, learned_from
 from nano_rl.train import train
-from nano_rl.watch import Watch
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Task
 
@@ -243,8 +242,8 @@ class Bench:
         target = self.home / "checkpoints" / name
         if not target.exists():
             save_checkpoint(
-                target, model, opened, parent=str(parent.resolve()), config=config, steps=steps, run_ids=runs,
-                tasks=self.tasks.train, metrics={},
+                target, model, opened, parent=str(parent.resolve()), config=config,
+                learned=Learned(steps=steps, run_ids=runs, tasks=self.tasks.train),
             )  # fmt: skip
         return target
 

@@ -15,9 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 from nano_rl.learn import update
-from nano_rl.learn.advantage import RolloutBatch, credit_group
 from nano_rl.learn.objectives import RECIPE
-from nano_rl.learn.rows import Group, TrainSample
+from nano_rl.learn.rows import Group, RolloutBatch, TrainSample, credit_group
 from nano_rl.learn.update import StepRows, Updater
 
 

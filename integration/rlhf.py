@@ -46,7 +46,7 @@ from nano_preferences.pairs import PairRows, pair_rows, read_pairs, write_pairs
 from nano_preferences.registry import open_reward, parse_reward
 from nano_preferences.reward_checkpoint import open_reward_model, save_reward_model
 from nano_preferences.reward_model import held_out, measure, train_reward_model
-from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources
@@ -54,8 +54,8 @@ from nano_rl.imitation import reader_of, train_sft
 from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.record import Watch
 from nano_rl.train import train
-from nano_rl.watch import Watch
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.logged_run import Feedback, FeedbackKind
@@ -341,8 +341,8 @@ class Circle:
         self, target: Path, model: object, opened: OpenedWeights, config: Config, steps: int, runs: list[str]
     ) -> Path:
         save_checkpoint(
-            target, model, opened, parent=str(opened.loaded.path), config=config, steps=steps, run_ids=runs,
-            tasks=self.tasks, metrics={},
+            target, model, opened, parent=str(opened.loaded.path), config=config,
+            learned=Learned(steps=steps, run_ids=runs, tasks=self.tasks),
         )  # fmt: skip
         return target
 

@@ -38,8 +38,7 @@ from nano_coder.models.opening import open_policy
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, can_reflect, grade_run, is_reflection, reflect_run
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.gather.rollouts import collect
-from nano_rl.tasks.attempts import runtime_for
+from nano_rl.gather.rollouts import collect, runtime_for
 from nano_rl.tasks.task_file import write_tasks
 from nano_shared import snapshot
 from nano_shared.store import LogStore

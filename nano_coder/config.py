@@ -28,7 +28,7 @@ from pydantic import (
     field_validator,
 )
 
-from nano_coder.trust import MOST_BYTES, ProjectFile, read_project_file
+from nano_coder.trust import is_trusted
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import PLUGINS, Extensions, call_extension, missing_plugin
 from nano_shared.files import NotReadable, read_regular, real_path
@@ -51,6 +51,33 @@ def _checked_hosts(value: str) -> str:
     except UsageError:
         raise ValueError("say none, or allow=HOST,... with names such as api.example.org") from None
     return value
+
+
+PROJECT_FILE = "nano.toml"
+MOST_BYTES = 1 << 14
+"""a key of many dots takes the parser time that grows with the square"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectFile:
+    """A project's configuration, read once: what is hashed, shown and used are the same bytes."""
+
+    path: Path
+    content: bytes
+    trusted: bool
+
+
+def read_project_file(directory: Path, name: str = PROJECT_FILE) -> ProjectFile | None:
+    """The nano.toml, or another file, of the directory itself and of no other above it. Raises
+    ConfigError."""
+    path = directory.absolute() / name
+    try:
+        content = read_regular(path, MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    except (OSError, NotReadable) as problem:
+        raise ConfigError(f"cannot read {path}: {problem}") from None
+    return ProjectFile(path, content, is_trusted(path, content))
 
 
 HostsSetting = Annotated[str, AfterValidator(_checked_hosts)]

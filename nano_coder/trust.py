@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -19,32 +18,7 @@ from nano_shared.errors import ConfigError
 from nano_shared.files import NotReadable, read_regular, write_text
 from nano_shared.types import InstructionFile
 
-PROJECT_FILE = "nano.toml"
-MOST_BYTES = 1 << 14
-"""a key of many dots takes the parser time that grows with the square"""
 _TRUSTED = TypeAdapter(dict[str, dict[str, str]])
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectFile:
-    """A project's configuration, read once: what is hashed, shown and used are the same bytes."""
-
-    path: Path
-    content: bytes
-    trusted: bool
-
-
-def read_project_file(directory: Path, name: str = PROJECT_FILE) -> ProjectFile | None:
-    """The nano.toml, or another file, of the directory itself and of no other above it. Raises
-    ConfigError."""
-    path = directory.absolute() / name
-    try:
-        content = read_regular(path, MOST_BYTES)
-    except FileNotFoundError:
-        return None
-    except (OSError, NotReadable) as problem:
-        raise ConfigError(f"cannot read {path}: {problem}") from None
-    return ProjectFile(path, content, is_trusted(path, content))
 
 
 def is_trusted(path: Path, content: bytes) -> bool:

@@ -32,13 +32,11 @@ class TaskFormat(Protocol):
 
     def read(self, path: Path, options: ReadOptions) -> Iterator[Task | Refusal]:
         """All tasks and refusals of a file or folder, in order. Raises UsageError if it cannot be read."""
-        ...
 
     def refusals(self, tasks: Sequence[Task]) -> list[Refusal]: ...
 
     def write(self, tasks: Sequence[Task], path: Path) -> None:
         """Raises Refused for the first task that cannot be written; nothing is written then."""
-        ...
 
 
 @runtime_checkable
@@ -48,10 +46,10 @@ class RecognisesPath(Protocol):
     def recognises_path(self, path: Path) -> bool: ...
 
 
-FORMATS: Extensions[TaskFormat] = Extensions("nano.task_formats", check=lambda value: _no_format(value))
-
-
 def _no_format(value: object) -> str | None:
     lacks = [name for name in ("name", "summary") if not isinstance(getattr(value, name, None), str)]
     lacks += [name for name in ("read", "refusals", "write") if not callable(getattr(value, name, None))]
     return f"is no format of tasks: it has no {lacks[0]}" if lacks else None
+
+
+FORMATS: Extensions[TaskFormat] = Extensions("nano.task_formats", check=_no_format)

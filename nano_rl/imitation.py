@@ -24,9 +24,8 @@ from nano_coder.verify.trainable import (
     outcome,
 )
 from nano_rl.config import SftConfig, TrainConfig
-from nano_rl.gather.rollouts import OnRun, execute
+from nano_rl.gather.rollouts import ORACLE, OnRun, execute, oracle_policy
 from nano_rl.learn.rows import Group, TrainSample, to_samples
-from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.task_file import read_models
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import PolicyError, UsageError
@@ -108,9 +107,7 @@ class RunEncoder:
 
     def rows(self, run: Trajectory, blobs: BlobStore | None = None) -> list[TrainSample]:
         """The samples of a run, from its logged tokens or its encoded texts; refused turns are not trained.
-
-        `blobs` are the log's, for the directories in which runs began (`run_messages`).
-        """
+        `blobs` are the log's, for the directories in which runs began (`run_messages`)."""
         if self.reads(run):
             return self.fitting(run.id, imitated_samples(run))
         rows = imitation_samples(run, self.profile, self.template, self.eos_id, blobs)
@@ -154,12 +151,9 @@ class RunEncoder:
 
 
 def imitation_samples(
-    trajectory: Trajectory,
-    profile: InterfaceProfile,
-    template: ChatTemplate,
-    eos_id: int,
+    trajectory: Trajectory, profile: InterfaceProfile, template: ChatTemplate, eos_id: int,
     blobs: BlobStore | None = None,
-) -> list[TrainSample]:
+) -> list[TrainSample]:  # fmt: skip
     """Samples from the texts of a run, rendered turn by turn by the serving template: the mask is 1 on
     completions and their end-of-turn tokens. Refused turns, redacted completions and the turns before a fork
     are context."""
@@ -318,10 +312,9 @@ def succeeded(run: Trajectory) -> bool:
     """True if a rollout may be imitated by its own policy: it ended without a failure of ours, has a turn
     that was neither redacted nor refused, and has outcome 1 on a task that is no impossible control. Logged
     runs are judged by `imitation_refusal`."""
-    ended = run.stop is not None and not run.stop.ours
-    teaches = any(map(_teaches, run.own_turns))
+    ended = run.stop is not None and not run.stop.ours and not run.task.is_control
     earned = outcome(run.verdict) == 1.0 and may_teach(run.verdict)
-    return ended and teaches and not run.task.is_control and earned
+    return ended and any(map(_teaches, run.own_turns)) and earned
 
 
 def _teaches(turn: Turn) -> bool:
@@ -392,10 +385,14 @@ def oracle_runs(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = 
     """One successful oracle run per task, behind those of earlier tasks of its project: from the log, or
     executed now. Raises UsageError for a task whose oracle does not earn a reward of 1."""
     runs = _oracles(tasks, runtime, on_run)
-    for run in runs:
-        if run.reward != 1:
-            raise UsageError(_unsolved(run))
-    return runs
+    if (run := next((run for run in runs if run.reward != 1), None)) is None:
+        return runs
+    why, way_out = "does not solve it", "leave it out"
+    if run.stop is not None and run.stop.budget:
+        why, way_out = f"was ended by {run.stop}", "raise the task's limit or leave it out"
+    if run.stop is StopReason.MAX_TOKENS:
+        why += ", where a byte of text counts as a token"
+    raise UsageError(f"the oracle of task {run.task.key!r} {why} (run {run.id}); {way_out}")
 
 
 def solved_oracles(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
@@ -407,7 +404,14 @@ def _oracles(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = Non
     runtime = replace(runtime, policy_name=ORACLE, settings=replace(runtime.settings, agent=None))
     tasks = [as_served(task, runtime) for task in tasks]
     wanted = [one for task in tasks for one in (*task.earlier, task)]
-    found = {run.task.id: run for run in logged_oracles(wanted, runtime)}
+    ids = {task.id for task in wanted}
+    found = {
+        run.task.id: run
+        for run in runtime.store.trajectories(policy=ORACLE)
+        if run.task.id in ids
+        and run.reward == 1
+        and run.profile_hash == serving_profile(runtime.profile, run.task).hash
+    }
     missing = [task for task in tasks if any(one.id not in found for one in (*task.earlier, task))]
     if missing:
         policies = [oracle_policy(task, runtime.profile) for task in missing]
@@ -415,62 +419,27 @@ def _oracles(tasks: Sequence[Task], runtime: Runtime, on_run: OnRun | None = Non
     return [found[one.id] for one in wanted]
 
 
-def _unsolved(run: Trajectory) -> str:
-    why, way_out = "does not solve it", "leave it out"
-    if run.stop is not None and run.stop.budget:
-        why, way_out = f"was ended by {run.stop}", "raise the task's limit or leave it out"
-    if run.stop is StopReason.MAX_TOKENS:
-        why += ", where a byte of text counts as a token"
-    return f"the oracle of task {run.task.key!r} {why} (run {run.id}); {way_out}"
-
-
-def logged_oracles(tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
-    """The successful oracle runs of these tasks that are in the log."""
-    wanted = {task.id for task in tasks}
-    return [
-        run
-        for run in runtime.store.trajectories(policy=ORACLE)
-        if run.task.id in wanted
-        and run.reward == 1
-        and run.profile_hash == serving_profile(runtime.profile, run.task).hash
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demonstrations:
-    """Rows that a training imitates in addition to its rollouts, some in each step."""
-
-    rows: tuple[TrainSample, ...]
-    batch: int
-    seed: int
-
-    def draw(self, step: int) -> list[TrainSample]:
-        """The rows of a step: every row once before any is repeated."""
-        size = len(self.rows)
-        if size == 0:
-            return []
-        from nano_rl.offline import step_indices
-
-        chosen = step_indices(step, size=size, batch=min(self.batch, size), seed=self.seed)
-        return [self.rows[i] for i in chosen]
-
-    @property
-    def run_ids(self) -> list[str]:
-        return sorted({row.run_id for row in self.rows})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImitationTerm:
-    """`LossTerm`: the negative log-likelihood of the demonstrations of a step, a mean over trained tokens."""
+    """`LossTerm`: the negative log-likelihood of some rows in each step, a mean over trained tokens."""
 
     weight: float
     max_tokens: int
-    demonstrations: Demonstrations | None = None
-    """None: imitate the step's own successes"""
+    rows: tuple[TrainSample, ...] | None = None
+    """demonstrations, every one drawn once before any is repeated; None: the step's own successes"""
+    batch: int = 1
+    """demonstrations of a step"""
+    seed: int = 0
     name: str = "sft"
 
     def draw(self, step: int, groups: Sequence[Group]) -> Sequence[TrainSample]:
-        return self.demonstrations.draw(step) if self.demonstrations else own_successes(groups)
+        if self.rows is None:
+            return own_successes(groups)
+        from nano_rl.offline import step_indices
+
+        size = len(self.rows)
+        chosen = step_indices(step, size=size, batch=min(self.batch, size), seed=self.seed)
+        return [self.rows[i] for i in chosen]
 
     def part(self, drawn: Sequence[TrainSample], index: int, count: int, *, trees: bool) -> ImitationPart:
         from nano_rl.learn.batch import make_batches
@@ -481,19 +450,7 @@ class ImitationTerm:
 
     @property
     def run_ids(self) -> list[str]:
-        return self.demonstrations.run_ids if self.demonstrations else []
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImitationPart:
-    batches: list[Batch]
-
-    @staticmethod
-    def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        return imitation_loss(model, batch)
-
-    def metrics(self) -> dict[str, float]:
-        return {"sft_tokens": float(sum(int(batch.mask_BT.sum()) for batch in self.batches))}
+        return sorted({row.run_id for row in self.rows or ()})
 
 
 def imitation_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, float]]:
@@ -501,6 +458,16 @@ def imitation_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, fl
     from nano_rl.learn.loss import sft_loss
 
     return sft_loss(token_logprobs(model, batch), batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImitationPart:
+    batches: list[Batch]
+
+    loss = staticmethod(imitation_loss)
+
+    def metrics(self) -> dict[str, float]:
+        return {"sft_tokens": float(sum(int(batch.mask_BT.sum()) for batch in self.batches))}
 
 
 def train_sft(
@@ -537,12 +504,9 @@ def reader_of(opened: OpenedWeights) -> RunEncoder:
 
 
 def imitation_term(
-    config: TrainConfig,
-    tasks: Sequence[Task],
-    runtime: Runtime,
-    opened: OpenedWeights,
+    config: TrainConfig, tasks: Sequence[Task], runtime: Runtime, opened: OpenedWeights,
     rest: Sequence[Trajectory] = (),
-) -> ImitationTerm | None:
+) -> ImitationTerm | None:  # fmt: skip
     """The loss term of `lambda_sft`; None if it is 0. `rest` are the runs of `imitate` = rest. Raises
     UsageError for a task without a working oracle, and if the log has no success."""
     if config.lambda_sft == 0:
@@ -563,9 +527,7 @@ def imitation_term(
             )
     rows = all_that_fit(runs, lambda run: reader.rows(run, runtime.store.blobs))
     shown = tuple(row for rows_of_run in rows for row in rows_of_run)
-    return replace(
-        term, demonstrations=Demonstrations(rows=shown, batch=config.prompts_per_step, seed=config.seed)
-    )
+    return replace(term, rows=shown, batch=config.prompts_per_step, seed=config.seed)
 
 
 def logged_successes(

@@ -1,24 +1,33 @@
-"""What a training writes beside its checkpoints: command, events, rollouts, times, used runs."""
+"""What a training writes beside its checkpoints (command, events, rollouts, times, used runs), the callbacks
+of `train`, and a line per step where no view is installed."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nano_coder import __version__ as runtime_version
-from nano_rl.learn.metrics import SHORTEST, RowWriter, read_rows
+from nano_coder.views import VIEWS, TrainingView
+from nano_rl.learn.metrics import SHORTEST, SUCCESS, MetricsRow, RowWriter, read_rows
 from nano_rl.learn.rows import Group
 from nano_rl.rewards import outcome
-from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.command_line import Console
+from nano_shared.errors import CheckpointError, GuardTripped, UsageError
+from nano_shared.extensions import Extensions, call_extension, is_reference, refuse_missing
 from nano_shared.files import full_disk_explained, write_text
 from nano_shared.types import Trajectory
 
@@ -50,39 +59,17 @@ class Rollout(BaseModel):
         return None if self.outcome is None else self.outcome >= 1
 
 
-class RolloutsWriter:
-    """Appends the rollouts of each step; rows of that and later steps from a killed process are dropped."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._writer: RowWriter | None = None
-
-    def write(self, step: int, groups: Sequence[Group], controls: Sequence[Trajectory] = ()) -> None:
-        self._writer = self._writer or RowWriter(self._path, resume_at=step)
-        runs = [_rollout(run) for group in groups for run in group.trajectories]
-        runs += [_rollout(run) | {"control": True} for run in controls]
-        self._writer.write_row({"step": step, "runs": runs})
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-
-
 def read_rollouts(path: Path) -> dict[int, list[Rollout]]:
     """Step -> its rollouts, in order; empty without a file."""
     rows = read_rows(path) if path.exists() else []
     return {int(row["step"]): [Rollout.model_validate(run) for run in row["runs"]] for row in rows}
 
 
-def _rollout(run: Trajectory) -> dict[str, Any]:
+def rollout_row(run: Trajectory, *, control: bool = False) -> dict[str, Any]:
     rollout = Rollout(
-        id=run.id,
-        level=run.task.level,
-        family=run.task.family,
-        reward=run.reward,
-        outcome=outcome(run.verdict),
-        tampered=bool(run.verdict and run.verdict.tampering),
-    )
+        id=run.id, level=run.task.level, family=run.task.family, reward=run.reward,
+        outcome=outcome(run.verdict), tampered=bool(run.verdict and run.verdict.tampering), control=control,
+    )  # fmt: skip
     return rollout.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -116,7 +103,6 @@ def note(folder: Path, kind: EventKind, step: int, text: str = "") -> None:
 
 
 def read_events(folder: Path) -> list[TrainingEvent]:
-    """All events in order; empty without a file."""
     path = folder / EVENTS
     return [TrainingEvent.model_validate(row) for row in read_rows(path)] if path.exists() else []
 
@@ -183,9 +169,10 @@ def write_record(
     tokenizer: Any,
 ) -> None:  # fmt: skip
     """Keep what was given, and the tokenizer, for --resume and `nano-rl report`."""
-    agent = runtime.settings.agent
+    agent, environments = runtime.settings.agent, runtime.environments
     now = {
-        "model": runtime.policy_name, "envs": runtime.environments.references, "logs": (),
+        "model": runtime.policy_name, "logs": (),
+        "envs": environments.references if environments.opened else (),
         "tasks": given.tasks and given.tasks.resolve(),
         "held_out": given.held_out and given.held_out.resolve(),
         "agent": agent.command if agent else None,
@@ -242,7 +229,8 @@ class Phases:
         fresh = [run for run in runs if run.started >= self._began[0]]
         seconds = {f"seconds_{phase}": spent for phase, spent in self._seconds.items()}
         sampled = float(sum(run.num_sampled_tokens for run in fresh))
-        observed = float(sum(_observed_tokens(run) for run in fresh))
+        later = (turn.completion.tokens for run in fresh for turn in run.turns[1:])
+        observed = float(sum(len(tokens.context_ids) for tokens in later if tokens))
         if fresh:
             tools = merge(interval for run in fresh for interval in _tools(run))
             either = merge([*tools, *(interval for run in fresh for interval in _completions(run))])
@@ -294,15 +282,9 @@ def _completions(run: Trajectory) -> Iterator[TimeSpan]:
         yield turn.started, max(turn.started, first)
 
 
-def _observed_tokens(run: Trajectory) -> int:
-    return sum(len(t.completion.tokens.context_ids) for t in run.turns[1:] if t.completion.tokens)
-
-
 def learned_from(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    """Totals over the steps of a training from its metrics, and mean shares of the loss parts.
-
-    Empty for a training without logs.
-    """
+    """Totals over the steps of a training from its metrics, and mean shares of the loss parts. Empty for a
+    training without logs."""
     if not any("logged_runs" in row for row in rows):
         return {}
     total = {name: _sum(rows, name) for name in ("logged_runs", "fresh_runs", "tokens", "weight_dropped")}
@@ -327,10 +309,8 @@ USED = "used.jsonl"
 
 
 class UsedRuns:
-    """The lines of the steps before `step`; lines of later steps, which were not saved, are dropped.
-
-    Raises CheckpointError if a step of the saved state is missing in the file.
-    """
+    """The lines of the steps before `step`; lines of later steps, which were not saved, are dropped. Raises
+    CheckpointError if a step of the saved state is missing in the file."""
 
     def __init__(self, path: Path, *, step: int) -> None:
         self._path = path
@@ -340,12 +320,8 @@ class UsedRuns:
                 f"{path} does not hold the runs of the {step} steps that the saved state has learned from;"
                 " put the file back, or start anew under another --name"
             )
-        self._ids = [run for line in lines for group in line["groups"] for run in group["runs"]]
+        self.run_ids = [run for line in lines for group in line["groups"] for run in group["runs"]]
         write_text(path, "".join(json.dumps(line) + "\n" for line in lines), CheckpointError)
-
-    @property
-    def run_ids(self) -> list[str]:
-        return list(self._ids)
 
     def append(self, step: int, groups: Sequence[Group]) -> None:
         """Append one line and sync it. Raises CheckpointError if the disk is full."""
@@ -354,10 +330,212 @@ class UsedRuns:
             file.write(json.dumps({"step": step, "groups": entries}) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self._ids += [run for group in entries for run in group["runs"]]
+        self.run_ids += [run for group in entries for run in group["runs"]]
 
 
 def read_used(path: Path) -> list[dict[str, Any]]:
     """The lines in order, without an incomplete last one."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     return [json.loads(line) for line in lines]
+
+
+KEPT = 200
+"""number of rows kept for sparklines and the estimate of the remaining time"""
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is called during a training."""
+
+    on_step: Callable[[int, int, dict[str, float]], None] = _nothing
+    """a step has ended: steps done, total steps, its metrics"""
+    on_run: Callable[[Trajectory], None] = _nothing
+    """a rollout of the current step has ended"""
+    on_groups: Callable[[int, Sequence[Group], Sequence[Trajectory]], None] = _nothing
+    """step, its groups and its control rollouts, before they are learned from"""
+    enough: Callable[[], bool] = lambda: False
+    """whether no further step shall be begun"""
+
+
+@dataclass(frozen=True, slots=True)
+class PanelLine:
+    metric: str
+    label: str
+    form: str = ".4g"
+
+
+LINES = {
+    line.metric: line
+    for line in (
+        PanelLine("reward_mean", "reward", ".3f"),
+        PanelLine(f"{SUCCESS}all", "success", ".1%"),
+        PanelLine("frac_zero_std", "groups without signal", ".1%"),
+        PanelLine("loss", "loss"),
+        PanelLine("entropy", "entropy", ".3f"),
+        PanelLine("grad_norm", "gradient norm"),
+        PanelLine("ess", "effective samples", ".1%"),
+        PanelLine("stale", "stale tokens", ".1%"),
+    )
+}
+"""the metrics of a step's line, in this order"""
+
+
+def open_view(
+    name: str, total: int, rows: list[MetricsRow], *, console: Console | None = None
+) -> TrainingView:
+    """The first installed view that shows trainings here, else lines; on stderr unless a console is given.
+    `rows`: metrics so far."""
+    shown_on = console or Console(stderr=True)
+    for kind, view in VIEWS.items():
+        opened = call_extension(view.training, name, total, rows, shown_on, name=f"the view {kind}")
+        if opened is not None:
+            return opened
+    return LinesView(name, total, rows)
+
+
+def with_row(rows: list[MetricsRow], row: Mapping[str, float]) -> list[MetricsRow]:
+    """The rows with the new one appended; rows of the same and later steps are replaced."""
+    step = row.get("step", math.inf)
+    return [*(r for r in rows if (r.get("step") or 0) < step), dict(row)][-KEPT:]
+
+
+class LinesView(TrainingView):
+    """One line per step on stderr, for logs and pipes."""
+
+    def __init__(self, name: str, total: int, rows: list[MetricsRow]) -> None:
+        self._name = name
+        self._total = total
+        self._rows = rows[-KEPT:]
+
+    def step_done(self, done: int, total: int, row: Mapping[str, float]) -> None:
+        self._rows = with_row(self._rows, row)
+        shown = [
+            f"{line.label.strip()} {written(line, row)}" for line in LINES.values() if line.metric in row
+        ]
+        left = seconds_left(self._rows, done, total)
+        parts = [f"step {done}/{total}", *shown, f"left {duration(left or 0)}"]
+        print("  ".join(parts), file=sys.stderr, flush=True)
+
+
+class Sink(Protocol):
+    """Takes the metrics of one step after another."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics of a step. The first call may go back to a step that an earlier process wrote: where
+        the library can, what was written from that step on is replaced."""
+
+    def close(self) -> None: ...
+
+
+SINKS: Extensions[Callable[[str, Path, Mapping[str, Any]], Sink]] = Extensions("nano.sinks")
+"""(name and folder of the training, its settings) -> a sink"""
+
+
+def open_sinks(names: Sequence[str], *, name: str, folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
+    """A sink for each of `names`, opened before training begins. Raises UsageError for an unknown one, and
+    ConfigError where its library is missing."""
+    for sink in names:
+        refuse_missing(SINKS.group, sink)
+        if sink not in SINKS and not is_reference(sink):
+            raise UsageError(f"--log-to {sink}: no such place; there are {', '.join(SINKS)}")
+    return [SINKS.find(sink)(name, folder, settings) for sink in dict.fromkeys(names)]
+
+
+class Watcher:
+    """Shows a training, keeps its rollouts, and records how it ends as an event."""
+
+    def __init__(self, folder: Path, view: TrainingView, sinks: Sequence[Sink], *, done: int) -> None:
+        """`done` is the number of steps whose metrics are in the folder already."""
+        self._folder = folder
+        self._view = view
+        self._sinks = sinks
+        self._rollouts: RowWriter | None = None
+        self._done = done
+        self.last: dict[str, float] = {}
+        """metrics of the last step in this process"""
+
+    def on_run(self, run: Trajectory) -> None:
+        self._view.run_done()
+
+    def on_groups(self, step: int, groups: Sequence[Group], controls: Sequence[Trajectory]) -> None:
+        # rows of that and later steps from a killed process are dropped
+        self._rollouts = self._rollouts or RowWriter(self._folder / ROLLOUTS, resume_at=step)
+        runs = [rollout_row(run) for group in groups for run in group.trajectories]
+        runs += [rollout_row(run, control=True) for run in controls]
+        self._rollouts.write_row({"step": step, "runs": runs})
+
+    def on_step(self, done: int, total: int, values: dict[str, float]) -> None:
+        self._done, self.last = done, dict(values)
+        finite = {name: value for name, value in values.items() if math.isfinite(value) and name != "step"}
+        for sink in self._sinks:
+            sink.write(done - 1, finite)
+        self._view.step_done(done, total, values)
+
+    def __enter__(self) -> Self:
+        note(self._folder, EventKind.RESUMED if self._done else EventKind.STARTED, self._done)
+        self._view.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._view.__exit__(kind, error, trace)
+        if self._rollouts:
+            self._rollouts.close()
+        for sink in self._sinks:
+            sink.close()
+        if isinstance(error, GuardTripped):
+            note(self._folder, EventKind.GUARD, self._done, str(error))
+        elif error is not None:
+            note(self._folder, EventKind.STOPPED, self._done, str(error) or type(error).__name__)
+        else:
+            note(self._folder, EventKind.FINISHED, self._done)
+
+
+def written(line: PanelLine, row: Mapping[str, float | None]) -> str:
+    value = row.get(line.metric)
+    return "-" if value is None else format(value, line.form)
+
+
+def seconds_of(row: Mapping[str, float | None]) -> float:
+    """Wall clock seconds of a step: the sum of its phases."""
+    return sum(row.get(f"seconds_{phase}") or 0.0 for phase in ("rollout", "train", "save"))
+
+
+def seconds_left(rows: list[MetricsRow], done: int, total: int) -> float | None:
+    """Estimated from the median of the last ten steps; None before the first step."""
+    recent = [seconds_of(row) for row in rows[-10:]]
+    return median(recent) * (total - done) if recent else None
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+_SHOWN = (
+    "reward_mean", "frac_zero_std", "log_share", "age_mean", "ess_kept", "loss",
+    "entropy", "approx_kl", "clip_low", "clip_high", "ess",
+    "mismatch", "grad_norm", "tokens", "tokens_per_second", "seconds_rollout", "seconds_train",
+)  # fmt: skip
+
+
+def print_metrics(rows: list[dict[str, float | None]], console: Console | None = None) -> None:
+    """How a training went: each metric in its first and last step, and its mean over all; on stderr, or to
+    the console given."""
+    if not rows:
+        return
+    from rich.table import Table
+
+    table = Table("metric", "first step", "last step", "mean", box=None, title=f"{len(rows)} steps")
+    for name in _SHOWN:
+        values = [value for row in rows if (value := row.get(name)) is not None]
+        if values:
+            mean = sum(values) / len(values)
+            table.add_row(name, *(f"{value:.4g}" for value in (values[0], values[-1], mean)))
+    (console or Console(stderr=True)).print(table)

@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nano_coder.models.opening import open_weights
-from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.config import TrainConfig
 from nano_rl.gather.sources import Gatherer, Sources
 from nano_rl.learn.learner import Learner, prepare, restore_weights
@@ -71,10 +71,8 @@ class Identity(Value):
 
 
 def difference(saved: Identity, now: Identity, *, resume: bool) -> str | None:
-    """A sentence about the difference and what to do, or None if the saved state can be resumed.
-
-    With `resume`, settings in FREE and those of the guards may differ.
-    """
+    """A sentence about the difference and what to do, or None if the saved state can be resumed. With
+    `resume`, settings in FREE and those of the guards may differ."""
     if saved.code_version != now.code_version:
         return (
             f"was saved by nano {saved.code_version}, and this is {now.code_version}, whose steps may differ;"
@@ -134,11 +132,9 @@ _TENSOR, _DICT = "tensor", "dict"
 
 
 def save_tree(folder: Path, name: str, tree: Any) -> None:
-    """Write a tree to `NAME.json` and its tensors to `NAME.safetensors`. Floats are restored exactly.
-
-    A tree consists of dicts with string or integer keys, lists, tuples (restored as lists), tensors, strings,
-    numbers, booleans and None. Raises TypeError for anything else, and OSError for a full disk.
-    """
+    """Write a tree to `NAME.json` and its tensors to `NAME.safetensors`. Floats are restored exactly. A tree
+    consists of dicts with string or integer keys, lists, tuples (restored as lists), tensors, strings,
+    numbers, booleans and None. Raises TypeError for anything else, and OSError for a full disk."""
     tensors: dict[str, Tensor] = {}
     plain = _split(tree, tensors)
     save_file(tensors, str(folder / f"{name}.safetensors"))
@@ -202,10 +198,7 @@ class States:
     @contextmanager
     def claimed(self) -> Iterator[States]:
         """Lock the folder until the block ends and the last state is on disk; removes leftovers of killed
-        writers.
-
-        Raises CheckpointError at once if another process trains under this name.
-        """
+        writers. Raises CheckpointError at once if another process trains under this name."""
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self._folder / ".lock", timeout=0):
@@ -226,10 +219,8 @@ class States:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def save(self, step: int, tree: Any, identity: dict[str, Any], *, best: int | None = None) -> None:
-        """Start writing the state after `step` steps; the state of step `best` is not deleted.
-
-        The tensors of `tree` must not change until `join`.
-        """
+        """Start writing the state after `step` steps; the state of step `best` is not deleted. The tensors of
+        `tree` must not change until `join`."""
         self.join()
         self._writing = self._writer.submit(self._write, step, tree, identity, best)
 
@@ -338,9 +329,7 @@ class Progress:
 
     def judge(self, values: Mapping[str, float], *, off_policy_steps: int = 0) -> None:
         """Update `best` if the weights that sampled this step's groups, `off_policy_steps` ago, are saved.
-
-        Compared by the level of the curriculum, then by the mean reward; later weights win ties.
-        """
+        Compared by the level of the curriculum, then by the mean reward; later weights win ties."""
         step, reward = self._learner.step - off_policy_steps, values.get("reward_mean")
         if reward is None or self._sources.from_logs or step not in self._states.steps():
             return
@@ -411,10 +400,8 @@ def saved_progress(states: States, identity: Identity, *, resume: bool) -> dict[
 
 def save_best(training: Path, target: Path, store: LogStore) -> Manifest:
     """Write checkpoint `target` from the best saved state (`Progress.best`), or else from the newest one.
-
     `training` is the folder of a finished or stopped training, `store` its log. Raises CheckpointError if no
-    state is saved, if it is damaged, and if the weights of its model have changed since.
-    """
+    state is saved, if it is damaged, and if the weights of its model have changed since."""
     states = States(training / STATES)
     steps = states.steps()
     if not steps:
@@ -433,12 +420,13 @@ def save_best(training: Path, target: Path, store: LogStore) -> Manifest:
     restore_weights(model, tree["learner"]["weights"])
     groups = [group for line in read_used(training / USED)[:step] for group in line["groups"]]
     first_runs = {group["task"]: group["runs"][0] for group in groups}
-    return save_checkpoint(
-        target, model, opened, parent=identity.model_name, config=config, steps=step,
+    learned = Learned(
+        steps=step,
         run_ids=[run for group in groups for run in group["runs"]],
         tasks=[store.get(run).task for run in first_runs.values()],
         metrics={"reward_mean": best["reward"]} if best and best["step"] == step else {},
-    )  # fmt: skip
+    )
+    return save_checkpoint(target, model, opened, parent=identity.model_name, config=config, learned=learned)
 
 
 GRACE_SECONDS = 2.0

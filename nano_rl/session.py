@@ -31,8 +31,8 @@ from nano_coder.run.execution import RunSettings, Runtime, open_agent
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox, allowed_hosts
 from nano_coder.tools.tool import TOOLS
+from nano_rl.gather.rollouts import ORACLE
 from nano_rl.rewards import COMPOSERS, Reward
-from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.checkpoint import LATEST, checkpoints_dir
 from nano_shared.errors import UsageError
@@ -93,10 +93,8 @@ def dtype_of(config: AgentConfig, sources: Mapping[str, str]) -> str:
 def policy_runtime(
     config: AgentConfig, sources: Mapping[str, str], *, temperature: float, model: str | None = None
 ) -> Runtime:
-    """The runtime of a policy by name. The sandbox refuses first, since that takes milliseconds.
-
-    The command's own `temperature` counts, unless the command line sets that of the configuration.
-    """
+    """The runtime of a policy by name. The sandbox refuses first, since that takes milliseconds. The
+    command's own `temperature` counts, unless the command line sets that of the configuration."""
     if sources["temperature"] == "flag" and config.temperature is not None:
         temperature = config.temperature
     sandbox = sandbox_opener(config)()
@@ -134,11 +132,9 @@ class TrainingPlan(Protocol):
         self, model: str | None, config: TrainConfig, device: str | None, *, ranks: int, beside: int
     ) -> None:
         """Raises UsageError for a training that cannot fit, with the settings that make it fit."""
-        ...
 
     def refuse_long_row(self, model: Any, longest: int, config: TrainConfig) -> None:
         """Raises UsageError for a row of so many tokens that does not fit into what memory is free."""
-        ...
 
 
 PLANS: Extensions[TrainingPlan] = Extensions("nano.plans")
@@ -228,24 +224,21 @@ def training_folder(name: str, extended_to: int | None = None) -> tuple[Path, Pa
     folder = trainings_dir() / name
     finished = extended_to is not None and (checkpoints_dir() / name).exists() and folder.exists()
     if finished:
-        _refuse_done(name, folder, int(extended_to or 0))
+        from nano_rl.resume import STATES
+
+        numbers = (path.name for path in (folder / STATES).glob("*"))
+        done = max((int(number) for number in numbers if number.isdecimal()), default=0)
+        if int(extended_to or 0) <= done:
+            raise UsageError(
+                f"training {name} is finished after step {done}: --steps N above {done} goes on from there,"
+                f" and writes checkpoint {name}-N"
+            )
     target = checkpoint_target(f"{name}-{extended_to}" if finished else name)
     if finished:
         print(f"checkpoint {name} stays as it is; this one will be {target.name}", file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     atexit.register(_remove_empty, folder)
     return target, folder
-
-
-def _refuse_done(name: str, folder: Path, steps: int) -> None:
-    from nano_rl.resume import STATES
-
-    done = max((int(path.name) for path in (folder / STATES).glob("*") if path.name.isdecimal()), default=0)
-    if steps <= done:
-        raise UsageError(
-            f"training {name} is finished after step {done}: --steps N above {done} goes on from there, and"
-            f" writes checkpoint {name}-N"
-        )
 
 
 def _remove_empty(folder: Path) -> None:

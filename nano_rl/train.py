@@ -24,7 +24,7 @@ from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
 from nano_rl.learn.rows import Group, group_metrics, row_tokens
 from nano_rl.learn.update import CRITICS, Updater
 from nano_rl.learn.utilisation import FlopCounter, utilisation
-from nano_rl.record import USED, EventKind, Phases, UsedRuns, note
+from nano_rl.record import USED, EventKind, Phases, UsedRuns, Watch, note
 from nano_rl.resume import (
     STATES,
     Identity,
@@ -37,7 +37,6 @@ from nano_rl.resume import (
     usual_save_every,
 )
 from nano_rl.session import PLANS
-from nano_rl.watch import Watch
 from nano_shared.errors import UsageError
 from nano_shared.extensions import source_hashes
 from nano_shared.files import content_hash
@@ -97,7 +96,11 @@ def train(
                     batch = gatherer.gather(live, step, version, watch.on_run)
                     if batch.exhausted:
                         break
-                    controls = _roll_controls(sources, live, config, step, len(batch.groups), watch)
+                    controls: list[Trajectory] = []
+                    if config.controls:  # the impossible rollouts that are due, which are never trained on
+                        due = len(batch.groups) * config.group_size
+                        roll = CONTROLS.find("impossible")
+                        controls = roll(sources, live, config, step=step, rollouts=due, on_run=watch.on_run)
                 watch.on_groups(step, batch.groups, controls)
                 runs = [run for group in batch.groups for run in group.trajectories]
                 values = {**group_metrics(batch.groups), **success_metrics(batch.groups), **batch.metrics}
@@ -205,16 +208,6 @@ def _live(opened: OpenedWeights, runtime: Runtime, config: TrainConfig, version:
     policy = local_policy(opened.loaded, opened.profile, version=version, scheduler=config.scheduler)
     pinned = {"temperature": config.temperature, "top_p": 1.0, "top_k": 0}
     return replace(runtime, policy=policy, sampling=runtime.sampling.model_copy(update=pinned))
-
-
-def _roll_controls(
-    sources: Sources, live: Runtime, config: TrainConfig, step: int, groups: int, watch: Watch
-) -> list[Trajectory]:
-    """The impossible rollouts that are due in this step, which are never trained on."""
-    if not config.controls:
-        return []
-    roll = CONTROLS.find("impossible")
-    return roll(sources, live, config, step=step, rollouts=groups * config.group_size, on_run=watch.on_run)
 
 
 def _checked(

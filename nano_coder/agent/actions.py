@@ -15,7 +15,7 @@ from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 from nano_shared.policy import InterfaceProfile, ObservationFormat
 from nano_shared.printable import terminal_text
-from nano_shared.snapshot import MAX_BYTES, Quota, Snapshot, SnapshotError, shown
+from nano_shared.snapshot import MAX_BYTES, Quota, SnapshotError, shown
 from nano_shared.types import Limits, Observation, ToolCall, Trajectory
 
 if TYPE_CHECKING:
@@ -27,10 +27,8 @@ WORKSPACE_LOST = "the workspace that it left cannot be kept"
 
 
 def workspace_after(trajectory: Trajectory, step: int | None) -> str:
-    """Snapshot after a step: 1 is the first turn, 0 the start, None the last logged turn.
-
-    Raises UsageError for a step that the run does not have, and for a run without a workspace.
-    """
+    """Snapshot after a step: 1 is the first turn, 0 the start, None the last logged turn. Raises UsageError
+    for a step that the run does not have, and for a run without a workspace."""
     run, count = trajectory.id, len(trajectory.turns)
     if trajectory.snapshot is None:
         raise UsageError(f"run {run} never got a workspace: there is nothing that it changed")
@@ -66,13 +64,16 @@ class Workspace:
         self._quota = Quota(2 * self._most)
 
     def refresh(self) -> tuple[str, ...]:
-        """Take a snapshot and return the files that changed since the last one.
-
-        Raises SnapshotError if the workspace is too large or unreadable, which the agent can repair.
-        """
+        """Take a snapshot and return the files that changed since the last one. Raises SnapshotError if the
+        workspace is too large or unreadable, which the agent can repair."""
         self.lost = True
         before = snapshot.load(self.snapshot, self._blobs)
-        self.snapshot = self._take(before)
+        left_out: list[str] = []
+        self.snapshot = snapshot.snapshot_tar(
+            self._jail.snapshot(), self._blobs, max_bytes=self._most, quota=self._quota, before=before,
+            left_out=left_out.append,
+        )  # fmt: skip
+        self.left_out = tuple(map(shown, left_out))
         self.lost = False
         return tuple(map(shown, snapshot.changed_paths(before, snapshot.load(self.snapshot, self._blobs))))
 
@@ -87,20 +88,8 @@ class Workspace:
             snapshot.load(self.start, self._blobs), snapshot.load(self.snapshot, self._blobs), self._blobs
         )
 
-    def _take(self, before: Snapshot) -> str:
-        left_out: list[str] = []
-        taken = snapshot.snapshot_tar(
-            self._jail.snapshot(),
-            self._blobs,
-            max_bytes=self._most,
-            quota=self._quota,
-            before=before,
-            left_out=left_out.append,
-        )
-        self.left_out = tuple(map(shown, left_out))
-        return taken
 
-
+_OF_A_RUN = ("exit_code", "signal", "timed_out", "denials")
 _SHOWN = 5
 """paths that a note names"""
 _NO_NOTES = ("compact",)
@@ -182,21 +171,12 @@ class Actions:
         run = result.execution
         if run and self.notes:
             text += limits_met(run, self.context.limits)
+        ran = {name: getattr(run, name) for name in _OF_A_RUN} if run else {}
         return Observation(
-            tool=name,
-            ok=result.ok,
-            text=text,
-            exit_code=run.exit_code if run else None,
-            signal=run.signal if run else None,
-            timed_out=run.timed_out if run else False,
+            tool=name, ok=result.ok, text=text, blob=blob, files_changed=changed,
             bytes_total=run.stdout_bytes + run.stderr_bytes if run else len(full),
-            truncated=cut or (run.truncated if run else False),
-            blob=blob,
-            files_changed=changed,
-            **({"denials": run.denials} if run else {}),
-            started=started,
-            ended=time.time(),
-        )
+            truncated=cut or (run.truncated if run else False), started=started, ended=time.time(), **ran,
+        )  # fmt: skip
 
 
 def spill_path(turn: int, call: int) -> str:
@@ -244,11 +224,9 @@ _AS_THEY_ARE = frozenset(("read_file", "read", "grep", "search"))
 def shorten(
     text: str, count: Callable[[str], int], form: ObservationFormat, *, full_output: str, tool: str = ""
 ) -> tuple[str, bool]:
-    """The text for the model, and whether it was cut. `full_output` is the path of the whole output.
-
-    It is what a terminal would show, but for the tools that show lines of files. The head has at most
-    `head_tokens` and the tail at most `tail_tokens`, as counted by the policy.
-    """
+    """The text for the model, and whether it was cut. `full_output` is the path of the whole output. It is
+    what a terminal would show, but for the tools that show lines of files. The head has at most `head_tokens`
+    and the tail at most `tail_tokens`, as counted by the policy."""
     if tool not in _AS_THEY_ARE:
         text = terminal_text(text)
     limit = form.head_tokens + form.tail_tokens

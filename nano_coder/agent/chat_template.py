@@ -155,20 +155,16 @@ message"""
 
 
 class ChatTemplate:
-    """A Jinja chat template bound to a tokenizer. Stateless and thread-safe.
-
-    The Jinja environment is that of transformers (`apply_chat_template`) without its clock: a template that
-    asks for the date gets none, because a prompt must not depend on the time of its rendering.
-    """
+    """A Jinja chat template bound to a tokenizer. Stateless and thread-safe. The Jinja environment is that of
+    transformers (`apply_chat_template`) without its clock: a template that asks for the date gets none,
+    because a prompt must not depend on the time of its rendering."""
 
     def __init__(self, source: str, tokenizer: Any) -> None:
         """Raises PolicyError if the source is not a Jinja template."""
         self.source = source
         self.encoder = Encoder(tokenizer)
-        self._special = {
-            name: str(getattr(tokenizer, name, None) or "")
-            for name in ("bos_token", "eos_token", "pad_token")
-        }
+        names = ("bos_token", "eos_token", "pad_token")
+        self._special = {name: str(getattr(tokenizer, name, None) or "") for name in names}
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
@@ -230,7 +226,9 @@ class ChatTemplate:
 
     def _suffix(self, messages: list[Message], rendered: int) -> str:
         """The template's output after the content of `messages[rendered - 1]`, the last sampled message."""
-        self._require_append_only(messages, rendered)
+        shown = self.render(messages[:rendered], generation_prompt=False)
+        if not self.render(messages).startswith(shown):
+            self._rewrites(messages[-1])
         dummy = "nano: a sampled turn"
         while any(dummy in m.content for m in messages):
             dummy += "."
@@ -243,11 +241,6 @@ class ChatTemplate:
         if not found or not text.startswith(prefix):
             self._rewrites(messages[-1])
         return text[len(prefix) :]
-
-    def _require_append_only(self, messages: list[Message], rendered: int) -> None:
-        before = self.render(messages[:rendered], generation_prompt=False)
-        if not self.render(messages).startswith(before):
-            self._rewrites(messages[-1])
 
     def _rewrites(self, last: Message) -> NoReturn:
         raise PolicyError(
@@ -303,9 +296,8 @@ class NativeTemplate(ChatTemplate):
     """
 
     def __init__(self, source: str, tokenizer: Any, dialect: Dialect, end_id: int | None = None) -> None:
-        """`end_id` is the token that ends a demonstrated turn, if it is not the tokenizer's EOS.
-
-        Raises PolicyError if the template cannot render a user message."""
+        """`end_id` is the token that ends a demonstrated turn, if it is not the tokenizer's EOS. Raises
+        PolicyError if the template cannot render a user message."""
         self.source = source
         self.encoder = Encoder(tokenizer)
         self._tokenizer, self._dialect, self._end_id = tokenizer, dialect, end_id
@@ -322,10 +314,8 @@ class NativeTemplate(ChatTemplate):
         self._tool_role = self._shows(_user("x"), said, _answered("nano-probe", call[0]))
 
     def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
-        """The row of the next turn, and the ids to append to it before sampling.
-
-        Raises PolicyError if the template rejects the messages.
-        """
+        """The row of the next turn, and the ids to append to it before sampling. Raises PolicyError if the
+        template rejects the messages."""
         everything = len(conversation.messages)
         if not conversation.tokens:
             return conversation.row, tuple(self._whole(conversation, everything))
@@ -433,15 +423,14 @@ class NativeTemplate(ChatTemplate):
         return [{"role": "assistant", "content": text}]
 
     def _calls(self, calls: Sequence[ToolCall], number: int) -> list[TemplateMessage]:
-        """The calls with ids, counted from `number`."""
         name = getattr(self._dialect, "call_id", lambda _, n: f"call{n:05d}")
         return [
             {
                 "type": "function",
-                "id": name(call.name, n),
-                "function": {"name": call.name, "arguments": call.arguments},
+                "id": name(c.name, n),
+                "function": {"name": c.name, "arguments": c.arguments},
             }
-            for n, call in enumerate(calls, number)
+            for n, c in enumerate(calls, number)
         ]
 
     def _alone(self, message: TemplateMessage) -> str | None:
@@ -461,12 +450,9 @@ class NativeTemplate(ChatTemplate):
             return False
 
     def _text(
-        self,
-        messages: Sequence[TemplateMessage],
-        tools: Sequence[Mapping[str, Any]] = (),
-        started: float | None = None,
-        generation_prompt: bool = True,
-    ) -> str:
+        self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]] = (),
+        started: float | None = None, generation_prompt: bool = True,
+    ) -> str:  # fmt: skip
         clock = {} if started is None else {"strftime_now": datetime.fromtimestamp(started, UTC).strftime}
         try:
             text = self._tokenizer.apply_chat_template(

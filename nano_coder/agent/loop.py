@@ -106,7 +106,7 @@ class Agent:
     def step(self) -> Turn | None:
         """The next turn: the active sub-agent's, else a summary if the context is nearly full, else an
         action. None where a sub-agent has ended without one."""
-        if (at := self._delegating()) is not None:
+        if (at := delegating(self.own_turns)) is not None:
             child = self._child_of(at)
             try:
                 return child.step()
@@ -137,23 +137,22 @@ class Agent:
         if parsed.error:
             observations = _refused(parsed, completion)
         if observations and completion.finish.is_cut and self.actions.notes:
-            observations[-1] = _with_cut_note(observations[-1], completion)
+            most = completion.sampling.max_tokens
+            note = f"your answer was cut at {most} tokens, the most that one may have (max_completion_tokens)"
+            if completion.finish is Finish.REPETITION:
+                note = (
+                    "your answer repeated itself, and was ended there: write each thing once, then one call"
+                )
+            text = f"{observations[-1].text}\n[{note}]"
+            observations[-1] = observations[-1].model_copy(update={"text": text})
         workspace = self.actions.workspace
         turn = Turn(
-            index=len(self.turns),
-            messages=begun,
-            completion=completion,
-            thought=parsed.thought,
-            calls=parsed.calls,
-            parse_error=parsed.error,
-            parser=self.profile.dialect,
-            repairs=(*parsed.repairs, *repairs),
-            observations=tuple(observations),
+            index=len(self.turns), messages=begun, completion=completion, thought=parsed.thought,
+            calls=parsed.calls, parse_error=parsed.error, parser=self.profile.dialect,
+            repairs=(*parsed.repairs, *repairs), observations=tuple(observations),
             snapshot=workspace.snapshot if parsed.calls and not workspace.lost else None,
-            started=started,
-            ended=time.time(),
-            delegated_by=self.parent,
-        )
+            started=started, ended=time.time(), delegated_by=self.parent,
+        )  # fmt: skip
         self.append_turn(turn)
         return turn
 
@@ -252,7 +251,6 @@ class Agent:
         self.stop = self.stop or self._limit()
 
     def replay_turn(self, turn: Turn) -> None:
-        """Append a turn of the parent run. Does not apply stop conditions."""
         self.turns.append(turn)
         conversation, compaction = self.dialogue.conversation, self.dialogue.compaction
         if turn.is_summary:  # without compaction, the new row's messages are in the turn after it
@@ -273,7 +271,6 @@ class Agent:
 
     @property
     def own_turns(self) -> list[Turn]:
-        """The turns of this agent, without its sub-agents'."""
         return [turn for turn in self.turns if turn.delegated_by == self.parent]
 
     # -------------------------------------------------------------------------------- sub-agents
@@ -288,7 +285,7 @@ class Agent:
     def finish_subagent(self) -> tuple[int, Observation] | None:
         """If a sub-agent has ended: the index of the turn that delegated, and the observation that its call
         has now. None otherwise."""
-        at = self._delegating()
+        at = delegating(self.own_turns)
         if at is None:
             self._detach()
             return None
@@ -296,17 +293,18 @@ class Agent:
         child = self._child_of(at)
         if child.stop is None and self.stop is None:
             return None
-        number, result = len(self.turns[at].calls) - 1, child_result(child)
+        number = len(self.turns[at].calls) - 1
+        result = ToolResult(text=child.answer or "(the sub-agent ended without an answer)")
+        if child.stop is not StopReason.FINISHED:  # why there is no answer, and its last text
+            last = child.own_turns[-1].thought.strip() if child.own_turns else ""
+            told = f"error: the sub-agent gave no answer ({child.stop or 'the run ended'})"
+            result = ToolResult(text=told + (last and f"\n{last}"), ok=False)
         answer = self.actions.observed(DELEGATE, at, number, result, time.time())
         self.turns[at] = answered(self.turns[at], answer)
         self.dialogue.conversation.append(observation_messages(self.turns[at])[-1])
         self._detach()
         self.stop = self.stop or self._limit()
         return at, answer
-
-    def _delegating(self) -> int | None:
-        """The turn whose sub-agent is active."""
-        return delegating(self.own_turns)
 
     def _child_of(self, at: int) -> Agent:
         if self.child is None or self.child.parent != at:
@@ -323,20 +321,19 @@ class Agent:
     # ------------------------------------------------------------------------------------ limits
 
     def _limit(self) -> StopReason | None:
-        own = self.own_turns
-        wrong = 0 if self.profile.places else _trailing(own, lambda t: t.parse_error is not None)
-        if wrong >= _MAX_FORMAT_ERRORS:
+        own, last = self.own_turns, self.own_turns[-_MAX_FORMAT_ERRORS:]
+        wrong = len(last) == _MAX_FORMAT_ERRORS and all(turn.parse_error is not None for turn in last)
+        if wrong and not self.profile.places:
             return StopReason.FORMAT_ERRORS
         if sum(turn.completion.finish is Finish.REPETITION for turn in own) >= _MAX_REPETITIONS:
             return StopReason.REPETITION
-        if _goes_round([_action_key(turn) for turn in own[-_MAX_REPEATS * _LONGEST_ROUND :]]):
+        if _goes_round(own[-_MAX_REPEATS * _LONGEST_ROUND :]):
             return StopReason.LOOP
         if self.parent is not None and len(own) >= assignment(self.turns[self.parent])["max_turns"]:
             return StopReason.MAX_TURNS
         return self._budget()
 
     def _budget(self) -> StopReason | None:
-        """The limit of the run that is reached; None: none."""
         limits = self.task.limits
         if len(self.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS
@@ -365,20 +362,9 @@ def plain_observation(tool: str, text: str, *, ok: bool = False) -> Observation:
     return Observation(tool=tool, ok=ok, text=text, bytes_total=len(text.encode()), started=now, ended=now)
 
 
-def _with_cut_note(observation: Observation, completion: Completion) -> Observation:
-    """The observation, with a note that the answer before it was cut off."""
-    most = completion.sampling.max_tokens
-    note = f"[your answer was cut at {most} tokens, the most that one may have (max_completion_tokens)]"
-    if completion.finish is Finish.REPETITION:
-        note = "[your answer repeated itself, and was ended there: write each thing once, then one call]"
-    return observation.model_copy(update={"text": f"{observation.text}\n{note}"})
-
-
 def observation_messages(turn: Turn) -> list[Message]:
-    """The messages that a turn's observations append to the conversation.
-
-    An API takes the role `tool` for answers to its calls alone: other observations come from the user.
-    """
+    """The messages that a turn's observations append to the conversation. An API takes the role `tool` for
+    answers to its calls alone: other observations come from the user."""
     texts = [observation.text for observation in turn.observations]
     if turn.parser != Api.name:
         roles = [Role.USER if observation.tool == SAID else Role.TOOL for observation in turn.observations]
@@ -421,10 +407,8 @@ def written(
     thought: str, calls: Sequence[ToolCall], profile: InterfaceProfile, *, one_each: bool = True
 ) -> list[Written]:
     """A thought and calls as the profile's dialect writes them: in one text, or `one_each` in one for each
-    call where it cannot write them together. Each text is read again as the same calls.
-
-    Raises ValueError, with the reason, for calls that the dialect cannot write or the profile does not have.
-    """
+    call where it cannot write them together. Each text is read again as the same calls. Raises ValueError,
+    with the reason, for calls that the dialect cannot write or the profile does not have."""
     known, thought = {tool.name for tool in profile.tools}, thought.strip()
     if missing := [call.name for call in calls if call.name not in known]:
         raise ValueError(f"profile {profile.name} has no tool {missing[0]}")
@@ -460,27 +444,15 @@ def turn_cost(turn: Turn) -> float:
     return (turn.completion.api.usage.cost or 0.0) if turn.completion.api else 0.0
 
 
-def _trailing(turns: Sequence[Turn], holds: Callable[[Turn], bool]) -> int:
-    number = 0
-    for turn in reversed(turns):
-        if not holds(turn):
-            break
-        number += 1
-    return number
-
-
-def _goes_round(keys: Sequence[object]) -> bool:
-    """Whether the last turns are one round of up to _LONGEST_ROUND turns, _MAX_REPEATS times over."""
+def _goes_round(turns: Sequence[Turn]) -> bool:
+    """Whether the last turns are one round of up to _LONGEST_ROUND turns, _MAX_REPEATS times over, by their
+    calls and observations."""
+    keys = [(turn.calls, [seen.text for seen in turn.observations], turn.parse_error) for turn in turns]
     return any(
         len(keys) >= _MAX_REPEATS * period
         and all(keys[-i] == keys[-i - period] for i in range(1, (_MAX_REPEATS - 1) * period + 1))
         for period in range(1, _LONGEST_ROUND + 1)
     )
-
-
-def _action_key(turn: Turn) -> tuple[object, ...]:
-    """Calls and observations of a turn, for loop detection: repeated equal turns are a loop."""
-    return turn.calls, tuple(o.text for o in turn.observations), turn.parse_error
 
 
 def assignment(turn: Turn) -> dict[str, Any]:
@@ -508,21 +480,11 @@ def sub_agent(parent: Agent, at: int) -> Agent:
     )  # fmt: skip
 
 
-def child_result(child: Agent) -> ToolResult:
-    """The result of a sub-agent: its answer, or why there is none and its last text."""
-    if child.stop is StopReason.FINISHED:
-        return ToolResult(text=child.answer or "(the sub-agent ended without an answer)")
-    last = child.own_turns[-1].thought.strip() if child.own_turns else ""
-    why = child.stop or "the run ended"
-    return ToolResult(text=f"error: the sub-agent gave no answer ({why})" + (last and f"\n{last}"), ok=False)
-
-
 def answered(turn: Turn, observation: Observation) -> Turn:
     return turn.model_copy(update={"observations": (*turn.observations, observation)})
 
 
 def last_main(turns: Sequence[Turn]) -> Turn:
-    """The last turn of a run that is no sub-agent's."""
     return next(turn for turn in reversed(turns) if turn.delegated_by is None)
 
 

@@ -286,10 +286,8 @@ def logged_profile(run: Trajectory | RunFacts) -> InterfaceProfile | None:
 
 
 def serving_profile(profile: InterfaceProfile, task: Task) -> InterfaceProfile:
-    """The profile for a task: the given one, or the one that adds the tools which the task names.
-
-    A task that names a tool which is not installed keeps the given one; `offered_tools` raises with its name.
-    """
+    """The profile for a task: the given one, or the one that adds the tools which the task names. A task that
+    names a tool which is not installed keeps the given one; `offered_tools` raises with its name."""
     named = set(() if profile.places else task.tools or ())
     if named <= {tool.name for tool in profile.tools}:
         return profile
@@ -297,10 +295,8 @@ def serving_profile(profile: InterfaceProfile, task: Task) -> InterfaceProfile:
 
 
 def continuing_profile(profile: InterfaceProfile, run: Trajectory) -> InterfaceProfile:
-    """The profile to go on with a logged run: the policy's, with the tools that the run was given.
-
-    Raises UsageError if one is not installed, and for a run in an external environment.
-    """
+    """The profile to go on with a logged run: the policy's, with the tools that the run was given. Raises
+    UsageError if one is not installed, and for a run in an external environment."""
     if isinstance(run.task.hidden, EnvironmentChecks):
         raise UsageError(
             f"run {run.id} was in the environment {run.task.hidden.environment}, whose state is not in the"
@@ -343,19 +339,21 @@ def delegating(turns: Sequence[Turn]) -> int | None:
 
 
 def first_messages(
-    profile: InterfaceProfile,
-    task: Task,
-    files: Sequence[str],
-    place: RepairPlace | None = None,
+    profile: InterfaceProfile, task: Task, files: Sequence[str], place: RepairPlace | None = None,
     tried: Sequence[str] = (),
-) -> tuple[Message, ...]:
+) -> tuple[Message, ...]:  # fmt: skip
     """The system message and the task message; `files` are the workspace's paths. A task without any tool is
     its own prompt, with no system message. `place`: what the program shows of the project; `tried`: the
     answers to it before this one."""
     tools = offered_tools(profile, task)
+    # bytes that are not UTF-8 are shown as the tools show them
+    names = (os.fsencode(file).decode("utf-8", "backslashreplace") for file in files)
+    shown = sorted(name for name in names if not name.startswith("."))
+    if len(shown) > _MAX_FILES:
+        shown[_MAX_FILES:] = [f"and {len(shown) - _MAX_FILES} more"]
     prompt = rendered(
         profile.task,
-        prompt=task.prompt, files=_listing(files), check=task.check, instructions=task.instructions,
+        prompt=task.prompt, files=shown, check=task.check, instructions=task.instructions,
         place=place, tried=tried,
     )  # fmt: skip
     asked = Message(role=Role.USER, content=prompt)
@@ -388,15 +386,6 @@ def rendered(template: str, **variables: Any) -> str:
     escaped."""
     text: str = _environment.from_string(template).render(**variables)
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _listing(files: Sequence[str]) -> list[str]:
-    # bytes that are not UTF-8 are shown as the tools show them
-    names = (os.fsencode(file).decode("utf-8", "backslashreplace") for file in files)
-    shown = sorted(name for name in names if not name.startswith("."))
-    if len(shown) <= _MAX_FILES:
-        return shown
-    return [*shown[:_MAX_FILES], f"and {len(shown) - _MAX_FILES} more"]
 
 
 ORIGINAL_OPENING = "opening"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -35,13 +36,17 @@ def apply(
     store = open_log(log, directory or Path())
     trajectory = store.get(run)
     place = directory_of(trajectory, directory, store)
-    changed = apply_to(trajectory, place, store)
+    return _told(apply_to(trajectory, place, store), place, "apply", None if directory else "applied to")
+
+
+def _told(changed: Sequence[str], place: Path, verb: str, done: str | None) -> int:
+    """Say which files were changed, and where, if the user did not say it."""
     for path in changed:
         print(printable(path))
     if not changed:
-        print(f"nothing to apply in {printable(str(place))}", file=sys.stderr)
-    elif directory is None:
-        print(f"applied to {printable(str(place))}", file=sys.stderr)
+        print(f"nothing to {verb} in {printable(str(place))}", file=sys.stderr)
+    elif done is not None:
+        print(f"{done} {printable(str(place))}", file=sys.stderr)
     return 0
 
 
@@ -143,13 +148,7 @@ def undo(
     edits = (edited_workspace(row) for row in reversed(store.feedback(trajectory.id)))
     stages = [*filter(None, edits), *workspaces_since(trajectory, step)]
     changed = snapshot_change.undo(stages, target, store.blobs, place)
-    for path in changed:
-        print(printable(path))
-    if not changed:
-        print(f"nothing to undo in {printable(str(place))}", file=sys.stderr)
-    elif directory is None:
-        print(f"taken back in {printable(str(place))}", file=sys.stderr)
-    return 0
+    return _told(changed, place, "undo", None if directory else "taken back in")
 
 
 def restore(

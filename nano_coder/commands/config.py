@@ -13,28 +13,21 @@ from typer import Argument, Option
 from nano_coder.commands.display import on_terminal
 from nano_coder.commands.options import DirectoryOption, Setup, agent_options, masked
 from nano_coder.config import (
+    PROJECT_FILE,
     TABLES,
+    ProjectFile,
     SettingsTable,
     configured,
     open_store,
     parse_toml,
     project_tables,
     read_config,
+    read_project_file,
     typed_layer,
     user_config_path,
     why_ignored,
 )
-from nano_coder.trust import (
-    PROJECT_FILE,
-    ProjectFile,
-    find_instructions,
-    is_trusted,
-    project_files,
-    read_project_file,
-    revoke,
-    trust,
-    trusted_files,
-)
+from nano_coder.trust import find_instructions, is_trusted, project_files, revoke, trust, trusted_files
 from nano_shared.command_line import JsonOption, emit, lazy_app
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable

@@ -51,9 +51,7 @@ def on_terminal() -> bool:
 
 class Display:
     """Prints each step as it happens; on stderr, unless the steps are the `answer`. `quiet` prints nothing.
-
-    On a terminal long outputs are folded, unless `verbose`. Lines are wrapped by the terminal alone.
-    """
+    On a terminal long outputs are folded, unless `verbose`. Lines are wrapped by the terminal alone."""
 
     def __init__(self, *, quiet: bool, verbose: bool = False, answer: bool = False) -> None:
         self._progress = Console(stderr=not answer, quiet=quiet, soft_wrap=True)
@@ -169,7 +167,6 @@ class Display:
                 self._progress.print(Text(f"  {sign}", style), printable(str(step.get("step"))))
 
     def _client(self, message: Message) -> None:
-        """A message that a client of the server sent before the turn."""
         text = message.content if self._verbose else message.content[:_SHOWN]
         for line in printable(text, None).splitlines() or [""]:
             self._progress.print(Text("│", "blue"), Text(f"{message.role.value} ", "blue"), line)
@@ -204,7 +201,9 @@ class Display:
         self._result.print(f"check: {printable(outcome(trajectory))}")
         self._check_output(trajectory)
         if spent := spending(trajectory):
-            self._result.print(f"usage: {_spending(spent)}")
+            cost = "" if spent["cost"] is None else f", ${spent['cost']:.4f}"
+            read = f"{spent['prompt']} tokens read ({spent['cached']} cached)"
+            self._result.print(f"usage: {read}, {spent['completion']} written{cost}")
         self._result.print(f"run: {trajectory.id}")
         if trajectory.stop in (StopReason.INTERRUPTED, StopReason.POLICY_ERROR):
             self._result.print(f"nano-coder resume {trajectory.id} goes on with it")
@@ -302,11 +301,6 @@ def cost_of(trajectory: Trajectory) -> float | None:
     return spent["cost"] if spent else 0.0
 
 
-def _spending(spent: dict[str, Any]) -> str:
-    cost = "" if spent["cost"] is None else f", ${spent['cost']:.4f}"
-    return f"{spent['prompt']} tokens read ({spent['cached']} cached), {spent['completion']} written{cost}"
-
-
 _MORE = "more with --limit"
 _ALLOWED = {
     StopReason.MAX_TURNS: ("max_turns", "max_turns"),
@@ -342,7 +336,6 @@ def outcome(trajectory: Trajectory) -> str:
 
 
 def _resting_on(verdict: Verdict, task: Task) -> str:
-    """What a user's check was run on."""
     if not task.check_trusted:
         return ", by a check of this project's nano.toml, which you do not trust, so nothing trains on it"
     if verdict.trust is Trust.USER_CHECK:
@@ -384,17 +377,12 @@ def summary(trajectory: Trajectory, *, applied: bool) -> dict[str, Any]:
     """The result of a run as `--json` prints it."""
     return {
         "run": trajectory.id,
-        "stop": trajectory.stop,
-        "stop_detail": trajectory.stop_detail,
-        "answer": trajectory.answer,
-        "turns": len(trajectory.turns),
-        "sampled_tokens": trajectory.num_sampled_tokens,
+        **{name: getattr(trajectory, name) for name in ("stop", "stop_detail", "answer")},
+        "turns": len(trajectory.turns), "sampled_tokens": trajectory.num_sampled_tokens,
         "diff": trajectory.diff,
         "verdict": trajectory.verdict.model_dump(mode="json") if trajectory.verdict else None,
-        "usage": spending(trajectory),
-        "applied": applied,
-        "exit_code": exit_code(trajectory),
-    }
+        "usage": spending(trajectory), "applied": applied, "exit_code": exit_code(trajectory),
+    }  # fmt: skip
 
 
 def _detail(trajectory: Trajectory) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedPolicy
     from nano_coder.run.execution import Runtime
     from nano_coder.run.git_history import GitHistory
-    from nano_coder.sandbox.protocol import Sandbox
     from nano_shared.policy import InterfaceProfile
     from nano_shared.store import LogStore
     from nano_shared.types import InstructionFile, Sampling, Trajectory
@@ -126,10 +126,8 @@ _MORE = {"limit": Limit, "tools": ToolOption}
 def _set_up(
     settings: Settings[AgentConfig], directory: Path, limit: Sequence[str] | None, tools: Sequence[str] | None
 ) -> Setup:
-    """Load the configuration; --print-config ends here.
-
-    Raises UsageError for a directory that is none, and for a wrong flag; ConfigError for what a file says.
-    """
+    """Load the configuration; --print-config ends here. Raises UsageError for a directory that is none, and
+    for a wrong flag; ConfigError for what a file says."""
     _refuse_missing(directory)
     more = {"tools": tuple(tools)} if tools else {}
     replace(settings, print_only=False).config()  # which names the flag that is wrong
@@ -164,13 +162,9 @@ def open_log(log: str | None, directory: Path = Path(), *, create: bool = False)
 
 
 def open_runtime(
-    config: AgentConfig,
-    directory: Path,
-    store: LogStore,
-    *,
-    model: str | None = None,
+    config: AgentConfig, directory: Path, store: LogStore, *, model: str | None = None,
     limits: Mapping[str, Any] | None = None,
-) -> Runtime:
+) -> Runtime:  # fmt: skip
     """Sandbox first, since it refuses in milliseconds, then the policy, which takes seconds to load.
 
     `limits` take the place of a task's own (`overriding_limits`).
@@ -179,27 +173,27 @@ def open_runtime(
     from nano_coder.config import note_scrub, redacting_store
     from nano_coder.models.opening import default_model, open_policy
     from nano_coder.run.execution import Project, RunSettings, Runtime
+    from nano_coder.sandbox.backend import open_sandbox
     from nano_coder.sandbox.protocol import allowed_hosts
     from nano_coder.tools.tool import further_tools
     from nano_shared.owners import project_id
 
-    sandbox = _open_sandbox(config, directory)
+    # an image has interpreters of its own
+    python = config.python or (None if config.sandbox == "podman" else _project_python(directory))
+    sandbox = open_sandbox(config.sandbox, python=python, image=config.image, project=directory)
     more = further_tools(config, lambda: (sandbox, store))
     name = model or config.model or default_model(project_id(directory))
     opened = open_policy(name, config, own_temperature=config.temperature is None)
     profile = opened.profile if config.profile else days_profile(opened.profile)
-    return Runtime(
-        policy=opened.policy,
-        sandbox=sandbox,
-        store=redacting_store(store, getattr(opened.policy, "decode", None), config),
-        profile=with_tools(profile, more),
-        sampling=_sampling(config, profile),
-        policy_name=opened.name,
-        settings=RunSettings(
-            limits=limits or {}, hosts=allowed_hosts(config.net), search=config.search, ends_repetition=True
-        ),
-        project=Project(notes=store.notes(str(directory.resolve()), note_scrub(config))),
+    settings = RunSettings(
+        limits=limits or {}, hosts=allowed_hosts(config.net), search=config.search, ends_repetition=True
     )
+    return Runtime(
+        policy=opened.policy, sandbox=sandbox, profile=with_tools(profile, more),
+        store=redacting_store(store, getattr(opened.policy, "decode", None), config),
+        sampling=_sampling(config, profile), policy_name=opened.name, settings=settings,
+        project=Project(notes=store.notes(str(directory.resolve()), note_scrub(config))),
+    )  # fmt: skip
 
 
 def _sampling(config: AgentConfig, profile: InterfaceProfile) -> Sampling:
@@ -222,20 +216,15 @@ def in_place_of(local: Runtime, hosted: OpenedPolicy, config: AgentConfig) -> Ru
     )  # fmt: skip
 
 
-def _open_sandbox(config: AgentConfig, directory: Path) -> Sandbox:
-    from nano_coder.sandbox.backend import open_sandbox
-
-    # an image has interpreters of its own
-    python = config.python or (None if config.sandbox == "podman" else _project_python(directory))
-    return open_sandbox(config.sandbox, python=python, image=config.image, project=directory)
-
-
 def history_of(directory: Path, config: AgentConfig) -> GitHistory | None:
     """What runs in the directory see of its history; stderr says why where they see none of it."""
+    around = (directory, *directory.resolve().parents)
+    if config.git is False or not any(os.path.lexists(folder / ".git") for folder in around):
+        return None
     from nano_coder.run.git_history import NoHistory, find_history, say_left_out
 
     try:
-        found = find_history(directory) if config.git is not False else None
+        found = find_history(directory)
     except NoHistory as reason:
         say_left_out(str(reason))
         return None
@@ -268,9 +257,7 @@ def reopen_runtime(run: Trajectory, setup: Setup, store: LogStore) -> Runtime:
     logged, hosted = run.profile.partition("+")[0], find_opener(config.model or run.policy) is not None
     if config.profile is None and (hosted or (logged in PROFILES and PROFILES.find(logged).places)):
         config = config.model_copy(update={"profile": logged})
-    runtime = open_runtime(
-        config, directory, store, model=config.model or run.policy, limits=setup.limits
-    )  # fmt: skip
+    runtime = open_runtime(config, directory, store, model=config.model or run.policy, limits=setup.limits)
     history = history_of(Path(run.directory), config) if run.directory and config.git else None
     return replace(runtime, project=replace(runtime.project, history=history))
 

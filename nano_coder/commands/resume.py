@@ -160,19 +160,19 @@ def fork(
         parent, runtime, at=at, n=n, seed=seed, check=check, on_run=lambda fork: _line(console, fork)
     )
     succeeded = sum(exit_code(fork) == 0 for fork in forks)
+    rows = [
+        Fork(
+            run=one.id, seed=one.seed, stop=one.stop, reward=one.reward, turns=len(one.own_turns),
+            sampled_tokens=one.num_sampled_tokens, trust=one.verdict.trust if one.verdict else None,
+        )
+        for one in forks
+    ]  # fmt: skip
     result = Forks(
-        parent=parent.id, step=at, group=forks[0].group_key, forks=tuple(map(_fork, forks)),
-        succeeded=succeeded, success_rate=succeeded / n,
+        parent=parent.id, step=at, group=forks[0].group_key, forks=tuple(rows), succeeded=succeeded,
+        success_rate=succeeded / n,
     )  # fmt: skip
     emit(result, as_json, lambda: console.print(str(result)))
     return int(succeeded == 0)
-
-
-def _fork(fork: Trajectory) -> Fork:
-    return Fork(
-        run=fork.id, seed=fork.seed, stop=fork.stop, reward=fork.reward, turns=len(fork.own_turns),
-        sampled_tokens=fork.num_sampled_tokens, trust=fork.verdict.trust if fork.verdict else None,
-    )  # fmt: skip
 
 
 def _line(console: Console, fork: Trajectory) -> None:

@@ -34,8 +34,8 @@ from nano_coder.commands.options import (
     open_runtime,
 )
 from nano_coder.config import ASKED, SPREADING, UNTRUSTED_CHECK, open_store, task_limits
-from nano_coder.run.execution import Runtime, Stop, attempt_task, escalate_run, refuse_unpriced
-from nano_coder.run.side_by_side import best_of, passed, run_tries
+from nano_coder.run.execution import Runtime, Stop, attempt_task, escalate_run, passed, refuse_unpriced
+from nano_coder.run.side_by_side import best_of, run_tries
 from nano_coder.sandbox.request import say_unread
 from nano_shared import snapshot, snapshot_change
 from nano_shared.checkpoint import latest_checkpoint
@@ -84,7 +84,10 @@ def command(
     the runs that passed the check, the one with the shortest diff. They are sampled at 0.7, unless set. With
     --escalate the hosted model gets the task where they all failed, and its run is the winner if it passes.
     """
-    prompt = _text(sys.stdin.buffer.read() if task == "-" else os.fsencode(task))
+    try:
+        prompt = (sys.stdin.buffer.read() if task == "-" else os.fsencode(task)).decode()
+    except UnicodeDecodeError as undecoded:
+        raise UsageError(f"the task is not UTF-8 text ({undecoded})") from None
     if not prompt.strip():
         raise UsageError(
             "the task is empty; say what to do, for example: nano-coder run 'fix the failing test'"
@@ -101,8 +104,12 @@ def command(
     work = make_task(prompt, start, setup, runtime)
     if setup.config.tries > 1:
         result = _try(work, runtime, setup.config.tries, seed, display)
-    else:
-        result = _attempt(work, runtime, reflect, seed, display)
+    else:  # each of the attempts sees why the one before failed
+        with display.naming_the_run():
+            hooked = replace(runtime, hooks=display.hooks())
+            attempts = attempt_task(work, hooked, reflect=reflect, seed=seed)
+        tried = {"attempts": [{"run": one.id, "reward": one.reward} for one in attempts]} if reflect else {}
+        result = _Result(attempts[-1], tried, exit_code(attempts[-1]))
     failed = result.exit_code != INTERRUPTED and result.run.reward is not None and not passed(result.run)
     if hosted is not None and failed:
         result = _escalate(result, in_place_of(runtime, hosted, config), config.escalate_from, display)
@@ -121,8 +128,14 @@ def command(
         try:
             apply_to(trajectory, directory, store, accepted)
             applied = True
-        except (NanoError, OSError, KeyboardInterrupt) as caught:
-            problem = _not_applied(caught, trajectory)
+        except KeyboardInterrupt as caught:
+            problem = caught
+        except (NanoError, OSError) as caught:
+            message = str(caught) if isinstance(caught, NanoError) else f"not applied: {caught}"
+            again = (
+                f"nano-coder apply {trajectory.id} -C {shlex.quote(str(trajectory.directory))} tries again"
+            )
+            problem = UsageError(f"{message.rstrip('.')}; {again}")
     told = summary(trajectory, applied=applied) | result.told | {"exit_code": result.exit_code}
     emit(told, as_json, lambda: display.end(trajectory, applied=applied))
     if problem is not None:  # raised after the result is printed
@@ -135,8 +148,6 @@ INTERRUPTED = 130
 
 
 class _Result(NamedTuple):
-    """What the runs of the command came to."""
-
     run: Trajectory
     """the one that is shown and applied"""
     told: dict[str, Any]
@@ -177,14 +188,6 @@ def _open_hosted(setup: Setup) -> OpenedPolicy | None:
     return opened
 
 
-def _attempt(task: Task, runtime: Runtime, reflect: int, seed: int | None, display: Display) -> _Result:
-    """The last of the attempts, each of which sees why the one before failed."""
-    with display.naming_the_run():
-        attempts = attempt_task(task, replace(runtime, hooks=display.hooks()), reflect=reflect, seed=seed)
-    told = {"attempts": [{"run": one.id, "reward": one.reward} for one in attempts]} if reflect else {}
-    return _Result(attempts[-1], told, exit_code(attempts[-1]))
-
-
 def _escalate(local: _Result, runtime: Runtime, begins: str, display: Display) -> _Result:
     """The hosted model's run if it passed, else the local result."""
     stop = Stop()
@@ -221,8 +224,13 @@ def with_advice(setup: Setup) -> Setup:
     promoted = latest_checkpoint(project_id(setup.directory)) or latest_checkpoint()
     if name is None and advised and promoted is None:
         name = next(filter(fetched, advised), None)
-        if name is None:
-            _tell_once(advised[0])
+        told = nano_home() / "told" / advised[0]
+        if name is None and sys.stderr.isatty() and not told.exists():
+            hint = f"nano: nano-coder models get {advised[0]} brings a model that repairs under a check"
+            print(hint, file=sys.stderr)
+            with contextlib.suppress(OSError):
+                told.parent.mkdir(parents=True, exist_ok=True)
+                told.touch()
     if name not in advised:
         return setup
     entry = catalogue()[name]
@@ -231,16 +239,6 @@ def with_advice(setup: Setup) -> Setup:
     else:
         advice = {"model": name, "profile": entry.checked_profile}
     return setup._replace(config=config.model_copy(update=advice))
-
-
-def _tell_once(name: str) -> None:
-    told = nano_home() / "told" / name
-    if not sys.stderr.isatty() or told.exists():
-        return
-    print(f"nano: nano-coder models get {name} brings a model that repairs under a check", file=sys.stderr)
-    with contextlib.suppress(OSError):
-        told.parent.mkdir(parents=True, exist_ok=True)
-        told.touch()
 
 
 def _with_tries(setup: Setup, reflect: int) -> Setup:
@@ -303,21 +301,6 @@ def _interrupting(stop: Stop) -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _not_applied(problem: BaseException, trajectory: Trajectory) -> BaseException:
-    if isinstance(problem, KeyboardInterrupt):
-        return problem
-    message = str(problem) if isinstance(problem, NanoError) else f"not applied: {problem}"
-    again = f"nano-coder apply {trajectory.id} -C {shlex.quote(str(trajectory.directory))} tries again"
-    return UsageError(f"{message.rstrip('.')}; {again}")
-
-
-def _text(given: bytes) -> str:
-    try:
-        return given.decode()
-    except UnicodeDecodeError as problem:
-        raise UsageError(f"the task is not UTF-8 text ({problem})") from None
-
-
 def open_work(setup: Setup, store: LogStore) -> Runtime:
     """The runtime of runs in the directory, which they see with its history."""
     runtime = open_runtime(setup.config, setup.directory, store)
@@ -339,17 +322,12 @@ def take_snapshot(setup: Setup, store: LogStore) -> str:
 
 def make_task(prompt: str, start: str, setup: Setup, runtime: Runtime) -> Task:
     """An ad-hoc task on a snapshot of the directory; its key is the hash of prompt, snapshot and check."""
-    check = setup.config.check or None
+    config, check = setup.config, setup.config.check or None
     return Task(
-        key=content_hash([prompt, start, check]),
-        prompt=prompt,
-        snapshot=start,
-        check=check,
-        check_trusted=setup.sources.get("check") != UNTRUSTED_CHECK,
-        instructions=instructions_of(setup.directory, setup.config, runtime.profile),
-        limits=task_limits(setup.config),
-        image=setup.config.image,
-    )
+        key=content_hash([prompt, start, check]), prompt=prompt, snapshot=start, check=check,
+        check_trusted=setup.sources.get("check") != UNTRUSTED_CHECK, image=config.image,
+        instructions=instructions_of(setup.directory, config, runtime.profile), limits=task_limits(config),
+    )  # fmt: skip
 
 
 QUESTION = "[a]ccept and apply, [e]dit first, [r]eject, or Enter to decide later"

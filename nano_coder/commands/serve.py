@@ -99,18 +99,15 @@ def command(
             app, log_level="warning", http=BoundedConnection, h11_max_incomplete_event_size=64 << 10
         )
         server = uvicorn.Server(served)
-        _hold_many_connections()
+        # as many connections as this process may hold: by default 1024 idle ones would be the most
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(ValueError, OSError):
+            most = min(hard, 1 << 16) if hard >= 0 else 1 << 16
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         gc.collect()
         gc.freeze()  # a large request would have all modules and weights traversed, while nobody is answered
         server.run(sockets=[listening])
     return 0
-
-
-def _hold_many_connections() -> None:
-    """Let this process open as many files as it may: by default 1024 idle connections would be the most."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1 << 16) if hard >= 0 else 1 << 16, hard))
 
 
 def _pages(store: LogStore, access: Access) -> dict[str, Starlette]:

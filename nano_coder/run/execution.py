@@ -165,6 +165,8 @@ class RunSettings:
     """search service of `web_search`; None: the documents in the workspace"""
     agent: ExternalAgent | None = None
     """external agent that acts instead of nano's own loop; None: nano's loop"""
+    at_once: int | None = None
+    """runs at a time; None: as many as a local policy decodes together"""
     ends_repetition: bool = False
     """whether an answer that repeats itself is ended; rollouts that train sample to the end"""
 
@@ -260,11 +262,9 @@ def run_task(
 def attempt_task(
     task: Task, runtime: Runtime, *, reflect: int = 0, seed: int | None = None
 ) -> tuple[Trajectory, ...]:
-    """Run a task and grade it; while it fails, make up to `reflect` further attempts that see why.
-
-    Each attempt is a run of its own with its own verdict. Raises as `run_task` does. If the check cannot be
-    run again, returns the attempts so far.
-    """
+    """Run a task and grade it; while it fails, make up to `reflect` further attempts that see why. Each
+    attempt is a run of its own with its own verdict. Raises as `run_task` does. If the check cannot be run
+    again, returns the attempts so far."""
     attempts = [grade_run(run_task(task, runtime, seed=seed), runtime)]
     for _ in range(reflect):
         if not can_reflect(attempts[-1]):
@@ -283,6 +283,10 @@ def can_reflect(run: Trajectory) -> bool:
     return goes_on and run.reward is not None and run.reward < 1
 
 
+def passed(run: Trajectory) -> bool:
+    return run.reward is not None and run.reward >= 1
+
+
 def is_reflection(run: Trajectory) -> bool:
     """Whether the run starts with a reflection on the one before it."""
     return bool(run.inherited) and any(
@@ -292,11 +296,8 @@ def is_reflection(run: Trajectory) -> bool:
 
 def reflect_run(failed: Trajectory, runtime: Runtime, *, seed: int | None = None) -> Trajectory:
     """Continue a run that failed its check, in a fork that sees its diff and the check's output; of a hidden
-    check only that it failed.
-
-    It gets as much of every limit as the attempt before. Raises UsageError for a run that passed, was not
-    graded or did not end by itself, and SandboxError if the check cannot be run.
-    """
+    check only that it failed. It gets as much of every limit as the attempt before. Raises UsageError for a
+    run that passed, was not graded or did not end by itself, and SandboxError if the check cannot be run."""
     if not can_reflect(failed):
         raise UsageError(
             f"run {failed.id} has nothing to reflect on; a run that ended by itself and failed its check has"
@@ -320,9 +321,8 @@ def escalate_run(failed: Trajectory, runtime: Runtime, *, from_best: bool = Fals
 def _told_to_api(run: Trajectory) -> Trajectory:
     """The run as if an API had made its calls: a server reads the history as calls, not as text of another
     dialect. Tokens are left out, since no server takes them."""
-    return run.model_copy(
-        update={"turns": tuple(turn if turn.is_summary else _told(turn) for turn in run.turns)}
-    )
+    turns = tuple(turn if turn.is_summary else _told(turn) for turn in run.turns)
+    return run.model_copy(update={"turns": turns})
 
 
 def _told(turn: Turn) -> Turn:
@@ -332,9 +332,8 @@ def _told(turn: Turn) -> Turn:
     )
     said = turn.thought if calls else turn.completion.text
     changes = {"text": said, "finish": Finish.STOP, "tokens": None, "api": ApiAnswer(calls=calls)}
-    return turn.model_copy(
-        update={"completion": turn.completion.model_copy(update=changes), "parser": Api.name}
-    )
+    completion = turn.completion.model_copy(update=changes)
+    return turn.model_copy(update={"completion": completion, "parser": Api.name})
 
 
 def as_much_again(run: Trajectory, runtime: Runtime) -> Task:
@@ -360,16 +359,10 @@ def _reflection(run: Trajectory, runtime: Runtime) -> Observation:
     text, cut = shorten(full, runtime.policy.count, form, full_output=spill)
     data = full.encode("utf-8", "backslashreplace")
     return Observation(
-        tool=REFLECTION,
-        ok=False,
-        text=text.encode("utf-8", "backslashreplace").decode(),
-        exit_code=exit_code,
-        bytes_total=len(data),
-        truncated=cut,
-        blob=runtime.store.put_blob(data) if cut else None,
-        started=started,
-        ended=time.time(),
-    )
+        tool=REFLECTION, ok=False, text=text.encode("utf-8", "backslashreplace").decode(),
+        exit_code=exit_code, bytes_total=len(data), truncated=cut,
+        blob=runtime.store.put_blob(data) if cut else None, started=started, ended=time.time(),
+    )  # fmt: skip
 
 
 def _check(run: Trajectory, runtime: Runtime) -> tuple[str, int | None]:
@@ -388,22 +381,15 @@ def _check(run: Trajectory, runtime: Runtime) -> tuple[str, int | None]:
 
 
 def branch_run(
-    parent: Trajectory,
-    turns: Sequence[Turn],
-    runtime: Runtime,
-    *,
-    task: Task | None = None,
+    parent: Trajectory, turns: Sequence[Turn], runtime: Runtime, *, task: Task | None = None,
     seed: int | None = None,
-) -> Trajectory:
+) -> Trajectory:  # fmt: skip
     """Continue from the first turns of a logged run, in a new run, with the files and tokens of the log.
-
     `task` replaces the parent's, for other limits or checks. Raises as `run_task` does, and UsageError for a
-    run without a workspace.
-    """
+    run without a workspace."""
     task = as_served(task or parent.task, runtime)
-    runtime = replace(
-        runtime, profile=continuing_profile(runtime.profile, parent.model_copy(update={"task": task}))
-    )
+    profile = continuing_profile(runtime.profile, parent.model_copy(update={"task": task}))
+    runtime = replace(runtime, profile=profile)
     _refuse_unserved(task, runtime)
     if parent.snapshot is None:
         raise UsageError(f"run {parent.id} never got a workspace; run the task again")
@@ -414,10 +400,8 @@ def branch_run(
 
 
 def resume_run(run_id: str, runtime: Runtime) -> Trajectory:
-    """Continue a run that was killed or interrupted, from its last finished turn.
-
-    Raises LogError for an unknown run or one that another process executes, UsageError for one that ended.
-    """
+    """Continue a run that was killed or interrupted, from its last finished turn. Raises LogError for an
+    unknown run or one that another process executes, UsageError for one that ended."""
     run = runtime.store.get(run_id)
     runtime = replace(runtime, profile=continuing_profile(runtime.profile, run))
     with runtime.store.claim(run.id):
@@ -431,12 +415,9 @@ def resume_run(run_id: str, runtime: Runtime) -> Trajectory:
 
 
 def _run(
-    begun: Trajectory,
-    runtime: Runtime,
-    *,
-    session: OpenSession | None = None,
+    begun: Trajectory, runtime: Runtime, *, session: OpenSession | None = None,
     record: RecordedAnswers | None = None,
-) -> Trajectory:
+) -> Trajectory:  # fmt: skip
     with runtime.store.claim(begun.id), closing(_jail(begun, runtime)) as jail:
         if (stop := runtime.hooks.stop) is not None:
             stop.closes(jail)
@@ -458,24 +439,21 @@ _ENDS = {
 
 
 def execute(
-    run: Trajectory,
-    runtime: Runtime,
-    jail: Jail,
-    *,
-    session: OpenSession | None = None,
+    run: Trajectory, runtime: Runtime, jail: Jail, *, session: OpenSession | None = None,
     record: RecordedAnswers | None = None,
-) -> Trajectory:
+) -> Trajectory:  # fmt: skip
     """One execution, from behind the turns that the run has (a fork's, a resumed run's) to a reason to stop.
-
-    The only place that turns exceptions into stop reasons: a failed rollout is data, not a crash.
-    """
+    The only place that turns exceptions into stop reasons: a failed rollout is data, not a crash."""
     agent = _agent(run, runtime, jail, session, record)
     for turn in run.turns:
         whose = agent.of(turn)
         whose.restore(turn)
         add = whose.replay_turn if turn.index < run.inherited else whose.append_turn
         add(turn)
-        _restore_spills(turn, jail, runtime)
+        for number, observation in enumerate(turn.observations):
+            if observation.blob is not None:  # a whole output that was spilled: snapshots leave it out
+                with suppress(OSError):
+                    jail.write(spill_path(turn.index, number), runtime.store.blobs.get(observation.blob))
     if run.turns:
         _finish_subagent(agent, run, runtime)
     if any(call.name == bash.spec.name for turn in run.turns for call in turn.calls):
@@ -513,12 +491,9 @@ def execute(
 
 
 def _agent(
-    run: Trajectory,
-    runtime: Runtime,
-    jail: Jail,
-    session: OpenSession | None,
+    run: Trajectory, runtime: Runtime, jail: Jail, session: OpenSession | None,
     record: RecordedAnswers | None,
-) -> Agent:
+) -> Agent:  # fmt: skip
     task, policy, profile, settings = run.task, runtime.policy, runtime.profile, runtime.settings
     workspace = Workspace(
         jail, runtime.store.blobs, start=str(run.snapshot), snapshot=str(run.last_snapshot),
@@ -529,11 +504,9 @@ def _agent(
     conversation.run, conversation.stop = run.id, runtime.hooks.stop
     most, form = task.limits.completion_tokens or runtime.sampling.max_tokens, profile.compaction
     return Agent(
-        task=task,
-        profile=profile,
+        task=task, profile=profile,
         dialogue=Dialogue(
-            policy=policy,
-            conversation=conversation,
+            policy=policy, conversation=conversation,
             sampling=runtime.sampling.model_copy(update={"seed": run.seed}),
             compaction=compaction_of(form, policy, conversation, most) if form else None,
         ),
@@ -567,17 +540,8 @@ def _jail(run: Trajectory, runtime: Runtime) -> LazyJail:
 
 
 def _finish_subagent(agent: Agent, run: Trajectory, runtime: Runtime) -> None:
-    """Log the answer of a sub-agent that has ended."""
     if (answered := agent.finish_subagent()) is not None:
         runtime.store.add_observation(run.id, *answered)
-
-
-def _restore_spills(turn: Turn, jail: Jail, runtime: Runtime) -> None:
-    """Write whole outputs back to the paths that observations name: snapshots leave them out."""
-    for number, observation in enumerate(turn.observations):
-        if observation.blob is not None:
-            with suppress(OSError):
-                jail.write(spill_path(turn.index, number), runtime.store.blobs.get(observation.blob))
 
 
 def finish(run: Trajectory, runtime: Runtime, stop: StopReason, detail: str | None) -> Trajectory:
@@ -610,28 +574,18 @@ def _new_run(
         start = start or snapshot.snapshot_texts(task.files, runtime.store.blobs)
     except snapshot.SnapshotError as problem:
         raise UsageError(f"task {task.key!r}: its files cannot be written: {problem}") from None
+    profile = runtime.profile
     return Trajectory(
-        id=run_id,
-        task=task,
-        runtime_version=__version__,
-        profile=runtime.profile.name,
-        profile_hash=runtime.profile.hash,
-        template_hash=runtime.policy.template_hash,
-        tools_hash=runtime.profile.tools_hash,
-        given_tools=given_tools(runtime.profile),
-        policy=runtime.policy_name or runtime.policy.id,
-        snapshot=start,
-        directory=runtime.project.directory,
-        started=time.time(),
-        seed=seed,
-    )
+        id=run_id, task=task, runtime_version=__version__, profile=profile.name, profile_hash=profile.hash,
+        template_hash=runtime.policy.template_hash, tools_hash=profile.tools_hash,
+        given_tools=given_tools(profile), policy=runtime.policy_name or runtime.policy.id, snapshot=start,
+        directory=runtime.project.directory, started=time.time(), seed=seed,
+    )  # fmt: skip
 
 
 def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
-    """Grade a finished run in a fresh jail, and log the verdict; of an environment's run, log what it gave.
-
-    A task without a check gets no verdict, nor does a run whose grading the hooks' `stop` ended.
-    """
+    """Grade a finished run in a fresh jail, and log the verdict; of an environment's run, log what it gave. A
+    task without a check gets no verdict, nor does a run whose grading the hooks' `stop` ended."""
     runtime.hooks.grading(trajectory)
     sandbox, stop = runtime.sandbox, runtime.hooks.stop
     if isinstance(trajectory.task.hidden, EnvironmentChecks):
@@ -649,11 +603,9 @@ def grade_run(trajectory: Trajectory, runtime: Runtime) -> Trajectory:
 
 
 def regrade_run(run: str, store: LogStore, sandbox: Sandbox, grader: str | None = None) -> Trajectory:
-    """Grade a logged run from its stored files, and add the verdict to those it has.
-
-    Executes nothing of the run again. Raises LogError for an unknown run, UsageError for an unknown grader,
-    for a run that has not ended and for one whose task has no check.
-    """
+    """Grade a logged run from its stored files, and add the verdict to those it has. Executes nothing of the
+    run again. Raises LogError for an unknown run, UsageError for an unknown grader, for a run that has not
+    ended and for one whose task has no check."""
     name = find_grader(grader)
     trajectory = store.get(run)
     if trajectory.stop is None:
@@ -732,10 +684,8 @@ def _refuse_unresumable(trajectory: Trajectory, runtime: Runtime) -> None:
             f"run {run} was made with other tools than profile {profile.name} has now: one of them was"
             " changed; resume it with those that it was given"
         )
-    if (trajectory.profile_hash, trajectory.template_hash) != (
-        profile.hash,
-        runtime.policy.template_hash,
-    ):
+    made_under = trajectory.profile_hash, trajectory.template_hash
+    if made_under != (profile.hash, runtime.policy.template_hash):
         raise UsageError(
             f"run {run} was made under profile {trajectory.profile} with another template than "
             f"this policy's; resume it with --model {trajectory.policy}"

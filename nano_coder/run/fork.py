@@ -19,19 +19,13 @@ from nano_coder.verify.deep import PromptRenderer, prove_prompts
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.types import StopReason, Task, Trajectory
+from nano_shared.types import StopReason, Trajectory
 
 
 def fork_run(
-    run: Trajectory,
-    runtime: Runtime,
-    *,
-    at: int,
-    n: int,
-    seed: int | None = None,
-    check: str | None = None,
+    run: Trajectory, runtime: Runtime, *, at: int, n: int, seed: int | None = None, check: str | None = None,
     on_run: Callable[[Trajectory], None] | None = None,
-) -> list[Trajectory]:
+) -> list[Trajectory]:  # fmt: skip
     """Sample `n` continuations of a run from after its step `at` (0 is the start): [n] graded and logged.
 
     Each is a new run whose first `at` turns are the parent's with their logged tokens; forks of one step form
@@ -41,7 +35,10 @@ def fork_run(
     """
     refuse_step(run, at)
     _refuse_other_reader(run, runtime, at)
-    task = run.task if check is None else checked_by(run.task, check)
+    task = run.task
+    if check is not None:  # which its agent does not see, under a key of its own
+        key = f"{task.key}+{content_hash(check).removeprefix('sha256:')[:8]}"
+        task = task.model_copy(update={"hidden": CommandChecks(command=check), "key": key})
     runtime = with_private_notes(runtime)
     base = secrets.randbits(32) if seed is None else seed
 
@@ -51,13 +48,6 @@ def fork_run(
         return [graders.submit(grade_run, fork, runtime)]
 
     return run_side_by_side([partial(one, member) for member in range(n)], runtime.policy, on_run=on_run)
-
-
-def checked_by(task: Task, check: str) -> Task:
-    """The task with a check that its agent does not see, under a key of its own."""
-    hidden = CommandChecks(command=check)
-    key = f"{task.key}+{content_hash(check).removeprefix('sha256:')[:8]}"
-    return task.model_copy(update={"hidden": hidden, "key": key})
 
 
 def refuse_step(run: Trajectory, at: int) -> None:
@@ -114,10 +104,8 @@ def _refuse_other_reader(run: Trajectory, runtime: Runtime, at: int) -> None:
 
 
 def say_to_run(run: Trajectory, text: str, runtime: Runtime, *, seed: int | None = None) -> Trajectory:
-    """Continue a run with a message of the user. What the run has used of its limits is added to them.
-
-    Raises UsageError for a run that nothing can follow, and as `branch_run` does.
-    """
+    """Continue a run with a message of the user. What the run has used of its limits is added to them. Raises
+    UsageError for a run that nothing can follow, and as `branch_run` does."""
     refuse_unsaid(run, text)
     turns = observed_last(run.turns, plain_observation(SAID, text, ok=True))
     return branch_run(run, turns, runtime, task=as_much_again(run, runtime), seed=seed)

@@ -101,13 +101,13 @@ class GitHistory:
 
 
 def find_history(project: Path) -> GitHistory | None:
-    """The history that a run may see; None if the directory is in no repository.
-
-    Raises NoHistory for one below the root of a repository, and for a repository that borrows objects, leads
-    elsewhere or is too large to read.
-    """
+    """The history that a run may see; None if the directory is in no repository. Raises NoHistory for one
+    below the root of a repository, and for a repository that borrows objects, leads elsewhere or is too large
+    to read."""
     if not os.path.lexists(project / ".git"):
-        _refuse_part_of_repository(project)
+        for above in project.resolve().parents:
+            if os.path.exists(above / ".git" / "HEAD") or os.path.isfile(above / ".git"):
+                raise NoHistory(f"{project} is a part of the repository at {above}; -C {above} shows it")
         return None
     try:
         mode = (project / ".git").lstat().st_mode
@@ -122,7 +122,9 @@ def find_history(project: Path) -> GitHistory | None:
             raise NoHistory("its refs are in reftable files (git refs migrate --ref-format=files)")
         found = _synthetic_history(own, common)
         if found is not None:
-            found.files.update(_deciding_files(own, common))
+            # attributes and the sparse checkout of the project alone
+            texts = (("info/attributes", common), ("info/sparse-checkout", own))
+            found.files.update((name, text) for name, of in texts if (text := _read(of, name)))
             found.files["config"] += _deciding_keys(own, common)
         return found
     except FileNotFoundError:
@@ -131,18 +133,9 @@ def find_history(project: Path) -> GitHistory | None:
         raise NoHistory(f"it cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
 
 
-def _refuse_part_of_repository(project: Path) -> None:
-    """Raises NoHistory for a directory below the root of a repository."""
-    for above in project.resolve().parents:
-        if os.path.exists(above / ".git" / "HEAD") or os.path.isfile(above / ".git"):
-            raise NoHistory(f"{project} is a part of the repository at {above}; -C {above} shows it")
-
-
 def _folders(project: Path, mode: int) -> tuple[Path, Path]:
-    """The repository's own folder, and the one that it shares with other worktrees.
-
-    A `.git` file may name any repository of the user: it is followed only to one that names the project back.
-    """
+    """The repository's own folder, and the one that it shares with other worktrees. A `.git` file may name
+    any repository of the user: it is followed only to one that names the project back."""
     git = project / ".git"
     if stat.S_ISDIR(mode):
         return git, git
@@ -191,23 +184,11 @@ def _deciding_keys(own: Path, common: Path) -> str:
     kept = {}
     for text in texts:
         for section, body in re.findall(r"^\[([^\]]*)\]([^\[]*)", text, re.MULTILINE):
+            of_core = section.strip().lower() == "core"
             for key, value in re.findall(r"^\s*(\w+)\s*=\s*(\w+)\s*$", body, re.MULTILINE):
-                if (
-                    section.strip().lower() == "core"
-                    and key.lower() in _DECIDING
-                    and value.lower() in _VALUES
-                ):
+                if of_core and key.lower() in _DECIDING and value.lower() in _VALUES:
                     kept[key] = value
     return "[core]\n" + "".join(f"{key} = {value}\n" for key, value in kept.items())
-
-
-def _deciding_files(own: Path, common: Path) -> dict[str, str]:
-    """Attributes and the sparse checkout of the project alone."""
-    texts = {
-        "info/attributes": _read(common, "info/attributes"),
-        "info/sparse-checkout": _read(own, "info/sparse-checkout"),
-    }
-    return {name: text for name, text in texts.items() if text}
 
 
 def _outside(path: Path) -> str:

@@ -8,10 +8,10 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from nano_coder.agent.loop import derived_seed
 from nano_coder.run.execution import Runtime, Stop, grade_run, run_task
+from nano_coder.run.execution import passed as passed  # also imported from here
 from nano_shared.policy import Policy
 from nano_shared.types import Task, Trajectory
 
@@ -25,25 +25,24 @@ Episode = Callable[[Executor], Sequence[Future[Trajectory]]]
 
 
 def run_side_by_side(
-    episodes: Sequence[Episode],
-    policy: Policy | None,
-    *,
-    at_once: int | None = None,
+    episodes: Sequence[Episode], policy: Policy | None, *, at_once: int | None = None,
     on_run: OnRun | None = None,
-) -> list[Trajectory]:
+) -> list[Trajectory]:  # fmt: skip
     """Execute episodes on threads, and return the graded runs of each in their order; `on_run` gets each.
-
     `policy` is the one that all share, and which this thread steps meanwhile if it is a local one. `at_once`
-    None: as many as it decodes together.
-    """
+    None: as many as it decodes together."""
     most = min(at_once or getattr(policy, "rows_together", AT_ONCE), max(1, len(episodes)))
-    slots = _slots(policy, len(episodes), most)
+    agents_of, hosted = getattr(policy, "agents", None), getattr(policy, "hosted", None)
+    # one for each agent; policies without a scheduler need none
+    slots: list[AbstractContextManager[object]]
+    slots = list(agents_of(len(episodes), most)) if agents_of else [nullcontext() for _ in episodes]
     done: list[Trajectory] = []
     # grading has its own threads, so that it does not keep an agent's thread from the next agent
     with (
         ThreadPoolExecutor(_GRADERS) as graders,
         ThreadPoolExecutor(most) as agents,
-        _hosted(policy) as lead,
+        # with a local policy this thread decodes while it waits for a future
+        hosted() if hosted else nullcontext(lambda future: None) as lead,
         ExitStack() as stack,
     ):
 
@@ -52,7 +51,14 @@ def run_side_by_side(
                 return episode(graders)
 
         futures = [agents.submit(in_slot, *one) for one in zip(episodes, slots, strict=True)]
-        stack.callback(_cancel_pending, futures, slots)
+
+        def cancel_pending() -> None:
+            for future, slot in zip(futures, slots, strict=True):
+                if future.cancel():
+                    with slot:
+                        pass
+
+        stack.callback(cancel_pending)
         for future in futures:
             lead(future)
             for graded in future.result():
@@ -63,25 +69,6 @@ def run_side_by_side(
     return done
 
 
-def _slots(policy: Policy | None, count: int, at_once: int) -> list[AbstractContextManager[object]]:
-    """[count] slots, one for each agent; null contexts for policies without a scheduler."""
-    agents = getattr(policy, "agents", None)
-    return list(agents(count, at_once)) if agents else [nullcontext() for _ in range(count)]
-
-
-def _hosted(policy: Policy | None) -> AbstractContextManager[Callable[[Future[Any]], object]]:
-    """A function that waits for a future; with a local policy this thread decodes while it waits."""
-    hosted = getattr(policy, "hosted", None)
-    return hosted() if hosted else nullcontext(lambda future: None)
-
-
-def _cancel_pending(futures: Sequence[Future[Any]], slots: Sequence[AbstractContextManager[object]]) -> None:
-    for future, slot in zip(futures, slots, strict=True):
-        if future.cancel():
-            with slot:
-                pass
-
-
 def with_private_notes(runtime: Runtime) -> Runtime:
     """The notes that a run writes are seen by it alone."""
     if (notes := runtime.project.notes) is None:
@@ -90,19 +77,13 @@ def with_private_notes(runtime: Runtime) -> Runtime:
 
 
 def member_seed(seed: int, task: Task, member: int) -> int:
-    """The seed of one run of a task's group."""
     return derived_seed(seed, task.key, member)
 
 
 def run_tries(
-    task: Task,
-    runtime: Runtime,
-    count: int,
-    stop: Stop,
-    *,
-    seed: int | None = None,
+    task: Task, runtime: Runtime, count: int, stop: Stop, *, seed: int | None = None,
     on_end: Callable[[int, Trajectory], object] = lambda member, run: None,
-) -> list[Trajectory]:
+) -> list[Trajectory]:  # fmt: skip
     """Run a task up to `count` times, until one passes its check, which ends the others as interrupted; so
     does `stop`, from any thread. Returns those that began, graded; they are one group.
 
@@ -129,10 +110,6 @@ def run_tries(
         return [graders.submit(graded, member, run)]
 
     return run_side_by_side([partial(one, member) for member in range(count)], runtime.policy)
-
-
-def passed(run: Trajectory) -> bool:
-    return run.reward is not None and run.reward >= 1
 
 
 def best_of(runs: Sequence[Trajectory]) -> Trajectory:

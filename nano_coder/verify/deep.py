@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -26,18 +27,16 @@ from nano_shared.hidden_checks import AnswerChecks, CommandChecks, EnvironmentCh
 from nano_shared.policy import Conversation, InterfaceProfile
 from nano_shared.run_facts import RunFacts
 from nano_shared.store import LogStore
-from nano_shared.types import MARKER, Finish, Task, Trajectory, Turn, TurnTokens
+from nano_shared.types import MARKER, Finish, Trajectory, Turn, TurnTokens
 
 if TYPE_CHECKING:
     from nano_coder.models.local.engine import Engine
 
 
 def expected_hash(run: Trajectory, blobs: BlobStore) -> str | None:
-    """The hash of what the run left for grading; None if it cannot be computed from the log.
-
-    That is the case for a task without a check, a reward file (whose tree the grader changes), an environment
-    of others, and a workspace whose blobs are missing.
-    """
+    """The hash of what the run left for grading; None if it cannot be computed from the log. That is the case
+    for a task without a check, a reward file (whose tree the grader changes), an environment of others, and a
+    workspace whose blobs are missing."""
     task = run.task
     hidden = task.hidden
     if isinstance(hidden, AnswerChecks):
@@ -48,25 +47,16 @@ def expected_hash(run: Trajectory, blobs: BlobStore) -> str | None:
     if isinstance(hidden, RewardFileChecks | EnvironmentChecks):
         return None
     try:
-        delivery = Delivery(
-            before=snapshot.load(run.snapshot or after, blobs),
-            after=snapshot.load(after, blobs),
-            blobs=blobs,
-            answer=run.answer,
-        )
+        trees = [snapshot.load(tree, blobs) for tree in (run.snapshot or after, after)]
         if hidden is None or isinstance(hidden, CommandChecks):
-            return _of_tree(run.task, hidden, delivery)
-        return graded_hash(run.task, delivery.files(graded_files(run.task)), run.answer)
+            tests = hidden.files if hidden is not None else {}
+            command = hidden.command if hidden is not None else str(task.check)
+            before, left = (laid_over(tree, tests, blobs) for tree in trees)
+            return tree_hash(restored(command, before, left, blobs, task.artifacts).tree)
+        delivery = Delivery(before=trees[0], after=trees[1], blobs=blobs, answer=run.answer)
+        return graded_hash(task, delivery.files(graded_files(task)), run.answer)
     except (LogError, snapshot.SnapshotError):
         return None
-
-
-def _of_tree(task: Task, hidden: CommandChecks | None, delivery: Delivery) -> str:
-    tests = hidden.files if hidden is not None else {}
-    before = laid_over(delivery.before, tests, delivery.blobs)
-    after = laid_over(delivery.after, tests, delivery.blobs)
-    command = hidden.command if hidden is not None else str(task.check)
-    return tree_hash(restored(command, before, after, delivery.blobs, task.artifacts).tree)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +87,8 @@ class TokenCheck:
             if of_api:  # calls are beside the text, which was trimmed
                 named = (call.name for call in turn.calls)
                 if not all(part in spelt for part in (turn.completion.text.strip(), *named)):
-                    return blocks(
-                        RefusalCode.OTHER_IDS, f"{name}: its ids do not spell its text and its calls"
-                    )
+                    why = f"{name}: its ids do not spell its text and its calls"
+                    return blocks(RefusalCode.OTHER_IDS, why)
             elif spelt != turn.completion.text:
                 return self._misspelt(turn)
             ended = tokens.sampled_ids[-1] in self.eos_ids
@@ -112,9 +101,8 @@ class TokenCheck:
     def _misspelt(self, turn: Turn) -> RunFinding:
         tokens, text, name = tokens_of(turn), turn.completion.text, f"turn {turn.index}"
         if MARKER.search(text):
-            return blocks(
-                RefusalCode.MISALIGNED, f"{name}: its tokens do not spell the text that redaction left of it"
-            )
+            why = f"{name}: its tokens do not spell the text that redaction left of it"
+            return blocks(RefusalCode.MISALIGNED, why)
         if self._shifted(tokens, text):
             return blocks(RefusalCode.SHIFTED_MASK, f"{name}: its text begins elsewhere than its mask")
         whole = self._decode(tokens)
@@ -140,8 +128,12 @@ class TokenCheck:
 
     def _rendering(self, run: Trajectory) -> RunFinding | None:
         """Context ids must be what the template renders of the logged messages."""
-        if run.is_raw:
-            return self._raw(run)
+        if run.is_raw:  # a client's bare prompts, which the ids must spell
+            for turn in run.turns:
+                prompt = "".join(message.content for message in turn.messages)
+                if self.template.encoder.decode(tokens_of(turn).context_ids) != prompt:
+                    return self._differs(turn, tuple(self.template.encoder.prompt(prompt)))
+            return None
         profile = logged_profile(run)
         if profile is None:
             return blocks(RefusalCode.OTHER_PROFILE, f"profile {run.profile} is not one of this nano")
@@ -150,14 +142,6 @@ class TokenCheck:
         except PolicyError as problem:
             return blocks(RefusalCode.BROKEN_PREFIX, str(problem))
         return None if proof.differing is None else self._differs(proof.differing, proof.rendered)
-
-    def _raw(self, run: Trajectory) -> RunFinding | None:
-        """Of a client's bare prompts: the ids must spell them."""
-        for turn in run.turns:
-            prompt = "".join(message.content for message in turn.messages)
-            if self.template.encoder.decode(tokens_of(turn).context_ids) != prompt:
-                return self._differs(turn, tuple(self.template.encoder.prompt(prompt)))
-        return None
 
     def _differs(self, turn: Turn, expected: tuple[int, ...]) -> RunFinding:
         tokens, name = tokens_of(turn), f"turn {turn.index}"
@@ -168,19 +152,13 @@ class TokenCheck:
         row = (*context, *tokens.sampled_ids)
         if len(context) != len(expected) and row[: len(expected)] == expected:
             return blocks(RefusalCode.SHIFTED_MASK, f"{name}: its context ends {len(expected)} tokens in")
-        if self._assistants(context) > self._assistants(expected):
-            return blocks(
-                RefusalCode.FABRICATED_TURN,
-                f"{name}: its context holds an assistant turn that was not sampled",
-            )
-        return blocks(
-            RefusalCode.BROKEN_PREFIX,
-            f"{name}: its {len(context)} context ids are not the {len(expected)} that the template renders",
-        )
-
-    def _assistants(self, ids: tuple[int, ...]) -> int:
-        """How often an assistant turn begins, by the template's own markers."""
-        return self.template.encoder.decode(ids).count("assistant")
+        # how often an assistant turn begins, by the template's own markers
+        begun = [self.template.encoder.decode(ids).count("assistant") for ids in (context, expected)]
+        if begun[0] > begun[1]:
+            why = f"{name}: its context holds an assistant turn that was not sampled"
+            return blocks(RefusalCode.FABRICATED_TURN, why)
+        why = f"{name}: its {len(context)} context ids are not the {len(expected)} that the template renders"
+        return blocks(RefusalCode.BROKEN_PREFIX, why)
 
     def _verdict(self, run: Trajectory) -> RunFinding | None:
         verdict = run.verdict
@@ -189,9 +167,8 @@ class TokenCheck:
         expected = expected_hash(run, self.blobs)
         if expected in (None, verdict.graded_hash):
             return None
-        return blocks(
-            RefusalCode.FOREIGN_VERDICT, "the verdict was computed from other files than this run's"
-        )
+        why = "the verdict was computed from other files than this run's"
+        return blocks(RefusalCode.FOREIGN_VERDICT, why)
 
 
 @runtime_checkable
@@ -203,7 +180,6 @@ class PromptRenderer(Protocol):
 
     def next_row(self, conversation: Conversation) -> tuple[int, tuple[int, ...]]:
         """The row of the next turn, and the [N] ids that its prompt appends to it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,12 +197,9 @@ class PromptProof:
 def prove_prompts(
     run: Trajectory, profile: InterfaceProfile, renderer: PromptRenderer, blobs: BlobStore
 ) -> PromptProof:
-    """Rebuild the prompts of a run token for token.
-
-    Not compared: turns without tokens, a first prompt whose list of files the log does not have, and the
-    prompt that begins a row with a compacted history. Raises PolicyError where the template refuses the
-    messages.
-    """
+    """Rebuild the prompts of a run token for token. Not compared: turns without tokens, a first prompt whose
+    list of files the log does not have, and the prompt that begins a row with a compacted history. Raises
+    PolicyError where the template refuses the messages."""
     files, served, equal = _files(run, blobs), run.is_served, 0
     main = Conversation(started=first_started(run))
     if not served:
@@ -234,8 +207,11 @@ def prove_prompts(
     conversations: dict[int | None, Conversation] = {None: main}
     new_row = 0
     for turn in run.turns:
-        conversation = conversations.get(turn.delegated_by) or _of_sub_agent(main, new_row)
-        conversations[turn.delegated_by] = conversation
+        if (conversation := conversations.get(turn.delegated_by)) is None:
+            # of a sub-agent, whose first turn logs its messages
+            conversation = Conversation(tools=without_delegate(main.tools), started=main.started)
+            conversation.row = new_row
+            conversations[turn.delegated_by] = conversation
         conversation.last_row = max(new_row - 1, 0)
         if run.restates(turn):
             conversation.begin_row(turn.messages)
@@ -264,19 +240,10 @@ def prove_prompts(
 
 def _files(run: Trajectory, blobs: BlobStore) -> list[str] | None:
     """The files that the first message listed; None if the log cannot tell."""
-    if run.snapshot is None:
-        return None if run.task.snapshot else sorted(run.task.files)
-    try:
-        return snapshot.load(run.snapshot, blobs).shown_files
-    except (LogError, snapshot.SnapshotError):
-        return None if run.task.snapshot else sorted(run.task.files)
-
-
-def _of_sub_agent(parent: Conversation, row: int) -> Conversation:
-    """The conversation of a sub-agent, whose first turn logs its messages."""
-    conversation = Conversation(tools=without_delegate(parent.tools), started=parent.started)
-    conversation.row = row
-    return conversation
+    if run.snapshot is not None:
+        with suppress(LogError, snapshot.SnapshotError):
+            return snapshot.load(run.snapshot, blobs).shown_files
+    return None if run.task.snapshot else sorted(run.task.files)
 
 
 def tokens_of(turn: Turn) -> TurnTokens:
@@ -341,10 +308,8 @@ class Scored:
 
 
 def logprob_gap(run: Trajectory, engine: Engine) -> Gap:
-    """The gap between the recorded log-probs and those of the engine's weights.
-
-    Raises ValueError for a run without tokens.
-    """
+    """The gap between the recorded log-probs and those of the engine's weights. Raises ValueError for a run
+    without tokens."""
     return gap_of(rescored(run, engine))
 
 
@@ -400,8 +365,6 @@ class NotAtHand(UsageError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """The result of deep verification of one run."""
-
     run: str
     policy: str
     policy_id: str
@@ -416,25 +379,18 @@ class Certificate:
         return not self.findings
 
     def as_dict(self) -> dict[str, Any]:
-        bounds = {"relative_mean": MEAN_GAP, "worst_turn_mean": TURN_GAP}
-        if self.dtype == "float32":
-            bounds = {"max": MAX_GAP}
+        rounded = {"relative_mean": MEAN_GAP, "worst_turn_mean": TURN_GAP}
         return {
-            "certified": self.certified,
-            "policy": self.policy,
-            "policy_id": self.policy_id,
-            "dtype": self.dtype,
+            **{name: getattr(self, name) for name in ("certified", "policy", "policy_id", "dtype")},
             "difference": asdict(self.gap) if self.gap else None,
-            "bounds": bounds,
+            "bounds": {"max": MAX_GAP} if self.dtype == "float32" else rounded,
             "damage": [finding.as_dict() for finding in self.findings],
         }
 
 
 def deep_verify(facts: RunFacts, store: LogStore, *, model: str | None = None) -> Certificate:
-    """Certify a run, or say why not. `model` names its policy's weights, if not by the recorded name.
-
-    Raises NotAtHand if the weights are not available, or other weights have that name.
-    """
+    """Certify a run, or say why not. `model` names its policy's weights, if not by the recorded name. Raises
+    NotAtHand if the weights are not available, or other weights have that name."""
     name = model or facts.policy
     damage = tuple(f for f in judge(facts) if f.blocks and RefusalCode(f.kind) in _UNCERTIFIABLE)
     if damage:
@@ -446,17 +402,18 @@ def deep_verify(facts: RunFacts, store: LogStore, *, model: str | None = None) -
     check = TokenCheck(template=policy.template, eos_ids=opened.loaded.eos_ids, blobs=store.blobs)
     findings = check.findings(run)
     if policy.template_hash != run.template_hash:
-        findings = [
-            blocks(RefusalCode.ANOTHER_TEMPLATE),
-            *findings,
-        ]
+        findings = [blocks(RefusalCode.ANOTHER_TEMPLATE), *findings]
     dtype = "float32"
     gap = logprob_gap(run, policy.engine)
     if not gap.exact:  # the log does not record the dtype of sampling, which is bfloat16 for larger models
         rounded = _opened(name, run, "bfloat16")
         dtype, gap = "bfloat16", logprob_gap(run, local_policy(rounded.loaded, rounded.profile).engine)
         if not gap.close:
-            findings.append(_far(gap))
+            far = (
+                f"its log-probs are {gap.mean:.2g} nats from the policy's in the mean and {gap.max:.2g} at"
+                f" most; turn {gap.worst_turn} is the farthest"
+            )
+            findings.append(blocks(RefusalCode.OTHER_LOGPROBS, far))
     return Certificate(
         run=run.id, policy=name, policy_id=opened.loaded.id, dtype=dtype, gap=gap, findings=tuple(findings)
     )
@@ -467,14 +424,6 @@ _UNCERTIFIABLE = frozenset(
     - {RefusalCode.OURS_SCORED, RefusalCode.FOREIGN_VERDICT, RefusalCode.OTHER_TOOLS}
 ) | {RefusalCode.TEXT_ONLY, RefusalCode.NO_TURNS, RefusalCode.REDACTED}
 """findings after which nothing can be recomputed"""
-
-
-def _far(gap: Gap) -> RunFinding:
-    return blocks(
-        RefusalCode.OTHER_LOGPROBS,
-        f"its log-probs are {gap.mean:.2g} nats from the policy's in the mean and {gap.max:.2g} at most;"
-        f" turn {gap.worst_turn} is the farthest",
-    )
 
 
 @lru_cache(maxsize=2)

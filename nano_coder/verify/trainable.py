@@ -25,7 +25,6 @@ from nano_shared.types import (
     Split,
     StopReason,
     ToolCall,
-    ToolSpec,
     Trajectory,
     Trust,
     Verdict,
@@ -183,25 +182,16 @@ def blocking(run: RunFacts) -> Iterator[RefusalCode]:
 
 
 def _finished(run: RunFacts) -> Iterator[RunFinding]:
-    if run.stop is None and run.tools_hash.startswith(CLIENT_TOOLS):
-        yield blocks(
-            RefusalCode.UNFINISHED, "its conversation is open: a reward ends it, or some minutes of silence"
-        )
-    elif run.stop is None:
-        yield blocks(
-            RefusalCode.UNFINISHED, f"the run never ended; nano-coder resume {run.id} goes on with it"
-        )
+    ours = f"it ended in a failure that the policy could not cause ({run.stop})"
+    if run.stop is None:
+        why = f"the run never ended; nano-coder resume {run.id} goes on with it"
+        if run.tools_hash.startswith(CLIENT_TOOLS):
+            why = "its conversation is open: a reward ends it, or some minutes of silence"
+        yield blocks(RefusalCode.UNFINISHED, why)
+    elif run.stop.ours and run.reward is not None:
+        yield blocks(RefusalCode.OURS_SCORED, f"{ours}, and was scored {run.reward:g} for it")
     elif run.stop.ours:
-        if run.reward is not None:
-            yield blocks(
-                RefusalCode.OURS_SCORED,
-                f"it ended in a failure that the policy could not cause ({run.stop}), and was scored"
-                f" {run.reward:g} for it",
-            )
-        else:
-            yield blocks(
-                RefusalCode.OURS, f"it ended in a failure that the policy could not cause ({run.stop})"
-            )
+        yield blocks(RefusalCode.OURS, ours)
     else:
         yield RunFinding(False, "ended", f"it ended by itself ({run.stop})")
 
@@ -220,10 +210,8 @@ def _tokens(run: RunFacts) -> Iterator[RunFinding]:
     bare = next((turn for turn in run.turns if turn.row is None), None)
     if bare is not None:
         why = f": {bare.no_tokens}" if bare.no_tokens else ""
-        yield blocks(
-            RefusalCode.TEXT_ONLY,
-            f"text-only: no token ids and log-probs for turn {bare.index}{why}",
-        )
+        why = f"text-only: no token ids and log-probs for turn {bare.index}{why}"
+        yield blocks(RefusalCode.TEXT_ONLY, why)
         return
     if any(turn.is_redacted for turn in run.turns):
         yield blocks(RefusalCode.REDACTED)
@@ -233,14 +221,9 @@ def _tokens(run: RunFacts) -> Iterator[RunFinding]:
         yield blocks(RefusalCode.BROKEN_ROWS, f"the token rows are out of order: {rows}")
         return
     found = (_mixed(run), *map(_of_turn, run.turns), *map(_how_sampled, run.own_turns))
-    for problem in found:
-        if problem:
-            yield problem
-            return
     sampled = sum(turn.sampled for turn in run.own_turns)
-    yield RunFinding(
-        False, "tokens", f"{sampled} sampled tokens in {len(run.own_turns)} turns, each with its log-prob"
-    )
+    told = f"{sampled} sampled tokens in {len(run.own_turns)} turns, each with its log-prob"
+    yield next(filter(None, found), RunFinding(False, "tokens", told))
 
 
 def _rows_broken(turns: Sequence[TurnFacts]) -> bool:
@@ -257,36 +240,29 @@ def _rows_broken(turns: Sequence[TurnFacts]) -> bool:
 
 def _mixed(run: RunFacts) -> RunFinding | None:
     """Whether turns come from several policies, other than the turns that a fork took over."""
+    if run.parent is not None:
+        return None
     policies = list(dict.fromkeys(turn.policy_id for turn in run.turns))
-    if len(policies) > 1 and run.parent is None:
-        return blocks(
-            RefusalCode.MIXED_POLICIES, f"its turns name {len(policies)} policies: {', '.join(policies[:3])}"
-        )
-    versions = [turn.policy_version for turn in run.turns]
-    if versions != sorted(versions) and run.parent is None:
-        return blocks(RefusalCode.MIXED_POLICIES, f"the versions of its policy go back: {versions}")
-    return None
+    versions, why = [turn.policy_version for turn in run.turns], None
+    if len(policies) > 1:
+        why = f"its turns name {len(policies)} policies: {', '.join(policies[:3])}"
+    elif versions != sorted(versions):
+        why = f"the versions of its policy go back: {versions}"
+    return blocks(RefusalCode.MIXED_POLICIES, why) if why else None
 
 
 def _of_turn(turn: TurnFacts) -> RunFinding | None:
-    """The first problem with the tokens of one turn."""
     name = f"turn {turn.index}"
     if not turn.context or not turn.sampled:
-        return blocks(
-            RefusalCode.MISSING_IDS, f"{name} has no {'context' if turn.sampled else 'sampled'} ids"
-        )
+        why = f"{name} has no {'context' if turn.sampled else 'sampled'} ids"
+        return blocks(RefusalCode.MISSING_IDS, why)
     if not turn.is_whole or (turn.context, turn.sampled) != turn.claimed:
-        return blocks(
-            RefusalCode.TORN_TURN,
-            f"{name} holds {turn.context} context and {turn.sampled} sampled ids, and was logged with"
-            f" {turn.claimed[0]} and {turn.claimed[1]}",
-        )
+        why = f"{name} holds {turn.context} context and {turn.sampled} sampled ids, and was logged with"
+        return blocks(RefusalCode.TORN_TURN, f"{why} {turn.claimed[0]} and {turn.claimed[1]}")
     logprobs = turn.logprobs
     if len(logprobs) != turn.sampled:
-        return blocks(
-            RefusalCode.MISSING_LOGPROBS,
-            f"{name} has {turn.sampled} sampled ids and {len(logprobs)} log-probs",
-        )
+        why = f"{name} has {turn.sampled} sampled ids and {len(logprobs)} log-probs"
+        return blocks(RefusalCode.MISSING_LOGPROBS, why)
     if not math.isfinite(sum(logprobs)):
         return blocks(RefusalCode.NAN_LOGPROB, f"{name} has a log-prob that is not a finite number")
     if (largest := max(logprobs)) > _ABOVE_ZERO:
@@ -310,15 +286,12 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
         yield blocks(RefusalCode.OTHER_PROFILE, f"the run was given {missing}")
         return
     if profile is None or hashes(profile)[0] != run.profile_hash:
-        yield blocks(
-            RefusalCode.OTHER_PROFILE,
-            f"profile {run.profile} was another one when the run was made (its hash differs)",
-        )
+        why = f"profile {run.profile} was another one when the run was made (its hash differs)"
+        yield blocks(RefusalCode.OTHER_PROFILE, why)
         return
     if run.tools_hash.startswith(CLIENT_TOOLS):
-        yield RunFinding(
-            False, "interface", f"profile {profile.name}, under a client's own messages and tools"
-        )
+        told = f"profile {profile.name}, under a client's own messages and tools"
+        yield RunFinding(False, "interface", told)
         return
     if hashes(profile)[1] != run.tools_hash:
         yield blocks(RefusalCode.OTHER_TOOLS, f"the hash of its tools is not that of profile {run.profile}")
@@ -327,22 +300,19 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
         reason = f"profile {profile.name}: hashes match; an API returned the calls beside the text"
         yield RunFinding(False, "interface", reason)
         return
-    tools = _offered(profile, run.task.tools)
+    names = None if profile.places else run.task.tools  # tools that the profile lacks were not offered
+    tools = tuple(tool for tool in profile.tools if names is None or tool.name in names)
     for turn in run.turns:
         if turn.is_summary or (not tools and not turn.calls):  # without tools all text is the answer
             continue
         offered = tools if turn.delegated_by is None else without_delegate(tools)
         parsed = DIALECTS.find(profile.dialect).parse(turn.text, offered)
         if tuple((call.name, call.arguments) for call in parsed.calls) != turn.calls:
-            yield blocks(
-                RefusalCode.CALLS_DIFFER, f"turn {turn.index}: the logged calls are not what its text says"
-            )
+            why = f"turn {turn.index}: the logged calls are not what its text says"
+            yield blocks(RefusalCode.CALLS_DIFFER, why)
             return
-    yield RunFinding(
-        False,
-        "interface",
-        f"profile {profile.name}: hashes match, and each turn's calls are what its text says",
-    )
+    told = f"profile {profile.name}: hashes match, and each turn's calls are what its text says"
+    yield RunFinding(False, "interface", told)
 
 
 def hashes(profile: InterfaceProfile) -> tuple[str, str]:
@@ -353,15 +323,6 @@ def hashes(profile: InterfaceProfile) -> tuple[str, str]:
     return known[1]
 
 
-def _offered(profile: InterfaceProfile, names: tuple[str, ...] | None) -> tuple[ToolSpec, ...]:
-    """Hash of the tools that were offered; tools that the profile lacks were not."""
-    return (
-        profile.tools
-        if names is None or profile.places
-        else tuple(tool for tool in profile.tools if tool.name in names)
-    )
-
-
 def _verdict(run: RunFacts) -> Iterator[RunFinding]:
     verdict = run.verdict
     if verdict is None:
@@ -369,39 +330,31 @@ def _verdict(run: RunFacts) -> Iterator[RunFinding]:
     elif verdict.reward is None:
         yield blocks(RefusalCode.NO_REWARD, f"the verdict has no reward ({verdict.failure_kind})")
     elif (verdict.failure_kind or "").partition(":")[0] in _OUR_FAILURES:
-        yield blocks(
-            RefusalCode.OURS_SCORED,
-            f"the verdict tells a failure of ours ({verdict.failure_kind}) and still has the reward"
-            f" {verdict.reward:g}",
-        )
+        why = f"the verdict tells a failure of ours ({verdict.failure_kind}) and still has the reward"
+        yield blocks(RefusalCode.OURS_SCORED, f"{why} {verdict.reward:g}")
     elif run.sealed is False:
-        yield blocks(
-            RefusalCode.FOREIGN_VERDICT, "its verdict was changed in the log: the seal does not hold"
-        )
+        why = "its verdict was changed in the log: the seal does not hold"
+        yield blocks(RefusalCode.FOREIGN_VERDICT, why)
     elif (
         isinstance(run.task.hidden, AnswerChecks)
         and by_us(verdict.grader)
         and verdict.graded_hash != content_hash(["answer", run.answer])
     ):
-        yield blocks(
-            RefusalCode.FOREIGN_VERDICT, "the verdict was computed from another answer than this run's"
-        )
+        why = "the verdict was computed from another answer than this run's"
+        yield blocks(RefusalCode.FOREIGN_VERDICT, why)
     elif verdict.trust not in TRUSTED:
         yield blocks(RefusalCode.LOW_TRUST, f"the verdict's trust is too low ({verdict.trust})")
     else:
-        yield RunFinding(
-            False, "verdict", f"reward {verdict.reward:g} from {verdict.grader}, trust {verdict.trust}"
-        )
+        told = f"reward {verdict.reward:g} from {verdict.grader}, trust {verdict.trust}"
+        yield RunFinding(False, "verdict", told)
 
 
 def imitation_refusal(
     run: RunFacts, profile: InterfaceProfile | None, blobs: BlobStore | None = None
 ) -> RunFinding | None:
     """Why a policy of this profile may not imitate a run; None if it may. Without a profile or `blobs`, what
-    they tell is not asked.
-
-    A text-only run needs the directory in which it began, whose files its first message lists.
-    """
+    they tell is not asked. A text-only run needs the directory in which it began, whose files its first
+    message lists."""
     for code in blocking(run):
         if code.bars or code in _NO_LESSON:
             return blocks(code)
@@ -480,10 +433,8 @@ def is_composed(verdict: Verdict) -> bool:
 
 
 def outcome(verdict: Verdict | None) -> float | None:
-    """The reward of the tests alone; None if nothing was graded, 0 with tampering.
-
-    For a composed verdict without tests (a judge alone), its reward.
-    """
+    """The reward of the tests alone; None if nothing was graded, 0 with tampering. For a composed verdict
+    without tests (a judge alone), its reward."""
     if verdict is None:
         return None
     value = verdict.components.get("tests", verdict.reward) if is_composed(verdict) else verdict.reward

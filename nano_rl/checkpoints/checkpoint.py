@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,60 +34,46 @@ class Ancestor:
     manifest: Manifest | None
     remark: str | None = None
 
-    @property
-    def broken(self) -> bool:
-        return self.manifest is None and self.remark is not None
-
 
 def ancestry(folder: Path) -> list[Ancestor]:
     """The checkpoint, its parents, and the base model last; if a parent is missing, the last entry says so.
-
-    Only the files of the checkpoint itself are verified. Raises CheckpointError if it is damaged.
-    """
+    Only the files of the checkpoint itself are verified. Raises CheckpointError if it is damaged."""
     manifest = read_checkpoint(folder)
     chain = [Ancestor(name=manifest.name, manifest=manifest)]
     seen = {folder.resolve()}
-    while manifest.parent is not None:
-        above = checkpoint_folder(manifest.parent)
+    while (parent := manifest.parent) is not None:
+        above = checkpoint_folder(parent)
+        remark: str | None = None
         if above is None:
-            chain.append(_not_a_checkpoint(manifest))
-            return chain
-        if above.resolve() in seen:
-            chain.append(Ancestor(name=manifest.parent, manifest=None, remark="is named as its own ancestor"))
-            return chain
-        seen.add(above.resolve())
-        try:
-            manifest = read_checkpoint(above, verify=False)
-        except CheckpointError as problem:
-            chain.append(Ancestor(name=manifest.parent, manifest=None, remark=str(problem)))
-            return chain
-        chain.append(Ancestor(name=manifest.name, manifest=manifest))
-    chain.append(Ancestor(name=manifest.base_model, manifest=None))
-    return chain
+            is_base = parent in (BASE, manifest.base_model)
+            if not (is_base or (Path(parent) / "config.json").is_file()):
+                remark = f"is not at hand: it was deleted, or {manifest.name} was trained elsewhere"
+        elif above.resolve() in seen:
+            remark = "is named as its own ancestor"
+        else:
+            seen.add(above.resolve())
+            try:
+                manifest = read_checkpoint(above, verify=False)
+                chain.append(Ancestor(name=manifest.name, manifest=manifest))
+                continue
+            except CheckpointError as problem:
+                remark = str(problem)
+        return [*chain, Ancestor(name=parent, manifest=None, remark=remark)]
+    return [*chain, Ancestor(name=manifest.base_model, manifest=None)]
 
 
-def _not_a_checkpoint(child: Manifest) -> Ancestor:
-    parent = str(child.parent)
-    if parent in (BASE, child.base_model) or (Path(parent) / "config.json").is_file():
-        return Ancestor(name=parent, manifest=None)
-    return Ancestor(
-        name=parent,
-        manifest=None,
-        remark=f"is not at hand: it was deleted, or {child.name} was trained elsewhere",
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What a training has learned from, and how it ended."""
+
+    steps: int
+    run_ids: Iterable[str] = ()
+    tasks: Iterable[Listed] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def save_checkpoint(
-    target: Path,
-    model: Any,
-    opened: OpenedWeights,
-    *,
-    parent: str,
-    config: Config,
-    steps: int,
-    run_ids: Iterable[str],
-    tasks: Iterable[Listed],
-    metrics: dict[str, float],
+    target: Path, model: Any, opened: OpenedWeights, *, parent: str, config: Config, learned: Learned
 ) -> Manifest:
     """Write a checkpoint that transformers and PEFT load without nano, atomically; `parent` is what it was
     trained from. Raises CheckpointError if the target exists or the disk is full."""
@@ -101,8 +87,8 @@ def save_checkpoint(
         sign_checkpoint(
             folder, opened, name=target.name, kind="adapter" if adapter else "full",
             base_model=_base(model, opened) if adapter else opened.loaded.id, parent=parent,
-            policy_version=opened.version + steps, trained_on=TrainedOn.of(run_ids, tasks), config=config,
-            metrics=metrics,
+            policy_version=opened.version + learned.steps, config=config,
+            trained_on=TrainedOn.of(learned.run_ids, learned.tasks), metrics=dict(learned.metrics),
         )  # fmt: skip
     return read_checkpoint(target)
 

@@ -93,22 +93,14 @@ def row_of(name: str, trajectories: Sequence[Trajectory]) -> SuccessRow:
     clusters = by_cluster((cluster, sum(runs) / len(runs)) for (cluster, _), runs in passed.items())
     # with a single program the interval is over its runs
     low, high = success_interval(clusters) if len(clusters) != 1 else wilson(successes, graded)
-    return SuccessRow(
-        name=name,
-        successes=successes,
-        graded=graded,
-        ungraded=len(trajectories) - graded,
-        low=low,
-        high=high,
-    )
+    ungraded = len(trajectories) - graded
+    return SuccessRow(name=name, successes=successes, graded=graded, ungraded=ungraded, low=low, high=high)
 
 
 def success_interval(clusters: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """95 % interval of the success rate; `clusters` hold the mean success of each task.
-
-    Wilson's if each cluster is one task that passed or failed in all runs, or if all clusters agree, so that
-    resampling has no spread; else clusters are resampled, since tasks of one program are not independent.
-    """
+    """95 % interval of the success rate; `clusters` hold the mean success of each task. Wilson's if each
+    cluster is one task that passed or failed in all runs, or if all clusters agree, so that resampling has no
+    spread; else clusters are resampled, since tasks of one program are not independent."""
     means = [sum(tasks) / len(tasks) for tasks in clusters]
     alone = all(len(tasks) == 1 for tasks in clusters)
     if all(mean in (0, 1) for mean in means) and (alone or len(set(means)) < 2):
@@ -178,15 +170,11 @@ def make_evaluation(
         of_task[run.task.listed.id].append(run)
     whole = row_of("all", runs)
     return Evaluation(
-        id=new_run_id(),
-        created=time.time(),
-        model=model,
-        manifest_hash=manifest_hash(model),
-        log=runtime.store.url,
-        conditions=conditions,
+        id=new_run_id(), created=time.time(), model=model, manifest_hash=manifest_hash(model),
+        log=runtime.store.url, conditions=conditions,
         success=SuccessInterval(mean=whole.rate, low=whole.low, high=whole.high),
         tasks=tuple(task_outcome(task, of_task[task.id]) for task in tasks),
-    )
+    )  # fmt: skip
 
 
 def tasks_hash(tasks: Sequence[Task]) -> str:
@@ -197,13 +185,11 @@ def evaluations_dir() -> Path:
     return nano_home() / "evaluations"
 
 
-def store_evaluation(evaluation: Evaluation) -> Path:
+def store_evaluation(evaluation: Evaluation) -> None:
     """Write the evaluation atomically. Raises CheckpointError if the disk is full."""
-    folder = evaluations_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{evaluation.id}.json"
+    path = evaluations_dir() / f"{evaluation.id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, evaluation.model_dump_json(indent=1) + "\n", CheckpointError)
-    return path
 
 
 def stored_evaluations(hash_of_manifest: str | None = None) -> Iterator[Evaluation]:
@@ -234,17 +220,10 @@ def manifest_hash(model: str) -> str | None:
 
 def task_outcome(task: Task, runs: Sequence[Trajectory]) -> TaskOutcome:
     return TaskOutcome(
-        id=task.id,
-        key=task.key,
-        cluster=cluster_of(task),
-        suite=suite_of(task),
-        level=task.level,
-        view=task.view,
-        split=task.split,
-        runs=tuple(run.id for run in runs),
-        seeds=tuple(run.seed for run in runs),
-        outcomes=tuple(outcome(run.verdict) for run in runs),
-    )
+        id=task.id, key=task.key, cluster=cluster_of(task), suite=suite_of(task), level=task.level,
+        view=task.view, split=task.split, runs=tuple(run.id for run in runs),
+        seeds=tuple(run.seed for run in runs), outcomes=tuple(outcome(run.verdict) for run in runs),
+    )  # fmt: skip
 
 
 Z95 = 1.959963984540054
@@ -252,10 +231,8 @@ Z95 = 1.959963984540054
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
-    """95 % score interval of a success rate (Wilson 1927); (0, 1) for n = 0.
-
-    Raises ValueError unless 0 <= successes <= n.
-    """
+    """95 % score interval of a success rate (Wilson 1927); (0, 1) for n = 0. Raises ValueError unless 0 <=
+    successes <= n."""
     if not 0 <= successes <= n:
         raise ValueError(f"successes={successes} must lie between 0 and n={n}")
     if n == 0:
@@ -273,10 +250,7 @@ def bootstrap(
     clusters: Sequence[Sequence[float]], seed: int, *, resamples: int = 4000
 ) -> tuple[float, float, float]:
     """(mean of all values, low, high): the 95 % percentile interval (Efron and Tibshirani 1993, ch. 13) by
-    resampling whole clusters; deterministic in `seed`.
-
-    Raises ValueError if there are no values.
-    """
+    resampling whole clusters; deterministic in `seed`. Raises ValueError if there are no values."""
     sized = [(math.fsum(values), len(values)) for values in clusters if values]
     if not sized:
         raise ValueError("there is nothing to resample")

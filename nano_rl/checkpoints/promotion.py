@@ -104,16 +104,11 @@ def compare(candidate: Evaluation, baseline: Evaluation, *, earlier: int = 0) ->
             " nano-coder log list shows them"
         )
     return Evidence(
-        candidate=candidate.id,
-        baseline=baseline.id,
-        baseline_model=baseline.model,
-        baseline_manifest_hash=baseline.manifest_hash,
-        conditions=candidate.conditions,
-        log=candidate.log,
-        overall=difference("all", everything),
+        candidate=candidate.id, baseline=baseline.id, baseline_model=baseline.model,
+        baseline_manifest_hash=baseline.manifest_hash, conditions=candidate.conditions, log=candidate.log,
+        overall=difference("all", everything), earlier=earlier,
         suites=tuple(difference(name, differences[name]) for name in sorted(differences)),
-        earlier=earlier,
-    )
+    )  # fmt: skip
 
 
 def difference(name: str, values: Sequence[tuple[str, float]]) -> SuccessDifference:
@@ -121,25 +116,17 @@ def difference(name: str, values: Sequence[tuple[str, float]]) -> SuccessDiffere
     clusters = by_cluster(values)
     mean, low, high = bootstrap(clusters, seed=0)
     return SuccessDifference(
-        name=name,
-        tasks=len(values),
-        clusters=len(clusters),
-        changed=sum(value != 0 for _, value in values),
-        mean=mean,
-        low=low,
-        high=high,
-        p_better=sign_flip(clusters),
+        name=name, tasks=len(values), clusters=len(clusters), mean=mean, low=low, high=high,
+        changed=sum(value != 0 for _, value in values), p_better=sign_flip(clusters),
         p_worse=sign_flip([[-value for value in values] for values in clusters]),
-    )
+    )  # fmt: skip
 
 
 def stored_evidence(
     candidate_hash: str, baseline_hash: str, ancestors: Sequence[Manifest]
 ) -> Evidence | None:
-    """The newest stored comparison of two checkpoints, given by the hashes of their manifests.
-
-    Comparisons on tasks that the candidate and its `ancestors` were not trained on are preferred.
-    """
+    """The newest stored comparison of two checkpoints, given by the hashes of their manifests. Comparisons on
+    tasks that the candidate and its `ancestors` were not trained on are preferred."""
     of_candidate = list(stored_evaluations(candidate_hash))
     of_baseline = list(stored_evaluations(baseline_hash))
     pairs = [(new, old) for new in of_candidate for old in of_baseline if new.conditions == old.conditions]
@@ -202,22 +189,16 @@ def promote(
     folder: Path, *, evidence: Evidence | None = None, objections: tuple[str, ...] = (),
     forced: bool = False, project: str | None = None,
 ) -> Promotion:  # fmt: skip
-    """Promote the checkpoint in `folder`, for a project or for all, and record the evidence.
-
-    Raises CheckpointError for a damaged checkpoint and for a reward model.
-    """
+    """Promote the checkpoint in `folder`, for a project or for all, and record the evidence. Raises
+    CheckpointError for a damaged checkpoint and for a reward model."""
     manifest = read_checkpoint(folder)
     if manifest.kind == "reward_model":
         raise CheckpointError(f"{manifest.name} is a reward model, which runs no task; promote a policy")
     with _locked():
         return _move(
-            latest_name(folder),
-            project,
-            kind="forced" if forced else "promoted",
-            manifest_hash=file_hash(folder / MANIFEST),
-            evidence=evidence,
-            objections=objections,
-        )
+            latest_name(folder), project, kind="forced" if forced else "promoted",
+            manifest_hash=file_hash(folder / MANIFEST), evidence=evidence, objections=objections,
+        )  # fmt: skip
 
 
 def roll_back(to: str | None = None, project: str | None = None) -> Promotion:
@@ -236,10 +217,10 @@ def roll_back(to: str | None = None, project: str | None = None) -> Promotion:
                 raise UsageError(f"{to} was not promoted before {stack[-1]}; before it were: {known}")
         else:
             name = before[-1] if before else None
-        target = None if name is None else checkpoints_dir() / name
-        if target is not None:
-            read_checkpoint(target)
-        hashed = None if target is None else file_hash(target / MANIFEST)
+        hashed = None
+        if name is not None:
+            read_checkpoint(target := checkpoints_dir() / name)
+            hashed = file_hash(target / MANIFEST)
         return _move(name, project, kind="rolled_back", manifest_hash=hashed)
 
 

@@ -21,6 +21,8 @@ from nano_rl.checkpoints.promotion import (
     objections,
     promote,
     promotions_of,
+    read_history,
+    roll_back,
     stored_evidence,
 )
 from nano_rl.commands.eval import print_differences
@@ -100,8 +102,6 @@ def rollback(
     ] = None,
 ) -> int:
     """Promote again what was promoted before; repeated, it goes further back."""
-    from nano_rl.checkpoints.promotion import roll_back
-
     record = roll_back(to)
     print(f"{record.previous} is no longer promoted; ", end="")
     print(f"{record.name} is" if record.name else "nothing is, so nano-coder runs the shipped policy")
@@ -110,8 +110,6 @@ def rollback(
 
 def history(as_json: JsonOption = False) -> int:
     """Every promotion and every way back, the oldest first."""
-    from nano_rl.checkpoints.promotion import read_history
-
     records = read_history()
     lines = (f"{record.name or 'the shipped policy'}  {promotion_line(record)}" for record in records)
     emit(records, as_json, lambda: [print(printable(line)) for line in lines])
@@ -289,24 +287,18 @@ def print_lineage(folder: Path) -> None:
 def promotion_line(record: Promotion) -> str:
     line = f"{_when(record.created)}  {record.kind.replace('_', ' ')}, nano {record.code_version}"
     if record.evidence is not None:
+        of = record.evidence.conditions
         line += f"; {record.evidence.overall} against {record.evidence.baseline_model}"
-        line += (
-            f", seed {record.evidence.conditions.seed}, tasks {record.evidence.conditions.tasks_hash[:19]}"
-        )
+        line += f", seed {of.seed}, tasks {of.tasks_hash[:19]}"
     return line + "".join(f"; against it: {text}" for text in record.objections)
 
 
 def _step(step: Ancestor) -> dict[str, Any]:
     fields: dict[str, Any] = {"name": step.name, "problem": step.remark}
-    if step.manifest is not None:
-        fields |= {
-            "kind": step.manifest.kind,
-            "policy_version": step.manifest.policy_version,
-            "runs": step.manifest.trained_on.runs,
-            "tasks": step.manifest.trained_on.tasks,
-            "code_version": step.manifest.code_version,
-            "created": step.manifest.created,
-        }
+    if (of := step.manifest) is not None:
+        fields |= {name: getattr(of, name) for name in ("kind", "policy_version")}
+        fields |= {name: getattr(of.trained_on, name) for name in ("runs", "tasks")}
+        fields |= {name: getattr(of, name) for name in ("code_version", "created")}
     return fields
 
 

@@ -27,9 +27,8 @@ from nano_rl.checkpoints.promotion import SuccessDifference as Difference
 from nano_rl.checkpoints.promotion import compare
 from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
-from nano_rl.gather.rollouts import collect
+from nano_rl.gather.rollouts import collect, number_of_runs
 from nano_rl.session import all_tasks, chosen_reward, dtype_of, look_first, policy_runtime
-from nano_rl.tasks.attempts import number_of_runs
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.policy import InterfaceProfile
@@ -75,10 +74,9 @@ class Evaluator:
             )  # fmt: skip
         tell_ungraded(runs)
         conditions = Conditions(
-            tasks_hash=tasks_hash(tasks), seed=self.seed, repeat=self.repeat,
+            tasks_hash=tasks_hash(tasks), seed=self.seed, repeat=self.repeat, reward=self.reward,
             temperature=runtime.sampling.temperature, max_tokens=runtime.sampling.max_tokens,
             dtype=dtype_of(config, sources),
-            reward=self.reward,
         )  # fmt: skip
         evaluation = make_evaluation(name, tasks, runs, runtime, conditions)
         store_evaluation(evaluation)
@@ -152,12 +150,9 @@ def tool_names(given: str | None) -> tuple[str, ...]:
 def without_tools(task: Task, names: Collection[str], profile: InterfaceProfile) -> Task:
     """The task, and those before it, without some of the tools that they or the profile offer."""
     offered = task.tools if task.tools is not None else tuple(tool.name for tool in profile.tools)
-    return task.model_copy(
-        update={
-            "tools": tuple(name for name in offered if name not in names),
-            "earlier": tuple(without_tools(one, names, profile) for one in task.earlier),
-        }
-    )
+    tools = tuple(name for name in offered if name not in names)
+    earlier = tuple(without_tools(one, names, profile) for one in task.earlier)
+    return task.model_copy(update={"tools": tools, "earlier": earlier})
 
 
 def print_differences(overall: Difference, suites: tuple[Difference, ...]) -> None:

@@ -75,7 +75,7 @@ def command(
         return _dry_run(project, setup, minutes, as_json)
     if every is None:
         return _cycle(project, setup, minutes, as_json)
-    from nano_rl.improve.schedule import parse_pause, parse_window, wait_until_quiet
+    from nano_rl.improve.cycle import parse_pause, parse_window, wait_until_quiet
     from nano_rl.resume import TrainingStopped
 
     pause, window = parse_pause(every), parse_window(between) if between else None
@@ -97,10 +97,8 @@ def _say(text: str) -> None:
 
 
 def _with_check(setup: Setup, project: ImprovedProject) -> Setup:
-    """The setup with the check of the project: of the options and files, else of its last checked run.
-
-    Raises UsageError where there is none, or where one of the project's own file is not trusted.
-    """
+    """The setup with the check of the project: of the options and files, else of its last checked run. Raises
+    UsageError where there is none, or where one of the project's own file is not trusted."""
     from nano_coder.config import UNTRUSTED_CHECK
     from nano_rl.improve.tasks import checked_runs
 
@@ -126,18 +124,11 @@ def _cycle(project: ImprovedProject, setup: Setup, minutes: float, as_json: bool
 
     began = time.monotonic()
     with project.locked(), open_log(setup.config.log, create=True) as store:
-        fallen = take_back_what_fell(project, setup, store)
-        if fallen:
+        if fallen := take_back_what_fell(project, setup, store):
             _say(fallen)
         cycle = project.begin(_model(project, setup))
-        work = CycleWork(
-            project=project,
-            setup=setup,
-            store=store,
-            clock=Clock(began=began, seconds=minutes * 60),
-            say=_say,
-        )
-        cycle = work.run(cycle)
+        clock = Clock(began=began, seconds=minutes * 60)
+        cycle = CycleWork(project=project, setup=setup, store=store, clock=clock, say=_say).run(cycle)
     emit(cycle, as_json, lambda: print(cycle.said))
     return 0
 

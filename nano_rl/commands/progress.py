@@ -1,13 +1,16 @@
-"""Progress of long commands: bars on stderr, tables on stdout."""
+"""Progress of long commands: bars on stderr, tables on stdout; and what imitation, DPO and reward models have
+in common from their rows to a checkpoint (`train_offline`)."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import (
     BarColumn,
@@ -20,8 +23,11 @@ from rich.progress import (
 from rich.table import Table
 
 from nano_rl.checkpoints.evaluate import SuccessRow as Row
+from nano_rl.config import SftConfig
 from nano_rl.gather.rollouts import none_graded, why_ungraded
 from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.record import print_metrics
+from nano_rl.session import training_folder, weights_to_train
 from nano_shared.command_line import Console
 from nano_shared.types import Trajectory
 
@@ -65,27 +71,6 @@ def bar(label: str, total: int) -> Iterator[Bar]:
         yield Bar(progress, label, total)
 
 
-_SHOWN = (
-    "reward_mean", "frac_zero_std", "log_share", "age_mean", "ess_kept", "loss",
-    "entropy", "approx_kl", "clip_low", "clip_high", "ess",
-    "mismatch", "grad_norm", "tokens", "tokens_per_second", "seconds_rollout", "seconds_train",
-)  # fmt: skip
-
-
-def print_metrics(rows: list[dict[str, float | None]], console: Console | None = None) -> None:
-    """How a training went: each metric in its first and last step, and its mean over all; on stderr, or to
-    the console given."""
-    if not rows:
-        return
-    table = Table("metric", "first step", "last step", "mean", box=None, title=f"{len(rows)} steps")
-    for name in _SHOWN:
-        values = [value for row in rows if (value := row.get(name)) is not None]
-        if values:
-            mean = sum(values) / len(values)
-            table.add_row(name, *(f"{value:.4g}" for value in (values[0], values[-1], mean)))
-    (console or Console(stderr=True)).print(table)
-
-
 def print_trained(target: Path, folder: Path, *, as_json: bool) -> None:
     rows = read_metrics(folder / METRICS)
     if as_json:
@@ -113,13 +98,8 @@ def tell_ungraded(runs: Sequence[Trajectory]) -> None:
 def print_rows(rows: list[Row]) -> None:
     table = Table("tasks", "success", "95 % interval", "of", "not graded", box=None)
     for row in rows:
-        table.add_row(
-            row.name,
-            f"{row.rate:.1%}" if row.graded else "-",
-            f"{row.low:.1%} to {row.high:.1%}" if row.graded else "-",
-            f"{row.successes}/{row.graded}",
-            str(row.ungraded),
-        )
+        shown = (f"{row.rate:.1%}", f"{row.low:.1%} to {row.high:.1%}") if row.graded else ("-", "-")
+        table.add_row(row.name, *shown, f"{row.successes}/{row.graded}", str(row.ungraded))
     Console().print(table)
 
 
@@ -128,3 +108,45 @@ def print_components(means: dict[str, float]) -> None:
     for name, value in means.items():
         table.add_row(name, f"{value:.3f}")
     Console().print(table)
+
+
+if TYPE_CHECKING:
+    from nano_coder.models.opening import OpenedWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineRows:
+    rows: Sequence[Any]
+    run_ids: Sequence[str]
+    tasks: Sequence[Any]
+
+
+def train_offline(
+    name: str, parent: str, config: SftConfig, device: str | None,
+    read: Callable[[OpenedWeights], OfflineRows], train: Callable[..., int], *, label: str,
+    shown: Mapping[str, str], as_json: bool,
+) -> None:  # fmt: skip
+    """Train on rows and write checkpoint `name`. `train` takes the model, the rows, the config, the folder
+    and a callback for each step; `shown` maps metrics to their form in the bar."""
+    from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
+    from nano_rl.learn.learner import prepare
+
+    target, folder = training_folder(name)
+    opened = weights_to_train(parent, config.dtype, device, config.quantise)
+    found, last = read(opened), dict[str, float]()
+    trained = prepare(
+        opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )  # fmt: skip
+    with bar(label, 1) as progress:
+
+        def on_step(done: int, total: int, values: dict[str, float]) -> None:
+            last.update(values)
+            told = (f"{metric} {values[metric]:{form}}" for metric, form in shown.items())
+            progress.reach(done, total, f"{'  '.join(told)}  {values['tokens_per_second']:.0f} tokens/s")
+
+        steps = train(trained, found.rows, config, folder, on_step)
+    metrics = {name: last[name] for name in shown if name in last}
+    learned = Learned(steps=steps, run_ids=found.run_ids, tasks=found.tasks, metrics=metrics)
+    save_checkpoint(target, trained, opened, parent=parent, config=config, learned=learned)
+    print_trained(target, folder, as_json=as_json)

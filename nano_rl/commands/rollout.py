@@ -11,33 +11,17 @@ from typing import Annotated, Any
 from typer import Option
 
 from nano_coder.commands.options import Setup, agent_options
-from nano_coder.config import AgentConfig
 from nano_coder.models.opening import find_opener
-from nano_coder.run.execution import Runtime, is_reflection
+from nano_coder.run.execution import is_reflection
 from nano_rl.checkpoints.evaluate import component_means, row_of, table
 from nano_rl.commands.eval import vars_of
 from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
 from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
-from nano_rl.gather.rollouts import WORKERS, collect, execute
-from nano_rl.session import (
-    all_tasks,
-    chosen_reward,
-    policy_runtime,
-)  # fmt: skip
-from nano_rl.tasks.attempts import ORACLE, number_of_runs, oracle_policy
+from nano_rl.gather.rollouts import WORKERS, collect, execute, number_of_runs, oracle_policy
+from nano_rl.session import all_tasks, chosen_reward, oracle_runtime, policy_runtime
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Trajectory
-
-
-def _ray_workers(runtime: Runtime, config: AgentConfig, address: str, count: int | None) -> Any:
-    if runtime.settings.agent or not find_opener(config.model or ""):
-        raise UsageError(
-            "--ray runs nano's own agent on a hosted model: give --model openai:NAME --base-url URL, which"
-            " may be that of vLLM or nano-coder serve, and leave --agent out"
-        )
-    tell = partial(print, file=sys.stderr)
-    return WORKERS.find("ray")(runtime, config, address, count, tell)
 
 
 @agent_options("model", "base_url", "device", "net", "log", "agent", "agent_folders")
@@ -84,18 +68,23 @@ def command(
                 progress.advance(str(run.stop))
 
         if oracle:
-            from nano_rl.session import oracle_runtime
-
-            runtime = replace(oracle_runtime(config.log, config), policy_name=ORACLE)
+            runtime = oracle_runtime(config.log, config)
             policies = [oracle_policy(t, runtime.profile) for t in work]
             runs = execute(work, policies, runtime, on_run=done, reward=composed)
         else:
             runtime = policy_runtime(config, setup.sources, temperature=temperature)
             runtime = replace(runtime, environments=environments)
             with ExitStack() as stack:
-                gather = partial(collect, reflect=reflect)
+                gather: Any = partial(collect, reflect=reflect)
                 if ray:
-                    workers = _ray_workers(runtime, config, ray, rollout_workers)
+                    if runtime.settings.agent or not find_opener(config.model or ""):
+                        raise UsageError(
+                            "--ray runs nano's own agent on a hosted model: give --model openai:NAME"
+                            " --base-url URL, which may be that of vLLM or nano-coder serve, and leave"
+                            " --agent out"
+                        )
+                    tell = partial(print, file=sys.stderr)
+                    workers = WORKERS.find("ray")(runtime, config, ray, rollout_workers, tell)
                     gather = stack.enter_context(closing(workers)).collect
                 runs = gather(work, runtime, group_size=group_size, seed=seed, on_run=done, reward=composed)
     tell_ungraded(runs)

@@ -19,7 +19,7 @@ from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
-    from nano_rl.commands.offline import OfflineRows
+    from nano_rl.commands.progress import OfflineRows
 
 
 @settings_options(SftConfig, {"Learning": ("optimizer.learning_rate", "epochs", "lora_rank")})
@@ -39,7 +39,7 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Imitate and write checkpoint NAME. Several sources may be given: their rows are put together."""
-    from nano_rl.commands.offline import train_offline
+    from nano_rl.commands.progress import train_offline
     from nano_rl.session import adapter_rank, looked_first
 
     config = settings.config(adapter_rank(settings, model))
@@ -57,18 +57,14 @@ def command(
 
 
 def _lessons(
-    opened: OpenedWeights,
-    tasks_file: Path | None,
-    from_logs: bool,
-    messages_file: Path | None,
+    opened: OpenedWeights, tasks_file: Path | None, from_logs: bool, messages_file: Path | None,
     log: str | None,
-) -> OfflineRows:
+) -> OfflineRows:  # fmt: skip
     """All rows to imitate. Raises UsageError for bad rows, oracles that fail and sources without any row."""
-    from nano_rl.commands.offline import OfflineRows
-    from nano_rl.commands.progress import bar
+    from nano_rl.commands.progress import OfflineRows, bar
+    from nano_rl.gather.rollouts import ORACLE
     from nano_rl.imitation import all_that_fit, logged_successes, oracle_runs, read_messages, reader_of, why
     from nano_rl.session import oracle_runtime
-    from nano_rl.tasks.attempts import ORACLE
     from nano_rl.tasks.task_file import read_tasks
 
     reader = reader_of(opened)

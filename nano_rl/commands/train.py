@@ -234,8 +234,8 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
         composed.probe(tasks)
     from nano_rl.learn.learner import started_ranks
     from nano_rl.learn.loss import probe_objective  # torch
+    from nano_rl.record import open_sinks
     from nano_rl.session import PLANS
-    from nano_rl.watch import open_sinks
 
     probe_objective(config.objective.terms)
     sinks = open_sinks(log_to, name=given.name, folder=folder, settings=config.model_dump(mode="json"))
@@ -247,14 +247,13 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
     runtime = replace(runtime, environments=environments)
 
     from nano_coder.models.weights import quiet_transformers
-    from nano_rl.checkpoints.checkpoint import save_checkpoint
+    from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
     from nano_rl.gather.sources import refuse_trained
     from nano_rl.learn.learner import prepare
     from nano_rl.learn.metrics import METRICS, read_metrics
-    from nano_rl.record import write_record
+    from nano_rl.record import Watch, Watcher, open_view, write_record
     from nano_rl.resume import STATES, States, accepted_step
     from nano_rl.train import identify, train
-    from nano_rl.watch import Watch, Watcher, open_view
 
     say: Say = (lambda _: None) if quiet else partial(print, file=sys.stderr)
     sources = open_sources(given, tasks, config, opened, runtime, further, composed, folder, say)
@@ -276,11 +275,9 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
         used = train(trained, opened, runtime, sources, config, folder, callbacks)
     rows = read_metrics(folder / METRICS)
     rewards = {k: v for k, v in watch.last.items() if k.startswith("reward")}
+    learned = Learned(steps=len(rows), run_ids=used, tasks=sources.every_task, metrics=rewards)
     with quiet_transformers():
-        save_checkpoint(
-            target, trained, opened, parent=runtime.policy_name, config=config, steps=len(rows),
-            run_ids=used, tasks=sources.every_task, metrics=rewards,
-        )  # fmt: skip
+        save_checkpoint(target, trained, opened, parent=runtime.policy_name, config=config, learned=learned)
     _report(target, folder, rows, watch.last, config.steps, quiet=quiet)
 
 
@@ -292,7 +289,7 @@ def fresh_tasks(given: TrainArguments, seed: int, folder: Path) -> tuple[Environ
     from nano_rl.tasks.task_file import read_tasks, unproven, write_tasks
     from nano_shared.types import Split
 
-    environments = Environments.open(given.envs)
+    environments = Environments.open(given.envs) if given.envs else Environments()
     own = read_tasks(given.tasks) if given.tasks else []
     if unchecked := unproven(own):
         raise UsageError(
@@ -426,10 +423,9 @@ def _report(
 ) -> None:
     import math
 
-    from nano_rl.commands.progress import print_metrics
     from nano_rl.gather.rollouts import HELD_OUT_FILE
     from nano_rl.learn.metrics import read_rows
-    from nano_rl.record import learned_from
+    from nano_rl.record import learned_from, print_metrics
 
     held_out = read_rows(folder / HELD_OUT_FILE) if (folder / HELD_OUT_FILE).exists() else []
     finite = {name: value if math.isfinite(value) else None for name, value in last.items()}

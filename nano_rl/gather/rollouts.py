@@ -1,31 +1,52 @@
-"""Rollouts: tasks executed by nano-coder's runtime, many at a time, graded and logged."""
+"""Rollouts: tasks executed by nano-coder's runtime, many at a time, graded and logged; and attempts at a
+task, by its oracle, behind earlier tasks of its project, or without pytest plugins.
+
+All tasks of a project are run and share a store of notes. An earlier run earns its own reward times that of
+the last one, so that what it remembered counts by its use.
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.loop import derived_seed
-from nano_coder.run.execution import Runtime, can_reflect, grade_run, is_reflection, reflect_run, run_task
+from nano_coder.agent.profiles import offered_tools, serving_profile
+from nano_coder.config import note_scrub
+from nano_coder.models.scripted import ScriptedPolicy
+from nano_coder.run.execution import (
+    Project,
+    Runtime,
+    can_reflect,
+    grade_run,
+    is_reflection,
+    reflect_run,
+    run_task,
+)
 from nano_coder.run.side_by_side import AT_ONCE, OnRun, member_seed, run_side_by_side
+from nano_coder.sandbox.protocol import Sandbox, SupportsListening, SupportsMounts, connected, in_image
 from nano_coder.verify.trainable import is_composed
 from nano_rl.checkpoints.evaluate import row_of
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, RowWriter
 from nano_rl.learn.rows import Group
 from nano_rl.rewards import Reward, outcome
 from nano_rl.rewards.reward import IMPOSSIBLE
-from nano_rl.tasks.attempts import oracle_policy, run_in_project, runtime_for
 from nano_shared.errors import NanoError, PolicyError, SandboxError, UsageError
 from nano_shared.extensions import Extensions
-from nano_shared.policy import Policy
-from nano_shared.types import StopReason, Task, Trajectory
+from nano_shared.notes import attempt_notes
+from nano_shared.policy import Conversation, InterfaceProfile, Policy
+from nano_shared.types import Completion, Finish, Limits, OracleAction, Sampling, StopReason, Task, Trajectory
 
 if TYPE_CHECKING:
     from nano_coder.config import AgentConfig
@@ -47,30 +68,25 @@ _NOTHING_JUDGED = "nothing_judged"
 
 
 def collect(
-    tasks: Sequence[Task],
-    runtime: Runtime,
-    *,
-    group_size: int | Sequence[int] = 1,
-    seed: int = 0,
-    concurrency: int | None = None,
-    on_run: OnRun | None = None,
-    reward: Reward | None = None,
-    reflect: int = 0,
-) -> list[Trajectory]:
+    tasks: Sequence[Task], runtime: Runtime, *, group_size: int | Sequence[int] = 1, seed: int = 0,
+    on_run: OnRun | None = None, reward: Reward | None = None, reflect: int = 0,
+) -> list[Trajectory]:  # fmt: skip
     """Run each task `group_size` times (one number, or one per task), and grade and log each run.
 
     Returns [runs] in task order, each behind those of its earlier tasks; with a `reward`, with its composed
     verdicts, which are logged too. With `reflect`, a failed run is followed by so many second attempts, which
     are shown its diff and the output of its check: forks of its last step, so that they form a group.
 
-    `concurrency` None: as many agents as a local policy decodes together. Under a policy's lockstep scheduler
-    the batches depend on the seed alone, and the same seed gives the same trajectories.
+    Under a policy's lockstep scheduler the batches depend on the seed alone, and the same seed gives the same
+    trajectories.
     """
     jobs = members(tasks, group_size)
     if not jobs:
         return []
-    concurrency = concurrency or getattr(runtime.policy, "rows_together", AT_ONCE)
-    at_once = min(concurrency, runtime.environments.sessions or concurrency)
+    together: int = getattr(runtime.policy, "rows_together", AT_ONCE)
+    at_once = runtime.settings.at_once or together
+    if runtime.environments.opened:
+        at_once = min(at_once, runtime.environments.sessions or at_once)
     if runtime.settings.agent is not None:
         if reflect:
             raise UsageError(
@@ -118,13 +134,9 @@ def why_ungraded(run: Trajectory) -> str:
 
 
 def execute(
-    tasks: Sequence[Task],
-    policies: Sequence[Policy],
-    runtime: Runtime,
-    *,
-    on_run: OnRun | None = None,
+    tasks: Sequence[Task], policies: Sequence[Policy], runtime: Runtime, *, on_run: OnRun | None = None,
     reward: Reward | None = None,
-) -> list[Trajectory]:
+) -> list[Trajectory]:  # fmt: skip
     """Run each task once under its own policy (oracles, for a warm start), two at a time. Its earlier tasks
     are run by their oracles, and their runs returned before its own."""
     episodes = [
@@ -143,21 +155,12 @@ def _episode(
         return [_done(run) for run in run_in_project(task, runtime, seed=seed)]
     graded = [graders.submit(grade_run, run_task(task, runtime, seed=seed), runtime)]
     if reflect and can_reflect(first := graded[0].result()):
-        graded += [
-            graders.submit(grade_run, attempt, runtime)
-            for attempt in _second_attempts(first, runtime, seed, reflect)
-        ]
+        # where the check cannot be run again, the attempts made so far are kept, as `attempt_task` does
+        with suppress(SandboxError):
+            for member in range(reflect):
+                attempt = reflect_run(first, runtime, seed=derived_seed(seed, "second", member))
+                graded.append(graders.submit(grade_run, attempt, runtime))
     return graded
-
-
-def _second_attempts(failed: Trajectory, runtime: Runtime, seed: int, count: int) -> Iterator[Trajectory]:
-    try:
-        for member in range(count):
-            yield reflect_run(failed, runtime, seed=derived_seed(seed, "second", member))
-    except (
-        SandboxError
-    ):  # the check cannot be run again: keep the attempts made so far, as `attempt_task` does
-        return
 
 
 def _done(run: Trajectory) -> Future[Trajectory]:
@@ -177,13 +180,10 @@ def _run_and_grade(task: Task, runtime: Runtime, graders: Executor) -> list[Futu
 
 
 class Workers(Protocol):
-    """Rollouts on other machines."""
-
     collect: RollOut
 
     def close(self) -> None:
         """Give up what is under way. Idempotent."""
-        ...
 
 
 OpenWorkers = Callable[
@@ -296,3 +296,158 @@ def hack_metrics(runs: Sequence[Trajectory], controls: Sequence[Trajectory]) -> 
         "control_passes": float(kinds.pop(IMPOSSIBLE, 0)),
     }
     return metrics | {f"{TAMPERING}{kind}": float(count) for kind, count in sorted(kinds.items())}
+
+
+ORACLE = "oracle"
+
+
+def oracle_policy(task: Task, profile: InterfaceProfile) -> ScriptedPolicy:
+    """A policy that takes the actions of the task's oracle, one per turn; under a profile that shows places,
+    that edits the place which the oracle edits. Raises UsageError without one."""
+    if not task.oracle:
+        raise UsageError(f"task {task.key!r} has no oracle, so it cannot serve a warm start")
+    profile = serving_profile(profile, task)
+    if profile.places:
+        return PlaceOracle(task.oracle)
+    dialect, tools = DIALECTS[profile.dialect], offered_tools(profile, task)
+    return ScriptedPolicy(
+        [dialect.render(action.thought, (action,), tools) for action in task.oracle], id=ORACLE
+    )
+
+
+_SHOWN = re.compile(r"^(\S[^\n]*):\n((?:\d+\|[^\n]*(?:\n|\Z))+)", re.MULTILINE)
+"""a file, and lines of it behind their numbers, in a message that shows a place"""
+
+
+class PlaceOracle(ScriptedPolicy):
+    """Edits the shown place as the actions of an oracle do, and answers with no edit where they do not."""
+
+    def __init__(self, actions: Sequence[OracleAction]) -> None:
+        super().__init__([], id=ORACLE)
+        self._edits = [one.arguments for one in actions if one.name == "edit_file"]
+
+    def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
+        found = _SHOWN.search(conversation.messages[-1].content)
+        lines = dict(_numbered(found[2])) if found else {}
+        path = found[1] if found else None
+        edits = [line for edit in self._edits if edit["path"] == path for line in _edit(edit, lines)]
+        text = "\n".join(f"{number}|{text}" for number, text in edits) or "none of these lines is wrong"
+        return self._completion(text, Finish.STOP, None, sampling)
+
+
+def _numbered(text: str) -> Iterator[tuple[int, str]]:
+    for line in text.splitlines():
+        number, _, source = line.partition("|")
+        yield int(number), source
+
+
+def _edit(edit: Mapping[str, Any], lines: Mapping[int, str]) -> list[tuple[int, str]]:
+    """The lines of an `edit_file` as (number, text), if it replaces some of these lines; else none."""
+    new = str(edit.get("new", "")).removesuffix("\n").split("\n")
+    if "line" in edit:
+        return [(int(edit["line"]), text) for text in new] if edit["line"] in lines else []
+    old = str(edit.get("old", "")).removesuffix("\n").split("\n")
+    numbers = list(lines)
+    at = [n for n in range(len(numbers)) if [lines[m] for m in numbers[n : n + len(old)]] == old]
+    if len(at) != 1:
+        return []
+    changed = list[tuple[int, str]]()
+    for kind, first, last, start, end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind == "replace":
+            # the last of the old lines takes what is left of the new ones
+            texts = [[text] for text in new[start:end]]
+            kept, rest = texts[: last - first], texts[last - first :]
+            if len(kept) < last - first:
+                return []  # a line cannot be taken away
+            kept[-1] += [text for (text,) in rest]
+            changed += [(numbers[at[0] + first + n], text) for n, some in enumerate(kept) for text in some]
+        elif kind == "insert":
+            beside = max(first - 1, 0)
+            shown = [old[beside], *new[start:end]] if first else [*new[start:end], old[0]]
+            changed += [(numbers[at[0] + beside], text) for text in shown]
+        elif kind == "delete":
+            return []
+    return changed
+
+
+def run_in_project(
+    task: Task, runtime: Runtime, *, seed: int | None = None,
+    policy_of: Callable[[Task], Policy] | None = None,
+) -> list[Trajectory]:  # fmt: skip
+    """The graded and logged runs of the earlier tasks and of the task, in this order. Their notes are those
+    of this attempt alone. `policy_of` gives the policy of each task in place of the runtime's. Raises as
+    `run_task` does."""
+    with attempt_notes(note_scrub()) as notes:
+        runs = []
+        for one in (*task.earlier, task):
+            policy = policy_of(one) if policy_of else runtime.policy
+            within = replace(runtime_for(one, runtime), project=Project(notes=notes), policy=policy)
+            runs.append(grade_run(run_task(one, within, seed=seed), within))
+    last = runs[-1].reward
+    for number, run in enumerate(runs[:-1]):
+        if (verdict := run.verdict) is not None:
+            both = None if verdict.reward is None or last is None else verdict.reward * last
+            update = {"reward": both, "components": {**verdict.components, "later": last}}
+            verdict = verdict.model_copy(update=update)
+            runtime.store.add_verdict(run.id, verdict)
+            runs[number] = run.model_copy(update={"verdict": verdict})
+    return runs
+
+
+def number_of_runs(tasks: Iterable[Task]) -> int:
+    """Of one attempt at each of the tasks."""
+    return sum(1 + len(task.earlier) for task in tasks)
+
+
+_ENVIRONMENT = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+def runtime_for(task: Task, runtime: Runtime) -> Runtime:
+    """The runtime for a task: without pytest plugins for a generated task; other tasks may need them."""
+    if task.provenance.source != "generated":
+        return runtime
+    return replace(runtime, sandbox=PluginsOff(runtime.sandbox))
+
+
+class PluginsOff:
+    """A sandbox that disables the autoloading of pytest plugins by an environment variable."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        self._inner = inner
+        self.name: str = inner.name
+        self.layers: Mapping[str, bool] = inner.layers
+        self.python: str = inner.python
+
+    def with_hosts(self, hosts: frozenset[str]) -> PluginsOff:
+        return PluginsOff(connected(self._inner, hosts))
+
+    def with_image(self, name: str | None) -> PluginsOff:
+        return PluginsOff(in_image(self._inner, name))
+
+    def open(self, workspace: Path | None, limits: Limits) -> Any:
+        return _Jail(self._inner.open(workspace, limits))
+
+    def with_mount(self, source: Path, target: str) -> PluginsOff:
+        return PluginsOff(self._able(SupportsMounts, "show folders to an agent").with_mount(source, target))
+
+    def open_listening(self, workspace: Path | None, limits: Limits) -> Any:
+        inner = self._able(SupportsListening, "open a way from an agent to its model")
+        jail, listener = inner.open_listening(workspace, limits)
+        return _Jail(jail), listener
+
+    def _able(self, kind: Any, what: str) -> Any:
+        """The sandbox inside. Raises UsageError if it lacks what an agent of others needs."""
+        if not isinstance(self._inner, kind):
+            raise UsageError(f"the sandbox {self.name!r} cannot {what}; use ns")
+        return self._inner
+
+
+class _Jail:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def run(self, argv: Sequence[str], **options: Any) -> Any:
+        return self._inner.run(argv, **{**options, "env": {**_ENVIRONMENT, **options.get("env", {})}})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)

@@ -1,21 +1,22 @@
-"""The groups of each step: from fresh rollouts, from logs, or from logs topped up with fresh rollouts."""
+"""The groups of each step: from fresh rollouts, from logs, or from logs topped up with fresh rollouts; and
+the replay buffer, the logged runs of a training by task.
+
+A logged run is taken at most `uses` times, the newest runs of a task first; runs that are too old, or whose
+tokens turn out to be damaged, are dropped.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from random import Random
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nano_coder.run.execution import Runtime
 from nano_rl.config import TrainConfig
-from nano_rl.gather.replay_buffer import ReplayBuffer, TaskBackoff
-from nano_rl.gather.rollouts import OnRun, RollOut, collect, failed, none_graded
-from nano_rl.learn.advantage import CreditedGroup, RolloutBatch, credit_group
-from nano_rl.learn.rows import Group, form_groups
+from nano_rl.gather.rollouts import OnRun, collect, failed, none_graded
+from nano_rl.learn.rows import CreditedGroup, Group, GroupMember, RolloutBatch, credit_group, form_groups
 from nano_rl.logs.reader import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward
 from nano_shared.blobs import BlobStore
@@ -43,7 +44,6 @@ class PairTerm(Protocol):
         self, stores: Sequence[LogStore], rest: set[str], usable: set[str], config: TrainConfig
     ) -> tuple[RunPair, ...]:
         """Pairs of which one side cannot train a policy gradient; none if `logs.lambda_preference` is 0."""
-        ...
 
     def pair_of(self, chosen: Trajectory, rejected: Trajectory, blobs: BlobStore) -> RunPair | None: ...
 
@@ -51,7 +51,6 @@ class PairTerm(Protocol):
         self, model: nn.Module, opened: OpenedWeights, pairs: Sequence[RunPair], config: TrainConfig
     ) -> Any:
         """A term of the loss, as `Updater.terms` takes them; None without pairs."""
-        ...
 
 
 PAIR_TERMS: Extensions[PairTerm] = Extensions("nano.terms")
@@ -71,7 +70,6 @@ class Curriculum(Protocol):
 
     def draw(self, step: int, count: int, *, taken: Collection[str] = ()) -> list[Task]:
         """`count` different tasks for one step, none with a key in `taken`; fewer if there are no more."""
-        ...
 
     def record(self, groups: Sequence[Group]) -> None: ...
 
@@ -109,11 +107,8 @@ class Sources:
 
     @property
     def every_task(self) -> Sequence[Task]:
-        return self.tasks or LoggedTasks(self.logged) or self._of_rest
-
-    @property
-    def _of_rest(self) -> tuple[Task, ...]:
-        return tuple({run.task.id: run.task for run in self.rest}.values())
+        of_rest = tuple({run.task.id: run.task for run in self.rest}.values())
+        return self.tasks or LoggedTasks(self.logged) or of_rest
 
     @property
     def from_logs(self) -> bool:
@@ -209,7 +204,9 @@ class TaskOrder:
         passed: list[int] = []
         while len(drawn) < min(count, free):
             if not self._left:
-                self._next_epoch()
+                self._epoch += 1
+                self._left = list(range(len(self._keys)))
+                Random(f"{self._seed} {self._epoch}").shuffle(self._left)
             place = self._left.pop(0)
             if place in drawn or self._keys[place] in taken:
                 passed.append(place)
@@ -224,11 +221,6 @@ class TaskOrder:
     def restore(self, state: Mapping[str, Any]) -> None:
         self._epoch, self._left = int(state["epoch"]), [int(place) for place in state["left"]]
 
-    def _next_epoch(self) -> None:
-        self._epoch += 1
-        self._left = list(range(len(self._keys)))
-        Random(f"{self._seed} {self._epoch}").shuffle(self._left)
-
 
 MIX = 0.5
 """largest share of logged runs in a group that is topped up with fresh rollouts; when the logged runs of a
@@ -240,8 +232,7 @@ LARGEST_GROUP = 16
 class Gatherer:
     """Gathers the groups of each step. The same seed, weights and state give the same groups."""
 
-    def __init__(self, sources: Sources, config: TrainConfig, roll_out: RollOut = collect) -> None:
-        self._roll_out = partial(roll_out, reflect=config.reflect) if config.reflect else roll_out
+    def __init__(self, sources: Sources, config: TrainConfig) -> None:
         self._sources, self._config, self._objective = sources, config, config.objective.terms
         items = [g.task_key for g in sources.logged] or [t.key for t in sources.tasks]
         self._order = TaskOrder(items, config.seed)
@@ -256,9 +247,7 @@ class Gatherer:
     def __enter__(self) -> Gatherer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing to release here; a subclass ends its rollouts."""
 
     def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> RolloutBatch:
@@ -294,15 +283,12 @@ class Gatherer:
             live = sum(c.has_signal for c in of_tasks)
             tasks = self._draw(step, wanted - live, taken=[c.group.task_key for c in of_tasks])
         first = sum(not c.group.forked for c in credited)
-        metrics = {
-            "refill_rounds": float(max(0, rounds - 1)),
-            "refill_groups": float(max(0, first - wanted)),
-        }
+        refilled = float(max(0, rounds - 1)), float(max(0, first - wanted))
+        metrics = dict(zip(("refill_rounds", "refill_groups"), refilled, strict=True))
         return RolloutBatch(credited=credited, metrics=metrics)
 
     def record(self, credited: Sequence[CreditedGroup]) -> dict[str, float]:
         """Update the choice of tasks by the outcomes of a step. Returns metrics of the curriculum."""
-        groups = [c.group for c in credited]
         if self._replay:
             scored = [
                 c for c in credited if not c.group.forked and not all(map(math.isnan, c.group.rewards_G))
@@ -314,7 +300,7 @@ class Gatherer:
         curriculum = self._sources.curriculum
         if curriculum is None:
             return {}
-        curriculum.record(groups)
+        curriculum.record([c.group for c in credited])
         return curriculum.metrics()
 
     def state(self) -> dict[str, Any]:
@@ -380,9 +366,13 @@ class Gatherer:
             "log_left": float(buffer.left(version)),
             "too_old": float(buffer.too_old(version)),
             "log_damaged": float(len(buffer.damaged)),
-            **(self._task_metrics(backoff) if size else {}),
             **({"age_mean": sum(ages) / len(ages), "age_max": float(max(ages))} if ages else {}),
         }
+        if size:
+            keys = self._keys
+            metrics["tasks"] = float(len(keys))
+            metrics["tasks_resting"] = float(len(backoff.resting & set(keys)))
+            metrics["tasks_solved"] = float(backoff.solved(keys))
         return RolloutBatch(
             credited=self._credit(groups), metrics=metrics, logged=logged,
             exhausted=bool(self._sources.logged) and not groups,
@@ -391,14 +381,6 @@ class Gatherer:
     @property
     def _keys(self) -> list[str]:
         return [group.task_key for group in self._sources.logged if not group.forked]
-
-    def _task_metrics(self, backoff: TaskBackoff) -> dict[str, float]:
-        keys = self._keys
-        return {
-            "tasks": float(len(keys)),
-            "tasks_resting": float(len(backoff.resting & set(keys))),
-            "tasks_solved": float(backoff.solved(keys)),
-        }
 
     def _no_signal_left(self, backoff: TaskBackoff) -> bool:
         """True if no task has a signal any more. Raises GuardTripped if none ever had one."""
@@ -430,39 +412,27 @@ class Gatherer:
         known = {group.task_key: group for group in drawn if not group.forked}
         added = [self._sources.logged[place] for place in others]
         tasks = [group.task for group in (*known.values(), *added) if not group.forked]
-        missing = {
-            task.key: self._config.group_size - len(known[task.key].trajectories if task.key in known else ())
-            for task in tasks
-        }
+        had = {key: group.trajectories for key, group in known.items()}
+        missing = {task.key: self._config.group_size - len(had.get(task.key, ())) for task in tasks}
         fresh = self._roll_each(tasks, missing, runtime, step, on_run)
         filled = [
-            Group(
-                task_key=task.key,
-                trajectories=(*(known[task.key].trajectories if task.key in known else ()), *fresh[task.key]),
-            )
+            Group(task_key=task.key, trajectories=(*had.get(task.key, ()), *fresh[task.key]))
             for task in tasks
         ]
         earlier = form_groups(run for key, runs in fresh.items() if key not in missing for run in runs)
         return [*filled, *earlier, *(group for group in drawn if group.forked)]
 
     def _roll_each(
-        self,
-        tasks: Sequence[Task],
-        missing: Mapping[str, int],
-        runtime: Runtime,
-        step: int,
+        self, tasks: Sequence[Task], missing: Mapping[str, int], runtime: Runtime, step: int,
         on_run: OnRun | None,
-    ) -> dict[str, list[Trajectory]]:
+    ) -> dict[str, list[Trajectory]]:  # fmt: skip
         """`missing[task.key]` fresh rollouts of each task, those of earlier tasks and second attempts, by the
         key of their group."""
-        runs = self._roll_out(
-            tasks,
-            runtime,
-            group_size=[missing[task.key] for task in tasks],
-            seed=self.seed(step),
-            on_run=on_run,
-            reward=self._sources.reward,
-        )
+        sizes = [missing[task.key] for task in tasks]
+        runs = collect(
+            tasks, runtime, group_size=sizes, seed=self.seed(step), on_run=on_run,
+            reward=self._sources.reward, reflect=self._config.reflect,
+        )  # fmt: skip
         return by_group(tasks, runs)
 
 
@@ -488,3 +458,146 @@ def refuse_trained(sources: Sources) -> None:
             f"{len(both)} of the {len(unseen)} held-out tasks are among those trained on; make them"
             " with --split test"
         )
+
+
+class ReplayBuffer:
+    def __init__(
+        self, groups: Sequence[Group | LoggedGroup], *, uses: int | None, max_staleness: int | None,
+        seed: int, policy_versions: Mapping[str, int] | None = None, learned_from: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """`policy_versions` maps runs to the policy version that sampled them; without one that of the oldest
+        turn counts. `learned_from` are runs that have been used once already. `uses` None: no limit."""
+        self._groups = {group.task_key: group for group in groups}
+        self._members = {key: group.members for key, group in self._groups.items()}
+        self._limit, self._max_staleness, self._seed = uses, max_staleness, seed
+        given = policy_versions or {}
+        self.policy_versions = {
+            m.id: given.get(m.id, m.version) for members in self._members.values() for m in members
+        }
+        """run -> version of the policy that sampled it"""
+        self.damaged: set[str] = set()
+        """runs that were drawn and cannot be trained on, because of their tokens"""
+        self._uses = {run: 1 for run in self.policy_versions if run in learned_from}
+        self._round = -1
+        self._queue: list[str] = []
+
+    def draw(self, count: int, most: int, version: int, *, even: bool = False) -> list[Group]:
+        """Groups of at most `most` logged runs, of at most `count` different tasks; `even` splits the runs of
+        a task into chunks of nearly equal size and takes one."""
+        drawn: list[Group] = []
+        passed: list[str] = []
+        while len(drawn) < count:
+            if not self._queue and not self._next_round(version, passed, drawn):
+                break
+            key = self._queue.pop(0)
+            if any(group.task_key == key for group in drawn):
+                passed.append(key)
+                continue
+            runs = self._available(key, version)
+            if runs:
+                take = math.ceil(len(runs) / math.ceil(len(runs) / most)) if even else most
+                group = self._loaded(key, [run.id for run in runs[:take]])
+                drawn += [group] if group else []
+        self._queue = [*passed, *self._queue]
+        for group in drawn:
+            for run in group.trajectories:
+                self._uses[run.id] = self._uses.get(run.id, 0) + 1
+        return drawn
+
+    def left(self, version: int) -> int:
+        """Number of runs that may still be taken at that version of the policy."""
+        return sum(self._unused(run) and self._recent(run, version) for run in self.policy_versions)
+
+    def too_old(self, version: int) -> int:
+        """Number of runs that could still be taken if they were not too old."""
+        return sum(self._unused(run) and not self._recent(run, version) for run in self.policy_versions)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "round": self._round,
+            "queue": list(self._queue),
+            "uses": dict(self._uses),
+            "damaged": sorted(self.damaged),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._round, self._queue = int(state["round"]), [str(key) for key in state["queue"]]
+        self._uses = {str(run): int(count) for run, count in state["uses"].items()}
+        self.damaged = set(state.get("damaged", ()))
+
+    def _next_round(self, version: int, passed: Sequence[str], drawn: Sequence[Group]) -> bool:
+        """Queue all tasks with runs left in a new order; False if each of them has been drawn already."""
+        done = {*passed, *(group.task_key for group in drawn)}
+        keys = [key for key in self._groups if self._available(key, version)]
+        if not set(keys) - done:
+            return False
+        self._round += 1
+        Random(f"replay {self._seed} {self._round}").shuffle(keys)
+        self._queue = keys
+        return True
+
+    def _loaded(self, key: str, runs: Sequence[str]) -> Group | None:
+        """The runs loaded with their tokens, without damaged ones; None if all are damaged."""
+        group = self._groups[key].only(runs).load()
+        self.damaged |= set(runs) - {run.id for run in group.trajectories} if group else set(runs)
+        return group
+
+    def _available(self, key: str, version: int) -> list[GroupMember]:
+        """The runs of a task that may be taken: least used first, then newest first."""
+        runs = [m for m in self._members[key] if self._unused(m.id) and self._recent(m.id, version)]
+        return sorted(
+            runs, key=lambda m: (self._uses.get(m.id, 0), -self.policy_versions[m.id], -m.started, m.id)
+        )
+
+    def _unused(self, run: str) -> bool:
+        used_up = self._limit is not None and self._uses.get(run, 0) >= self._limit
+        return not used_up and run not in self.damaged
+
+    def _recent(self, run: str, version: int) -> bool:
+        return self._max_staleness is None or version - self.policy_versions[run] <= self._max_staleness
+
+
+class TaskBackoff:
+    """Exponential backoff of logged tasks: a task whose group had no signal is left out for 1 step, then for
+    2, 4, 8 and at most 16, until a group of it has a signal."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._streak: dict[str, int] = {}
+        """task -> number of its latest groups in a row without a signal"""
+        self._until: dict[str, int] = {}
+        """task -> step from which it may be drawn again"""
+        self._passed: set[str] = set()
+        """tasks whose latest rollouts all earned the full reward"""
+        self.any_signal = False
+        """True once any group had a signal"""
+
+    @property
+    def resting(self) -> set[str]:
+        return {key for key, until in self._until.items() if until > self._step}
+
+    def solved(self, keys: Collection[str]) -> int:
+        return len(self._passed & set(keys))
+
+    def exhausted(self, keys: Collection[str]) -> bool:
+        """True if every task is solved or had no signal in its latest two groups."""
+        return all(key in self._passed or self._streak.get(key, 0) > 1 for key in keys)
+
+    def record(self, live: Mapping[str, bool], passed: Collection[str]) -> None:
+        """Record a step: whether the group of each task had a signal, and the tasks solved in all
+        rollouts."""
+        self._step += 1
+        for key, has_signal in live.items():
+            self._streak[key] = 0 if has_signal else self._streak.get(key, 0) + 1
+            self._until[key] = self._step + (1 << min(self._streak[key], 5)) // 2
+            self.any_signal |= has_signal
+        self._passed = (self._passed - set(live)) | set(passed)
+
+    def state(self) -> dict[str, Any]:
+        return {"step": self._step, "streak": dict(self._streak), "until": dict(self._until),
+                "passed": sorted(self._passed), "signal": self.any_signal}  # fmt: skip
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._step, self.any_signal = state["step"], state["signal"]
+        self._streak, self._until = dict(state["streak"]), dict(state["until"])
+        self._passed = set(state["passed"])

@@ -3,11 +3,15 @@ that a cycle that was cut short goes on where it was."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
+
+import psutil
 
 from nano_coder.agent.profiles import find_profile
 from nano_coder.commands.options import Setup
@@ -21,10 +25,11 @@ from nano_rl.improve.tasks import TASKS, Gathering, checked_runs
 from nano_rl.session import oracle_runtime, policy_runtime
 from nano_rl.tasks.places import SplitPart
 from nano_shared.checkpoint import checkpoints_dir
+from nano_shared.errors import UsageError
 from nano_shared.extensions import Extensions
 from nano_shared.files import content_hash
 from nano_shared.store import LogStore
-from nano_shared.types import Split, Task, Trajectory
+from nano_shared.types import Split, Task
 
 FEWEST = 8
 """training tasks below which nothing is trained"""
@@ -44,8 +49,6 @@ GENERAL_TASKS: Extensions[Callable[..., Iterable[Task]]] = Extensions("nano.gene
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """The time of a cycle."""
-
     began: float
     """`time.monotonic`"""
     seconds: float
@@ -61,8 +64,6 @@ class TimeOver(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleWork:
-    """What a cycle works with."""
-
     project: ImprovedProject
     setup: Setup
     store: LogStore
@@ -70,10 +71,8 @@ class CycleWork:
     say: Tell
 
     def run(self, cycle: Cycle) -> Cycle:
-        """Take a cycle to its end, or as far as the time allows.
-
-        Raises UsageError where the check fails on the project as it is, or cannot be run.
-        """
+        """Take a cycle to its end, or as far as the time allows. Raises UsageError where the check fails on
+        the project as it is, or cannot be run."""
         try:
             return self._run(cycle)
         except TimeOver:
@@ -126,7 +125,6 @@ class CycleWork:
         return self.project.save(cycle.model_copy(update=update))
 
     def _measure(self, model: str, tasks: Sequence[ProjectTask]) -> dict[str, list[TaskOutcome]]:
-        """The outcomes of a model on the held-out and on the general tasks."""
         held = [one.task for one in tasks if one.part is SplitPart.HELD_OUT]
         return {
             "held_out": self._outcomes(model, held),
@@ -157,7 +155,10 @@ class CycleWork:
                 if time.monotonic() > self.clock.at(1.0):
                     raise TimeOver
                 runs = collect(some, runtime)
-                outcomes = [task_outcome(task, _of(task, runs)) for task in some]
+                outcomes = [
+                    task_outcome(task, [run for run in runs if run.task.listed.id == task.id])
+                    for task in some
+                ]
                 self.project.append(name, outcomes)
                 known |= {one.id: one for one in outcomes}
         return [known[task.id] for task in tasks]
@@ -174,7 +175,10 @@ class CycleWork:
         lessons = [*train, *self._general_tasks(parent, Split.TRAIN, min(len(train), GENERAL))]
         if _is_there(names[0]) or imitate(names[0], parent, lessons, config, imitation, self.say):
             made, parent = [names[0]], names[0]
-        if time.monotonic() + 2 * self._step_seconds(parent, validation) < until and (
+        measuring = time.monotonic()
+        self._outcomes(parent, validation)  # which are measured anyway; 0 where nobody knows
+        step_seconds = (time.monotonic() - measuring) / max(1, len(validation)) * ROLLOUTS
+        if time.monotonic() + 2 * step_seconds < until and (
             _is_there(names[1]) or reinforce(names[1], parent, train, config, until, self.say)
         ):
             made.append(names[1])
@@ -188,21 +192,13 @@ class CycleWork:
         update = {"candidate": chosen, "trained_seconds": trained_seconds(names)}
         return self.project.save(cycle.model_copy(update=update))
 
-    def _step_seconds(self, model: str, validation: Sequence[Task]) -> float:
-        """What a step of policy gradients may take, by the time of the validation tasks, which are measured
-        anyway; 0 where nobody knows."""
-        began = time.monotonic()
-        self._outcomes(model, validation)
-        return (time.monotonic() - began) / max(1, len(validation)) * ROLLOUTS
-
     def _decide(
         self, cycle: Cycle, before: dict[str, list[TaskOutcome]], after: dict[str, list[TaskOutcome]]
     ) -> Cycle:
         held = paired("held out", after["held_out"], before["held_out"])
         if held is None:
-            return self._end(
-                cycle, "there is no held-out task that both could be graded on: nothing is promoted"
-            )
+            why = "there is no held-out task that both could be graded on: nothing is promoted"
+            return self._end(cycle, why)
         decision = decide(cycle.number, held, paired("general", after["general"], before["general"]))
         solved = {one.id: (one.mean or 0.0) >= 1 for one in before["held_out"]}
         update = {
@@ -230,11 +226,8 @@ def paired(
 ) -> SuccessDifference | None:
     """The difference on the tasks that both were graded on; None without any."""
     was = {one.id: one.mean for one in before if one.mean is not None}
-    values = [
-        (one.cluster or one.id, one.mean - was[one.id])
-        for one in after
-        if one.mean is not None and one.id in was
-    ]
+    both = ((one, one.mean) for one in after if one.mean is not None and one.id in was)
+    values = [(one.cluster or one.id, mean - was[one.id]) for one, mean in both]
     return difference(name, values) if values else None
 
 
@@ -245,7 +238,6 @@ def rate(outcomes: Sequence[TaskOutcome]) -> float:
 
 
 def told(cycle: Cycle, project: ImprovedProject) -> str:
-    """The line that a cycle ends with."""
     decision, (before, after) = cycle.decision, cycle.rates or (0.0, 0.0)
     assert decision is not None
     seen, tasks = cycle.seen, sum(cycle.tasks.get(part, 0) for part in SplitPart)
@@ -260,9 +252,60 @@ def told(cycle: Cycle, project: ImprovedProject) -> str:
     return f"{found} -> trained {cycle.trained_seconds / 60:.0f} min -> {measured}; {ending}"
 
 
-def _of(task: Task, runs: Sequence[Trajectory]) -> list[Trajectory]:
-    return [run for run in runs if run.task.listed.id == task.id]
-
-
 def _is_there(name: str) -> bool:
     return (checkpoints_dir() / name).is_dir()
+
+
+_UNITS = {"m": 60, "h": 3600, "d": 86400}
+BUSY = 0.5
+"""share of the cores that other processes use, above which a cycle waits"""
+_LOOK = 60.0
+"""seconds between two looks"""
+Window = tuple[int, int]
+"""minutes of the day, from and to; where from is later, it goes over midnight"""
+
+
+def parse_pause(text: str) -> float:
+    """Seconds of `90m`, `24h` or `1d`. Raises UsageError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", text.strip())
+    if match is None or float(match[1]) == 0:
+        raise UsageError(f"--every {text!r} is no time: write 90m, 24h or 1d")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def parse_window(text: str) -> Window:
+    """Minutes of the day of `22:00-07:00`. Raises UsageError."""
+    match = re.fullmatch(r"(\d{1,2}):(\d\d)-(\d{1,2}):(\d\d)", text.strip())
+    hours = [int(match[n]) for n in (1, 3)] if match else []
+    minutes = [int(match[n]) for n in (2, 4)] if match else []
+    if not match or max(hours) > 23 or max(minutes) > 59 or (hours[0], minutes[0]) == (hours[1], minutes[1]):
+        raise UsageError(f"--between {text!r} is no time of the day: write 22:00-07:00")
+    return hours[0] * 60 + minutes[0], hours[1] * 60 + minutes[1]
+
+
+def minutes_until(window: Window, now: datetime) -> int:
+    """Minutes until a window opens; 0 within it."""
+    opens, closes = window
+    minute = now.hour * 60 + now.minute
+    inside = opens <= minute < closes if opens < closes else not closes <= minute < opens
+    return 0 if inside else (opens - minute) % (24 * 60)
+
+
+def obstacle(window: Window | None, now: datetime) -> str | None:
+    """Why no cycle begins now; None: nothing is in its way. Looks at the processors for a second."""
+    if window is not None and (wait := minutes_until(window, now)):
+        return f"waits until {(now + timedelta(minutes=wait)):%H:%M}"
+    battery = getattr(psutil, "sensors_battery", lambda: None)()  # macOS and Windows have no sensors in jails
+    if battery is not None and not battery.power_plugged:
+        return "waits for the mains: the machine runs on its battery"
+    used = psutil.cpu_percent(interval=1.0) / 100
+    return f"waits for an idle machine: {used:.0%} of its cores are used" if used > BUSY else None
+
+
+def wait_until_quiet(window: Window | None, say: Callable[[str], None]) -> None:
+    """Wait until nothing is in the way of a cycle; what is, is said once."""
+    said = None
+    while (why := obstacle(window, datetime.now())) is not None:
+        if why.partition(":")[0] != (said or "").partition(":")[0]:
+            say(said := why)
+        time.sleep(_LOOK)

@@ -28,8 +28,6 @@ def error_of(cycle: int) -> float:
 
 
 class GateDecision(Value):
-    """What a gate decided, and why."""
-
     cycle: int
     held_out: SuccessDifference
     general: SuccessDifference | None
@@ -69,20 +67,13 @@ def evidence_of_fall(before: Sequence[bool], after: Iterable[bool]) -> list[floa
     may be looked at after every run. It ends where the runs before are used up.
     """
     worse = better = 0
-    evidence = []
+    evidence, shares = [], [0.5 + (step + 0.5) / 200 for step in range(100)]
     for passed_before, passed_after in zip(reversed(before), after, strict=False):
         worse += passed_before and not passed_after
         better += passed_after and not passed_before
-        evidence.append(_bet(worse, better))
+        ratios = ((2 * q) ** worse * (2 * (1 - q)) ** better for q in shares)
+        evidence.append(math.fsum(ratios) / len(shares))
     return evidence
-
-
-_SHARES = [0.5 + (step + 0.5) / 200 for step in range(100)]
-
-
-def _bet(worse: int, better: int) -> float:
-    """The mean likelihood ratio of `worse` and `better` against equal chances."""
-    return math.fsum((2 * q) ** worse * (2 * (1 - q)) ** better for q in _SHARES) / len(_SHARES)
 
 
 def fallen(before: Sequence[bool], after: Iterable[bool]) -> int | None:

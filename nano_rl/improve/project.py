@@ -73,8 +73,6 @@ class Cycle(Value):
 
 
 class ImprovedProject:
-    """The folder of a project's state."""
-
     def __init__(self, id: str, directory: Path) -> None:
         self.id = id
         self.directory = directory
@@ -152,7 +150,6 @@ class ImprovedProject:
 
 
 def open_project(directory: Path) -> ImprovedProject:
-    """The project of a directory."""
     real = directory.resolve()
     return ImprovedProject(project_id(real), real)
 

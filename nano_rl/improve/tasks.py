@@ -17,11 +17,10 @@ from nano_coder.commands.run import make_task, take_snapshot
 from nano_coder.grading.command_check import by_pytest
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.verify.trainable import may_teach
+from nano_rl.gather.rollouts import ORACLE, oracle_policy
 from nano_rl.improve.project import ImprovedProject, ProjectTask, Tell
-from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.tasks.from_log import MutantSearch, mutant_tasks, task_from_run
-from nano_rl.tasks.hunks import edit_actions, hunks_between
-from nano_rl.tasks.places import SplitPart, changed_places, codes_of, part_of
+from nano_rl.tasks.places import SplitPart, changed_places, codes_of, edit_actions, hunks_between, part_of
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.extensions import Extensions
@@ -45,8 +44,6 @@ A_PLACE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A task with the workspace that solves it."""
-
     task: Task
     source: TaskSource
     solved: Snapshot
@@ -63,8 +60,6 @@ COMMIT_TASKS: Extensions[Callable[..., Iterable[SolvedTask]]] = Extensions("nano
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering:
-    """What the tasks of one cycle are made from."""
-
     project: ImprovedProject
     cycle: int
     since: float
@@ -75,10 +70,8 @@ class Gathering:
     """`time.monotonic` after which nothing new is tried"""
 
     def gather(self, say: Tell) -> list[ProjectTask]:
-        """Find new tasks. Each is kept as it is found, so that nothing is lost if the process ends.
-
-        Raises UsageError where the check fails on the project as it is, cannot fail, or cannot be run.
-        """
+        """Find new tasks. Each is kept as it is found, so that nothing is lost if the process ends. Raises
+        UsageError where the check fails on the project as it is, cannot fail, or cannot be run."""
         base = self._passing_run()
         known = self.project.read(TASKS, ProjectTask)
         before = len(known)
@@ -172,12 +165,16 @@ class Gathering:
         path, refused = self.project.folder / "commits", Counter[str]()
         known = frozenset(path.read_text().split()) if path.exists() else frozenset[str]()
         check = None if by_pytest(str(self.setup.config.check)) else self.setup.config.check
-        seconds = max(0.0, self.until - time.monotonic()) / 2
-        count = 0
+        seconds, count = max(0.0, self.until - time.monotonic()) / 2, 0
+
+        def note_commit(commit: str) -> None:
+            with path.open("a") as file:
+                file.write(f"{commit}\n")
+
         try:
             for one in COMMIT_TASKS["commits"](
                 self.project.directory, self.runtime.store.blobs, self.runtime.sandbox, check=check,
-                seconds=seconds, refused=refused, known=known, on_commit=self._note_commit,
+                seconds=seconds, refused=refused, known=known, on_commit=note_commit,
             ):  # fmt: skip
                 count += 1
                 yield Candidate(task=one.task, source="commit", solved=one.solved)
@@ -187,10 +184,6 @@ class Gathering:
         if count or refused:
             others = "".join(f", {number} {why}" for why, number in refused.most_common())
             say(f"new commits: {count} are tasks{others}")
-
-    def _note_commit(self, commit: str) -> None:
-        with (self.project.folder / "commits").open("a") as file:
-            file.write(f"{commit}\n")
 
 
 def checked_runs(setup: Setup, store: LogStore, since: float = 0.0) -> list[RunFacts]:

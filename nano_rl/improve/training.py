@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nano_coder.models.opening import dtype_to_train, open_weights, rank_of
-from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation import all_that_fit, reader_of, solved_oracles, train_sft
@@ -18,11 +18,10 @@ from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.offline import OtherRows
-from nano_rl.record import TrainArguments
+from nano_rl.record import TrainArguments, Watch
 from nano_rl.resume import STATES
 from nano_rl.session import oracle_runtime, training_folder, training_runtime, trainings_dir
 from nano_rl.train import train
-from nano_rl.watch import Watch
 from nano_shared.errors import GuardTripped
 from nano_shared.types import Task
 
@@ -86,8 +85,8 @@ def imitate(
     except _TimeUp:
         say(f"the time for imitation is over after step {steps}")
     save_checkpoint(
-        target, trained, opened, parent=parent, config=learning, steps=steps,
-        run_ids=[run.id for run in runs], tasks=[run.task for run in runs], metrics={},
+        target, trained, opened, parent=parent, config=learning,
+        learned=Learned(steps=steps, run_ids=[run.id for run in runs], tasks=[run.task for run in runs]),
     )  # fmt: skip
     return True
 
@@ -96,9 +95,7 @@ def reinforce(
     name: str, parent: str, tasks: Sequence[Task], config: AgentConfig, until: float, say: Tell
 ) -> bool:
     """Policy gradients on fresh rollouts of tasks until `time.monotonic` is `until`, into checkpoint `name`.
-
-    False where a guard ended it before its first step. A training of that name that was killed goes on.
-    """
+    False where a guard ended it before its first step. A training of that name that was killed goes on."""
     target, folder = training_folder(name)
     learning = TrainConfig(
         steps=_MOST_STEPS, prompts_per_step=4, group_size=8, lora_rank=rank_of(parent) or RANK,
@@ -127,8 +124,8 @@ def reinforce(
     if not steps:
         return False
     save_checkpoint(
-        target, trained, opened, parent=parent, config=learning, steps=steps, run_ids=used, tasks=tasks,
-        metrics={},
+        target, trained, opened, parent=parent, config=learning,
+        learned=Learned(steps=steps, run_ids=used, tasks=tasks),
     )  # fmt: skip
     return True
 

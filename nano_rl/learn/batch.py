@@ -22,8 +22,6 @@ _Placed = tuple[TrainSample, int]
 
 @dataclass(frozen=True, slots=True)
 class _Bin:
-    """Rows of one micro-batch, sorted by their tokens."""
-
     cost: int
     """tokens of the forward pass, shared prefixes counted once"""
     rows: list[_Placed]
@@ -35,10 +33,8 @@ class _Bin:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """B rows padded on the right to T tokens; every column at position t belongs to token t.
-
-    Token t is predicted from the tokens before it, so that position 0 is never trained.
-    """
+    """B rows padded on the right to T tokens; every column at position t belongs to token t. Token t is
+    predicted from the tokens before it, so that position 0 is never trained."""
 
     ids_BT: Tensor
     """int64; 0 in the padding"""
@@ -54,8 +50,6 @@ class Batch:
     """share of each trained token: the loss is the sum of share x token loss; 0 elsewhere"""
     temperature_B: Tensor
     """sampling temperature of each row"""
-    num_action_tokens: int
-    """trained tokens of the whole step, over all micro-batches and ranks; already part of `weight_BT`"""
     run_ids: tuple[str, ...]
     """[B]"""
     old_logprobs_BT: Tensor | None = None
@@ -75,36 +69,25 @@ class Batch:
 
 
 def make_batches(
-    samples: Sequence[TrainSample],
-    *,
-    max_tokens: int,
-    weights: Sequence[float] | None = None,
-    num_action_tokens: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    trees: bool = True,
-    enough: int = ENOUGH,
-) -> list[Batch]:
+    samples: Sequence[TrainSample], *, max_tokens: int, weights: Sequence[float] | None = None,
+    dtype: torch.dtype = torch.float32, trees: bool = True, enough: int = ENOUGH,
+) -> list[Batch]:  # fmt: skip
     """Micro-batches of at most `max_tokens` positions of the forward pass, the most expensive first.
 
     A shared prefix counts once, and rows that share one stay together; rows that share little are combined up
     to `enough` tokens only, to save memory for the backward pass. With `trees` False, for models that cannot
     merge rows, padded positions are counted. A longer row gets a micro-batch of its own.
 
-    `weights` is [S] the share of each trained token of each sample; None is 1 / `num_action_tokens`, the
-    trained tokens of all samples, or of all ranks. Raises ValueError if `max_tokens` or `num_action_tokens`
-    is below 1.
+    `weights` is [S] the share of each trained token of each sample; None is 1 / the trained tokens of all.
+    Raises ValueError if `max_tokens` is below 1.
     """
-    if max_tokens < 1 or (num_action_tokens is not None and num_action_tokens < 1):
-        raise ValueError(
-            f"max_tokens={max_tokens} and num_action_tokens={num_action_tokens} must be at least 1"
-        )
-    if num_action_tokens is None:
-        num_action_tokens = sum(s.num_action_tokens for s in samples)
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens={max_tokens} must be at least 1")
     if weights is None:
-        weights = [1 / max(num_action_tokens, 1)] * len(samples)
+        weights = [1 / max(sum(s.num_action_tokens for s in samples), 1)] * len(samples)
     weighted = list(zip(samples, weights, strict=True))
     parts = split_samples(samples, max_tokens=max_tokens, trees=trees, enough=enough)
-    return [_collate([weighted[place] for place in part], num_action_tokens, dtype) for part in parts]
+    return [_collate([weighted[place] for place in part], dtype) for part in parts]
 
 
 def enough_tokens(device: torch.device, max_tokens: int) -> int:
@@ -158,9 +141,7 @@ def _split_rows(samples: Sequence[_Placed], max_tokens: int) -> Iterator[list[_P
         yield rows
 
 
-def _collate(
-    weighted: Sequence[tuple[TrainSample, float]], num_action_tokens: int, dtype: torch.dtype
-) -> Batch:
+def _collate(weighted: Sequence[tuple[TrainSample, float]], dtype: torch.dtype) -> Batch:
     rows = [sample for sample, _ in weighted]
     width = max(len(s.ids) for s in rows)
 
@@ -175,6 +156,5 @@ def _collate(
         advantages_BT=pad([[m * a for m, a in zip(s.mask, s.advantages, strict=True)] for s in rows], dtype),
         weight_BT=pad([[m * w for m in s.mask] for s, w in weighted], dtype),
         temperature_B=torch.tensor([s.temperature for s in rows], dtype=dtype),
-        num_action_tokens=num_action_tokens,
         run_ids=tuple(s.run_id for s in rows),
     )

@@ -25,11 +25,9 @@ KL = Literal["k1", "k2", "k3", "k3+"]
 
 
 class Objective(Config):
-    """An objective: its surrogate loss, and the terms around it that its paper names.
-
-    Those of papers are in `objectives.py`; a file of yours can hold another, `--objective ./mine.py:MINE`.
-    Formulas are in `loss.py`, `advantage.py` and `gae.py`.
-    """
+    """An objective: its surrogate loss, and the terms around it that its paper names. Those of papers are in
+    `objectives.py`; a file of yours can hold another, `--objective ./mine.py:MINE`. Formulas are in `loss.py`
+    and `rows.py`."""
 
     surrogate: Callable[..., Any]
     """(new_N, ratio_N, advantages_N, config) -> [N] loss of each token, to be minimised, before importance

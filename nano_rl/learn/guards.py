@@ -37,6 +37,7 @@ def check_step(
     instead of the maximum. Raises GuardTripped.
     """
     steps = (*earlier, metrics)
+    last = steps[-config.patience :]
     _trip(
         metrics,
         _empty_mask(metrics)
@@ -45,10 +46,7 @@ def check_step(
         or _apart(metrics, config, bfloat16)
         or _first_kl(metrics)
         or _mismatch(steps, config, bfloat16)
-        or _too_stale(steps[-config.patience :], config.patience)
-        or _cut_off(steps[-config.patience :], config.patience)
-        or _no_signal(steps[-config.patience :], config.patience)
-        or _collapsed(steps[-config.patience :], config),
+        or (_lasting(last) if len(last) == config.patience else None),
     )
 
 
@@ -165,28 +163,21 @@ MISMATCHES = {
 """metric -> the tokens that it covers, each compared under the weights that sampled them"""
 
 
-def _cut_off(last: Sequence[StepMetrics], patience: int) -> str | None:
-    if len(last) < patience or any(step.get("frac_truncated", 0.0) < 1 for step in last):
-        return None
-    return (
-        f"every rollout of {patience} steps was cut off by a limit: raise the limits of the tasks (tokens,"
-        " turns) or the policy's context, or warm it up with nano-rl sft so that it learns to finish"
-    )
-
-
-def _too_stale(last: Sequence[StepMetrics], patience: int) -> str | None:
-    if len(last) < patience or any(step.get("all_dropped", 0.0) < 1 for step in last):
-        return None
-    return (
-        f"no logged run of {patience} steps is near enough to the policy: each left by its age or by its"
-        " importance weight (drift_logged says how far they are); give younger logs, add fresh"
-        " rollouts (--fresh), or train fewer steps at a lower learning rate"
-    )
-
-
-def _no_signal(last: Sequence[StepMetrics], patience: int) -> str | None:
-    if len(last) < patience:
-        return None
+def _lasting(last: Sequence[StepMetrics]) -> str | None:
+    """What is wrong if it was so in all of the last steps."""
+    patience = len(last)
+    if not any(step.get("all_dropped", 0.0) < 1 for step in last):
+        return (
+            f"no logged run of {patience} steps is near enough to the policy: each left by its age or by its"
+            " importance weight (drift_logged says how far they are); give younger logs, add fresh"
+            " rollouts (--fresh), or train fewer steps at a lower learning rate"
+        )
+    if not any(step.get("frac_truncated", 0.0) < 1 for step in last):
+        return (
+            f"every rollout of {patience} steps was cut off by a limit: raise the limits of the tasks"
+            " (tokens, turns) or the policy's context, or warm it up with nano-rl sft so that it learns to"
+            " finish"
+        )
     if all(step.get("frac_unscored", 0.0) == 1 for step in last):
         return (
             f"no rollout of {patience} steps has a reward: policy, sandbox or grader fail;"
@@ -203,20 +194,14 @@ def _no_signal(last: Sequence[StepMetrics], patience: int) -> str | None:
             f"all groups of {patience} steps are dead, each with equal rewards: choose easier or harder"
             " tasks, larger groups, or a higher temperature"
         )
-    return None
-
-
-def _collapsed(last: Sequence[StepMetrics], config: GuardConfig) -> str | None:
-    if len(last) < config.patience:
-        return None
     entropies = [step.get("entropy", math.inf) for step in last]
-    if not all(entropy < ENTROPY_MIN for entropy in entropies):
-        return None
-    return (
-        f"the policy has collapsed: its entropy was under {ENTROPY_MIN:g} nats for {config.patience}"
-        f" steps ({entropies[-1]:.3g} now); go on from an earlier state with a lower learning rate, a wider"
-        " clip_high or a KL to the start (beta)"
-    )
+    if all(entropy < ENTROPY_MIN for entropy in entropies):
+        return (
+            f"the policy has collapsed: its entropy was under {ENTROPY_MIN:g} nats for {patience} steps"
+            f" ({entropies[-1]:.3g} now); go on from an earlier state with a lower learning rate, a wider"
+            " clip_high or a KL to the start (beta)"
+        )
+    return None
 
 
 def _diverged(metrics: StepMetrics) -> str | None:

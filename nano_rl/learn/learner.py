@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from nano_rl.learn.batch import Batch
 from nano_rl.learn.config import LearningRateSchedule, OptimizerConfig
-from nano_rl.learn.logprob import token_logprobs
+from nano_rl.learn.logprob import checkpoint_layers, token_logprobs
 from nano_rl.learn.loss import mean_metrics
-from nano_rl.learn.tree_forward import checkpoint_layers
 from nano_shared.errors import CheckpointError, ConfigError
 from nano_shared.extensions import Extensions
 from nano_shared.lora import round_once
@@ -224,13 +223,11 @@ class Learner:
             loss, metrics = objective(self.model, placed)
             loss.backward()
             parts.append(metrics)
+        config = self._config
         rate = lr_at(
-            self.step,
-            peak=self._config.learning_rate,
-            schedule=self._config.schedule,
-            warmup_steps=self._config.warmup_steps,
-            steps=self._steps,
-        )
+            self.step, peak=config.learning_rate, schedule=config.schedule,
+            warmup_steps=config.warmup_steps, steps=self._steps,
+        )  # fmt: skip
         norm = clip_gradients(self._trained.values(), GRAD_CLIP)
         values = {**mean_metrics(parts), "grad_norm": norm, "learning_rate": rate, "step": float(self.step)}
         try:
@@ -319,14 +316,10 @@ def _trainable(model: nn.Module, lora_rank: int, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = LoraConfig(
-            r=lora_rank,
-            lora_alpha=2 * lora_rank,
-            lora_dropout=0.0,
-            target_modules=modules,
-            target_parameters=experts or None,
-            fan_in_fan_out=any(map(_is_conv1d, model.modules())),
+            r=lora_rank, lora_alpha=2 * lora_rank, lora_dropout=0.0, target_modules=modules,
+            target_parameters=experts or None, fan_in_fan_out=any(map(_is_conv1d, model.modules())),
             task_type="CAUSAL_LM",
-        )
+        )  # fmt: skip
         try:
             adapted: nn.Module = get_peft_model(model, config)  # type: ignore[arg-type]
         except ValueError as problem:  # PEFT's, of a model that it cannot adapt
@@ -390,19 +383,16 @@ class RankedTraining(Protocol):
 
     def run_ranks(self, command: Callable[[], None]) -> None:
         """Run the command line on rank 0, and follow it on the others."""
-        ...
 
     def leader(self) -> Any:
         """This process among the ranks: `size`, and `beside`, how many others this machine has; None if it
         does not lead them."""
-        ...
 
     def open_sharded(
         self, ranks: Any, model_name: str, settings: TrainConfig, folder: Path, model: nn.Module,
         config: OptimizerConfig, *, steps: int,
     ) -> Learner:  # fmt: skip
         """The learner of rank 0, with the model spread over all ranks."""
-        ...
 
 
 RANKED_TRAININGS: Extensions[RankedTraining] = Extensions("nano.learners")

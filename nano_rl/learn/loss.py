@@ -20,6 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,18 +125,16 @@ class Tokens:
 
     def to(self, like: Tensor) -> Tokens:
         """The tokens in the dtype and on the device of `like`; `row_N` stays int64."""
-        return self._map(lambda name, values_N: values_N.to(like.device if name == "row_N" else like))
-
-    def _map(self, change: Callable[[str, Tensor], Tensor]) -> Tokens:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Tokens(**{n: None if v is None else change(n, v) for n, v in values.items()})  # type: ignore[arg-type]
+        there: dict[str, Any] = {
+            n: None if v is None else v.to(like.device if n == "row_N" else like) for n, v in values.items()
+        }
+        return Tokens(**there)
 
 
 def reference_kl(new_N: Tensor, reference_N: Tensor, kind: KL) -> Tensor:
-    """[N] per-token estimate of KL(new || reference), nats, from tokens sampled by `new`.
-
-    Estimators k1 to k3: Schulman 2020, joschu.net/blog/kl-approx.html.
-    """
+    """[N] per-token estimate of KL(new || reference), nats, from tokens sampled by `new`. Estimators k1 to
+    k3: Schulman 2020, joschu.net/blog/kl-approx.html."""
     log_ratio_N = new_N - reference_N
     if kind == "k1":
         return log_ratio_N
@@ -200,10 +199,10 @@ def policy_loss(
         sums["rejected"] = ~kept_N
     charge_N = None
     if config.beta > 0:
-        reference_N = _needed(
-            tokens.reference_N,
-            "beta > 0 needs reference_logprobs_BT in the batch; score it with the reference first",
-        )
+        if (reference_N := tokens.reference_N) is None:
+            raise ValueError(
+                "beta > 0 needs reference_logprobs_BT in the batch; score it with the reference first"
+            )
         in_loss = config.kl_in == "loss"
         charge_N = reference_kl(new_N if in_loss else old_N, reference_N, config.kl)
         sums["kl_reference"] = charge_N
@@ -220,7 +219,8 @@ def policy_loss(
     with torch.no_grad():
         sums |= _ratio_metrics(ratio_N, log_ratio_N, advantages_N, config)
         sums |= _mismatch_metrics(old_N, tokens.behaviour_N, raw_N, config)
-        sums |= _advantage_metrics(advantages_N)
+        names = ("advantage_mean", "advantage_min", "advantage_max")
+        sums |= {**dict.fromkeys(names, advantages_N), "advantage_squared": advantages_N.square()}
         if entropy_N is not None:
             sums["entropy"] = entropy_N
     return loss, {"loss": loss.item(), "tokens": float(new_N.numel()), **_reduce(sums)}
@@ -302,14 +302,9 @@ EXTREMA: dict[str, Callable[[float, float], float]] = {"_max": max, "_min": min}
 """end of a metric's name -> how its values are merged; those of others are averaged"""
 
 
-def _needed(values_N: Tensor | None, otherwise: str) -> Tensor:
-    if values_N is None:
-        raise ValueError(otherwise)
-    return values_N
-
-
 def _with_gradient(entropy_N: Tensor | None, new_N: Tensor) -> Tensor:
-    entropy_N = _needed(entropy_N, "entropy_bonus > 0 needs the entropies of the tokens")
+    if entropy_N is None:
+        raise ValueError("entropy_bonus > 0 needs the entropies of the tokens")
     if new_N.requires_grad and new_N.numel() and not entropy_N.requires_grad:
         raise ValueError("entropy_bonus > 0 needs entropies with gradient: without it the bonus does nothing")
     return entropy_N
@@ -364,11 +359,6 @@ def _mismatch_metrics(
     if config.tis_floor > 0:
         metrics["weight_below_floor"] = raw_N < config.tis_floor
     return metrics
-
-
-def _advantage_metrics(advantages_N: Tensor) -> dict[str, Tensor]:
-    names = ("advantage_mean", "advantage_min", "advantage_max")
-    return {**dict.fromkeys(names, advantages_N), "advantage_squared": advantages_N.square()}
 
 
 def _reduce(sums: Mapping[str, Tensor]) -> dict[str, float]:

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from nano_shared.errors import UsageError
@@ -59,7 +58,13 @@ class RowWriter:
         if path.exists() and path.stat().st_size:
             if resume_at is None:
                 raise UsageError(f"{path} holds metrics of another run; resume it or choose another output")
-            _truncate(path, resume_at)
+            kept = [row for row in read_rows(path) if (row.get("step") or 0) < resume_at]
+            scratch = path.with_name(path.name + ".new")
+            with scratch.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in kept)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, path)
         self._file = path.open("a", encoding="utf-8")
 
     def write_row(self, row: Mapping[str, Any]) -> None:
@@ -72,9 +77,7 @@ class RowWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -93,10 +96,6 @@ class MetricsWriter(RowWriter):
         self.write_row(row)
 
 
-def read_metrics(path: Path) -> list[MetricsRow]:
-    return read_rows(path)
-
-
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a file of JSON lines, without an incomplete last line. Raises UsageError for any other line
     that is not JSON."""
@@ -113,11 +112,4 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _truncate(path: Path, resume_at: int) -> None:
-    kept = [row for row in read_rows(path) if (row.get("step") or 0) < resume_at]
-    scratch = path.with_name(path.name + ".new")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+read_metrics = read_rows

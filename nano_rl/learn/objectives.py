@@ -29,11 +29,9 @@ if TYPE_CHECKING:
 
 
 def clipped(new_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, config: Objective) -> Tensor:
-    """[N] loss of each token: -min(r A, clip(r, 1 - low, 1 + high) A), and for A < 0 at most c |A|.
-
-    Schulman et al. 2017 (arXiv 1707.06347); separate bounds: DAPO (arXiv 2503.14476); dual clip: Ye et al.
-    2020 (arXiv 1912.09729). `new_N` is not read but through the ratio.
-    """
+    """[N] loss of each token: -min(r A, clip(r, 1 - low, 1 + high) A), and for A < 0 at most c |A|. Schulman
+    et al. 2017 (arXiv 1707.06347); separate bounds: DAPO (arXiv 2503.14476); dual clip: Ye et al. 2020 (arXiv
+    1912.09729). `new_N` is not read but through the ratio."""
     bounded_N = ratio_N.clamp(1 - config.clip_low, 1 + config.clip_high)
     loss_N = -(ratio_N * advantages_N).minimum(bounded_N * advantages_N)
     if config.dual_clip is None:

@@ -9,7 +9,7 @@ log-sum-exps, which the backward pass gives each part, so that its gradients are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -48,13 +48,8 @@ class TokenTree:
         return self.ids_N.numel()
 
     def to(self, device: torch.device | str) -> TokenTree:
-        return TokenTree(
-            ids_N=self.ids_N.to(device),
-            positions_N=self.positions_N.to(device),
-            node_BT=self.node_BT.to(device),
-            runs=self.runs,
-            crosses=self.crosses,
-        )
+        placed = {name: getattr(self, name).to(device) for name in ("ids_N", "positions_N", "node_BT")}
+        return replace(self, **placed)
 
 
 def build_tree(ids_BT: Tensor, lengths: Sequence[int]) -> TokenTree:
@@ -62,10 +57,7 @@ def build_tree(ids_BT: Tensor, lengths: Sequence[int]) -> TokenTree:
     rows = [row[:length] for row, length in zip(ids_BT.tolist(), lengths, strict=True)]
     order = sorted(range(len(rows)), key=rows.__getitem__)
     nodes = torch.zeros(ids_BT.shape, dtype=torch.int64)
-    ids: list[int] = []
-    positions: list[int] = []
-    runs: list[tuple[int, int]] = []
-    walk = _Walk()
+    ids, positions, runs, walk = list[int](), list[int](), list[tuple[int, int]](), _Walk()
     previous: int | None = None
     for b in order:
         row, start = rows[b], len(ids)
@@ -82,12 +74,9 @@ def build_tree(ids_BT: Tensor, lengths: Sequence[int]) -> TokenTree:
         previous = b
     walk.leave(0, len(ids))
     tree = TokenTree(
-        ids_N=torch.tensor(ids, dtype=torch.int64),
-        positions_N=torch.tensor(positions, dtype=torch.int64),
-        node_BT=nodes,
-        runs=tuple(runs),
-        crosses=tuple(walk.crosses),
-    )
+        ids_N=torch.tensor(ids, dtype=torch.int64), positions_N=torch.tensor(positions, dtype=torch.int64),
+        node_BT=nodes, runs=tuple(runs), crosses=tuple(walk.crosses),
+    )  # fmt: skip
     return tree.to(ids_BT.device)
 
 
@@ -158,15 +147,9 @@ def register() -> None:
 
 
 def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    nano_tree: TokenTree | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, nano_tree: TokenTree | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     if nano_tree is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -414,13 +397,10 @@ class _TreeAttention(torch.autograd.Function):
         d_key, d_value = d_key_NKD.transpose(0, 1), d_value_NKD.transpose(0, 1)
 
         def part(queries: slice, keys: slice, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+            inputs = query[:, :, queries], key[:, :, keys], value[:, :, keys]
+            whole = out[:, :, queries], lse[:, :, queries]
             d_q, d_k, d_v = _attend_backward(
-                grad[:, :, queries],
-                (query[:, :, queries], key[:, :, keys], value[:, :, keys]),
-                out[:, :, queries],
-                lse[:, :, queries],
-                causal=causal,
-                scale=ctx.scale,
+                grad[:, :, queries], inputs, *whole, causal=causal, scale=ctx.scale
             )
             return d_q, d_k.sum(1), d_v.sum(1)
 
@@ -433,13 +413,7 @@ class _TreeAttention(torch.autograd.Function):
             d_query[:, :, descendants].add_(d_q)
             d_key[:, stretch].add_(d_k)
             d_value[:, stretch].add_(d_v)
-        return (
-            d_query_NHD.transpose(0, 1).to(kind),
-            d_key.to(kind),
-            d_value.to(kind),
-            None,
-            None,
-        )
+        return d_query_NHD.transpose(0, 1).to(kind), d_key.to(kind), d_value.to(kind), None, None
 
 
 def _grouped(query_HND: Tensor, key_KND: Tensor, value_KND: Tensor) -> tuple[Tensor, Tensor, Tensor]:

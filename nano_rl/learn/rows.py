@@ -1,14 +1,22 @@
-"""A group: the rollouts of one task, whose rewards share a baseline."""
+"""A group: the rollouts of one task, whose rewards share a baseline; its rows of tokens; and advantages.
+
+Advantages are the rewards of a group minus a baseline, for whole rollouts or for each of their turns. The
+default subtracts the group mean alone, as in Dr. GRPO (Liu et al. 2025, arXiv 2503.20783); `rloo` is the
+leave-one-out baseline (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740); `std` divides as in GRPO
+(Shao et al. 2024, arXiv 2402.03300). Advantages of a critic are in `critic.py`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Protocol
 
-from nano_shared.types import Limits, Sampling, Task, Trajectory, Turn, TurnTokens
+from nano_rl.learn.config import Baseline, Objective, Std
+from nano_shared.types import Limits, StopReason, Task, Trajectory, Turn, TurnTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +80,6 @@ class Group:
 
     def load(self) -> Group:
         return self
-
-    @property
-    def policy_versions(self) -> tuple[int, ...]:
-        versions = {turn.completion.policy_version for t in self.trajectories for turn in t.turns}
-        return tuple(sorted(versions))
 
     @property
     def forked(self) -> bool:
@@ -245,20 +248,28 @@ class StepRow:
 
 
 def to_samples(
-    trajectory: Trajectory,
-    advantage: float | Sequence[float],
-    *,
-    imitation: bool = False,
+    trajectory: Trajectory, advantage: float | Sequence[float], *, imitation: bool = False,
     context_turns: Collection[int] = (),
-) -> list[TrainSample]:
+) -> list[TrainSample]:  # fmt: skip
     """One sample for each token row. `advantage` is one number for the rollout, or one for each turn ([T]).
 
     `imitation` also accepts rows that were sampled greedily, or with top-p or top-k, and sets the temperature
     to 1: maximum likelihood needs no behaviour policy. `context_turns` are not trained. Raises ValueError
     with the reason for a rollout that cannot be trained on.
     """
-    _refuse_text_only(trajectory)
-    _refuse_redacted(trajectory)
+    if not trajectory.own_turns:
+        raise ValueError(f"run {trajectory.id!r} has no turns of its own, so nothing was sampled")
+    if not trajectory.has_tokens:
+        bare = [t.index for t in trajectory.turns if t.completion.tokens is None]
+        raise ValueError(
+            f"run {trajectory.id!r} is text-only: turns {bare} carry no token ids and log-probs; it can"
+            " imitate as text, it cannot train a policy gradient. Log it through a backend that returns both"
+        )
+    if trajectory.is_redacted:
+        raise ValueError(
+            f"run {trajectory.id!r} was redacted: some of its ids are placeholders, so nothing after them can"
+            " be computed as it was sampled; its text can still imitate"
+        )
     own = {turn.index for turn in trajectory.own_turns} - set(context_turns)
     rows: dict[int, list[tuple[Turn, TurnTokens]]] = {}
     newest: dict[int | None, int] = {}
@@ -278,81 +289,44 @@ def to_samples(
     return samples
 
 
-def recent_samples(
-    samples: Sequence[TrainSample], version: int, max_staleness: int | None
-) -> tuple[list[TrainSample], int]:
-    """Drop tokens of policies more than `max_staleness` versions before `version`, which stay in their rows
-    as context. Returns the samples that have a trained token left, and the number of dropped tokens."""
+def recent(sample: TrainSample, version: int, max_staleness: int | None) -> list[TrainSample]:
+    """The sample without tokens of policies more than `max_staleness` versions before `version`, which stay
+    in its row as context; none if no trained token is left."""
     if max_staleness is None:
-        return list(samples), 0
-    recent = [_recent(sample, version - max_staleness) for sample in samples]
-    before, after = (sum(s.num_action_tokens for s in rows) for rows in (samples, recent))
-    return [s for s in recent if s.num_action_tokens], before - after
-
-
-def _recent(sample: TrainSample, oldest: int) -> TrainSample:
+        return [sample]
+    oldest = version - max_staleness
     mask = tuple(m * (v >= oldest) for m, v in zip(sample.mask, sample.versions, strict=True))
-    return replace(
-        sample, mask=mask, logprobs=tuple(p * m for p, m in zip(sample.logprobs, mask, strict=True))
-    )
-
-
-def _refuse_text_only(trajectory: Trajectory) -> None:
-    if not trajectory.own_turns:
-        raise ValueError(f"run {trajectory.id!r} has no turns of its own, so nothing was sampled")
-    if not trajectory.has_tokens:
-        bare = [t.index for t in trajectory.turns if t.completion.tokens is None]
-        raise ValueError(
-            f"run {trajectory.id!r} is text-only: turns {bare} carry no token ids and log-probs; it can"
-            " imitate as text, it cannot train a policy gradient. Log it through a backend that returns both"
-        )
-
-
-def _refuse_redacted(trajectory: Trajectory) -> None:
-    if trajectory.is_redacted:
-        raise ValueError(
-            f"run {trajectory.id!r} was redacted: some of its ids are placeholders, so nothing after them can"
-            " be computed as it was sampled; its text can still imitate"
-        )
+    logprobs = tuple(p * m for p, m in zip(sample.logprobs, mask, strict=True))
+    return [replace(sample, mask=mask, logprobs=logprobs)] if any(mask) else []
 
 
 def _temperature(run_id: str, turns: Sequence[tuple[Turn, TurnTokens]]) -> float:
     samplings = [turn.completion.sampling for turn, _ in turns]
     for sampling in samplings:
-        _refuse_truncated(run_id, sampling)
+        if sampling.temperature == 0:
+            raise ValueError(
+                f"run {run_id!r} was sampled greedily (temperature 0): its log-probs are no behaviour"
+            )
+        if sampling.top_p < 1 or sampling.top_k > 0:
+            raise ValueError(
+                f"run {run_id!r} was sampled with top_p={sampling.top_p}, top_k={sampling.top_k}: its"
+                " log-probs cover another support than the trainer's; sample with top_p=1 and top_k=0, or"
+                " imitate it"
+            )
     temperatures = {s.temperature for s in samplings}
     if len(temperatures) > 1:
         raise ValueError(f"run {run_id!r}: one row was sampled at temperatures {sorted(temperatures)}")
     return temperatures.pop()
 
 
-def _refuse_truncated(run_id: str, sampling: Sampling) -> None:
-    if sampling.temperature == 0:
-        raise ValueError(
-            f"run {run_id!r} was sampled greedily (temperature 0): its log-probs are no behaviour"
-        )
-    if sampling.top_p < 1 or sampling.top_k > 0:
-        raise ValueError(
-            f"run {run_id!r} was sampled with top_p={sampling.top_p}, top_k={sampling.top_k}: its log-probs"
-            " cover another support than the trainer's; sample with top_p=1 and top_k=0, or imitate it"
-        )
-
-
 def _merge(
-    run_id: str,
-    turns: Sequence[tuple[Turn, TurnTokens]],
-    advantage: float | Sequence[float],
-    temperature: float,
-    own: Collection[int],
-) -> TrainSample:
+    run_id: str, turns: Sequence[tuple[Turn, TurnTokens]], advantage: float | Sequence[float],
+    temperature: float, own: Collection[int],
+) -> TrainSample:  # fmt: skip
     """The sample of the turns of one row; turns that are not in `own` are context."""
     of_turn = None if isinstance(advantage, float | int) else advantage
-    credits: list[float] = []
-    ids: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
-    turn_ids: list[int] = []
+    credits, logprobs = list[float](), list[float]()
+    ids, mask, versions, turn_ids = list[int](), list[int](), list[int](), list[int]()
     for turn, tokens in turns:
         context, sampled = len(tokens.context_ids), len(tokens.sampled_ids)
         ids += (*tokens.context_ids, *tokens.sampled_ids)
@@ -369,3 +343,266 @@ def _merge(
         advantage=whole, temperature=temperature,
         advantages_T=tuple(credits) if of_turn is not None else None, turn_ids_T=tuple(turn_ids),
     )  # fmt: skip
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def group_advantages(
+    rewards: Sequence[float | None], *, baseline: Baseline = "mean", std: Std = "none", eps: float = 1e-4
+) -> list[float]:
+    """[G] one advantage for each rollout of a group; never NaN.
+
+    A reward of None or NaN is left out of the baseline and gets 0.0; with a baseline, so do groups with equal
+    rewards and with a single scored rollout. `std` divides by the deviation of the whole group plus `eps`: a
+    leave-one-out deviation is 0 where one rollout differs from equal peers.
+
+    Raises ValueError for an infinite reward, and for `std` without a baseline.
+    """
+    if baseline == "none" and std != "none":
+        raise ValueError(f"std={std!r} needs a baseline; choose baseline='mean' or std='none'")
+    if any(r is not None and math.isinf(r) for r in rewards):
+        raise ValueError(f"rewards must be finite or None, not {list(rewards)}")
+    scored = [float(r) for r in rewards if r is not None and not math.isnan(r)]
+    if baseline != "none" and is_dead(rewards):
+        return [0.0] * len(rewards)
+    scale = _deviation(scored, std) + eps if std != "none" else 1.0
+    return [
+        0.0 if r is None or math.isnan(r) else (r - _baseline(r, scored, baseline)) / scale for r in rewards
+    ]
+
+
+def summed_advantages(
+    objectives: Sequence[tuple[float, Sequence[float | None]]], *, baseline: Baseline, std: Std,
+    eps: float = 1e-4,
+) -> list[float]:  # fmt: skip
+    """[G] the weighted sum of the advantages of each objective, (weight, [G] rewards).
+
+    Normalised separately, rollouts that are good in different parts differ even where their summed rewards
+    agree: GDPO (Liu et al. 2026, arXiv 2601.05242), without its normalisation over the batch. Raises
+    ValueError where the numbers of rollouts differ, and as `group_advantages`.
+    """
+    if len({len(rewards) for _, rewards in objectives}) > 1:
+        raise ValueError(f"objectives of {[len(r) for _, r in objectives]} rollouts cannot be summed")
+    apart = [
+        [weight * a for a in group_advantages(rewards, baseline=baseline, std=std, eps=eps)]
+        for weight, rewards in objectives
+    ]
+    return [math.fsum(of_rollout) for of_rollout in zip(*apart, strict=True)]
+
+
+def discounted_returns(rewards: Sequence[float], discount: float) -> list[float]:
+    """[T] the discounted return of each turn: R_t = r_t + discount * R_(t+1)."""
+    returns: list[float] = []
+    following = 0.0
+    for reward in reversed(rewards):
+        following = reward + discount * following
+        returns.append(following)
+    return returns[::-1]
+
+
+def turn_advantages(
+    rewards: Sequence[Sequence[float] | None], *, discount: float, baseline: Baseline = "mean"
+) -> list[list[float]]:
+    """[G][T] the discounted return of each turn minus the baseline; `rewards` are [G][T].
+
+    The baseline is the mean over rollouts (`rloo`: over the others) of the mean return of their turns, so
+    that each rollout counts once. A rollout whose rewards are None is left out; a group with fewer than two
+    scored rollouts gets 0.0 throughout. Raises ValueError for a reward that is not finite.
+    """
+    if any(not math.isfinite(r) for of_rollout in rewards for r in of_rollout or ()):
+        raise ValueError(f"turn rewards must be finite, not {rewards}")
+    returns = [None if r is None else discounted_returns(r, discount) for r in rewards]
+    means = [math.fsum(r) / len(r) if r else None for r in returns]
+    scored = [m for m in means if m is not None]
+    if baseline != "none" and len(scored) < 2:
+        return [[0.0] * len(r or ()) for r in returns]
+    return [
+        [value - _baseline(mean, scored, baseline) for value in of_rollout or ()] if mean is not None else []
+        for of_rollout, mean in zip(returns, means, strict=True)
+    ]
+
+
+def _baseline(reward: float, scored: list[float], baseline: Baseline) -> float:
+    if baseline == "none":
+        return 0.0
+    if baseline == "mean":
+        return math.fsum(scored) / len(scored)
+    return math.fsum((*scored, -reward)) / (len(scored) - 1)
+
+
+def _deviation(scored: list[float], std: Std) -> float:
+    mean = math.fsum(scored) / len(scored)
+    freedom = len(scored) - 1 if std == "sample" else len(scored)
+    return math.sqrt(math.fsum((r - mean) ** 2 for r in scored) / freedom)
+
+
+class RewardParts(Protocol):
+    def objectives(self, runs: Sequence[Trajectory]) -> Sequence[tuple[float, Sequence[float | None]]]:
+        """(weight, [G] scores) of each part, for parts that are normalised separately."""
+
+
+def cut_off(trajectory: Trajectory) -> bool:
+    """True if a token budget ended the rollout: by its stop reason, or by the finish of its last call."""
+    if trajectory.stop in (StopReason.MAX_TOKENS, StopReason.CONTEXT_FULL):
+        return True
+    return bool(trajectory.turns) and trajectory.turns[-1].completion.finish.is_cut
+
+
+def length_penalty(trajectory: Trajectory, *, limit: int, buffer: int) -> float:
+    """0 up to `limit - buffer` sampled tokens, falling linearly to -1 at `limit`; added to the reward. The
+    soft overlong punishment of DAPO (arXiv 2503.14476)."""
+    sampled = sum(len(t.completion.tokens.sampled_ids) for t in trajectory.turns if t.completion.tokens)
+    return -min(max(sampled - (limit - buffer), 0) / buffer, 1.0)
+
+
+Credit = Sequence[float | Sequence[float] | None]
+"""[G] of each rollout one advantage, or one for each of its turns; None leaves the rollout out of the loss"""
+
+
+def group_credit(group: Group, objective: Objective, reward: RewardParts | None) -> Credit:
+    """[G] the advantages of a group; None for a rollout without a reward, and under `overlong` = mask for one
+    that was cut off. `reward` gives the parts for `normalise` = each."""
+    rewards_G = group_rewards(group, objective)
+    credit = _advantages(group, rewards_G, objective, reward)
+    return [None if math.isnan(r) else a for r, a in zip(rewards_G, credit, strict=True)]
+
+
+def _advantages(
+    group: Group, rewards_G: Sequence[float], objective: Objective, reward: RewardParts | None
+) -> Credit:
+    runs, out_G = group.trajectories, [math.isnan(r) for r in rewards_G]
+    if objective.discount is not None:
+        turns_G = turn_rewards(group, objective)
+        return turn_advantages(turns_G, discount=objective.discount, baseline=objective.baseline)
+    if objective.normalise == "each" and reward is not None:
+        parts: list[tuple[float, Sequence[float | None]]] = [*reward.objectives(runs)]
+        parts.append((1.0, _penalties(group, objective)))
+        compared = [
+            (weight, [None if out else v for v, out in zip(scores, out_G, strict=True)])
+            for weight, scores in parts
+        ]
+        return summed_advantages(compared, baseline=objective.baseline, std=objective.std)
+    return group_advantages(rewards_G, baseline=objective.baseline, std=objective.std)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditedGroup:
+    """A group with its credit, which is computed once a step, when the group has been gathered."""
+
+    group: Group
+    credit: Credit | None
+    """None where the advantages come from a critic"""
+    has_signal: bool
+    """True if the group has a non-zero advantage; with `dead_groups` = keep or a critic, if any of its
+    rollouts is scored"""
+
+
+def credit_group(group: Group, objective: Objective, reward: RewardParts | None) -> CreditedGroup:
+    credit = None if objective.critic else group_credit(group, objective, reward)
+    if credit is None or objective.dead_groups == "keep":
+        signal = not all(math.isnan(r) for r in group_rewards(group, objective))
+    else:
+        signal = any(
+            a != 0 for of in credit if of is not None for a in ([of] if isinstance(of, float) else of)
+        )
+    return CreditedGroup(group=group, credit=credit, has_signal=signal)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """The groups of one step with their credit, also those without a signal, and metrics about them."""
+
+    credited: list[CreditedGroup]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    logged: Mapping[str, int] = field(default_factory=dict)
+    """logged run of this step -> version of the policy that sampled it"""
+    exhausted: bool = False
+    """the logs have no runs left for this step, or none of their tasks has a signal any more"""
+    off_policy_steps: int = 0
+    """policy versions between sampling and training of rollouts made ahead"""
+    behaviour_weights: Mapping[str, Tensor] | None = None
+    """the weights that sampled rollouts made ahead, if the policy has been updated since"""
+
+    @property
+    def groups(self) -> list[Group]:
+        return [c.group for c in self.credited]
+
+
+def group_samples(group: Group, advantages_G: Credit | None = None) -> list[TrainSample]:
+    """The samples of a group; None takes its `group_advantages`. A rollout without a reward, or with None in
+    `advantages_G`, is left out of the loss."""
+    advantages_G = group_advantages(group.rewards_G) if advantages_G is None else advantages_G
+    members = zip(group.trajectories, group.rewards_G, advantages_G, strict=True)
+    # a run whose prompt fills the context has no turn: it counts in the baseline and has nothing to train
+    trained = ((t, a) for t, reward, a in members if not math.isnan(reward) and t.own_turns)
+    return [s for t, a in trained if a is not None for s in to_samples(t, a)]
+
+
+def turn_rewards(group: Group, objective: Objective) -> list[Sequence[float] | None]:
+    """[G][T] the reward of each turn, the length penalty added to the last; None for a rollout without a
+    reward."""
+    rewards_G, penalties = group_rewards(group, objective), _penalties(group, objective)
+    return [
+        _turn_rewards(run, reward, penalty)
+        for run, reward, penalty in zip(group.trajectories, rewards_G, penalties, strict=True)
+    ]
+
+
+def group_rewards(group: Group, objective: Objective) -> list[float]:
+    """[G] rewards with the length penalty added; NaN for a rollout that is left out of the comparison."""
+    return [
+        math.nan if objective.overlong == "mask" and cut_off(run) else reward + penalty
+        for run, reward, penalty in zip(
+            group.trajectories, group.rewards_G, _penalties(group, objective), strict=True
+        )
+    ]
+
+
+def _penalties(group: Group, objective: Objective) -> list[float]:
+    limit, buffer = objective.overlong_limit, objective.overlong_buffer
+    if objective.overlong != "shape":
+        return [0.0] * len(group.trajectories)
+    return [length_penalty(run, limit=limit, buffer=buffer) for run in group.trajectories]
+
+
+def _turn_rewards(run: Trajectory, reward: float, penalty: float) -> Sequence[float] | None:
+    """[T] turn rewards of the verdict, or else the whole reward in the last turn; None if not scored."""
+    if math.isnan(reward):
+        return None
+    given = run.verdict.turn_rewards if run.verdict else None
+    if given is None:
+        return [0.0] * (len(run.turns) - 1) + [reward]
+    return [*given[:-1], given[-1] + penalty]
+
+
+def gae(
+    rewards: Sequence[float], values: Sequence[float], *, discount: float, lam: float
+) -> tuple[list[float], list[float]]:
+    """[N] advantages and [N] returns (advantage + value) of a chain of N sampled tokens. d_k = r_k + discount
+    * V_(k+1) - V_k with V_N = 0, and A_k = d_k + discount * lam * A_(k+1)."""
+    advantages = [0.0] * len(rewards)
+    following = next_value = 0.0
+    for k in range(len(rewards) - 1, -1, -1):
+        following = rewards[k] + discount * next_value - values[k] + discount * lam * following
+        next_value = values[k]
+        advantages[k] = following
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
+
+
+def whitened(
+    advantages: Sequence[Sequence[float]], masks: Sequence[Sequence[int]]
+) -> list[tuple[float, ...]]:
+    """[rows][L] advantages with mean 0 and standard deviation 1 over the sampled tokens of all rows; 0
+    elsewhere."""
+    flat = [
+        a for row, mask in zip(advantages, masks, strict=True) for a, m in zip(row, mask, strict=True) if m
+    ]
+    mean = math.fsum(flat) / max(len(flat), 1)
+    deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in flat) / max(len(flat), 1))
+    scale = 0.0 if not flat or min(flat) == max(flat) else 1 / (deviation + 1e-8)
+    return [
+        tuple((a - mean) * scale * m for a, m in zip(row, mask, strict=True))
+        for row, mask in zip(advantages, masks, strict=True)
+    ]

@@ -25,19 +25,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from nano_rl.learn.advantage import (
-    CreditedGroup,
-    RolloutBatch,
-    group_samples,
-    turn_rewards,
-)
 from nano_rl.learn.batch import Batch, enough_tokens, make_batches
 from nano_rl.learn.config import Objective, UpdateConfig
 from nano_rl.learn.guards import LogprobMonitor, Probe, check_step, mismatch_ahead
 from nano_rl.learn.learner import BatchLoss, Learner, LossPart, Reference, Stateful
 from nano_rl.learn.logprob import can_share, score_tokens, token_logprobs
 from nano_rl.learn.loss import EXTREMA, clamped_exp, policy_loss, token_weights
-from nano_rl.learn.rows import Group, StepRow, TrainSample, recent_samples
+from nano_rl.learn.rows import (
+    CreditedGroup,
+    Group,
+    RolloutBatch,
+    StepRow,
+    TrainSample,
+    group_samples,
+    recent,
+    turn_rewards,
+)
 from nano_shared.extensions import Extensions
 
 Metrics = dict[str, float]
@@ -179,14 +182,12 @@ class Updater:
             for of_group in self._rows(live)
         ]
         before = _action_tokens(rows)
-        rows = _kept(rows, lambda sample: recent_samples([sample], version, objective.max_staleness)[0])
+        rows = _kept(rows, lambda sample: recent(sample, version, objective.max_staleness))
         metrics = {"stale_dropped": float(before - _action_tokens(rows))}
         old = {run for run, sampled_at in batch.logged.items() if sampled_at != version}
         if old:
-            selection = score_and_select(
-                self.learner.model, [row.sample for of_group in rows for row in of_group], old,
-                MIN_ESS, drift=MAX_DRIFT, max_tokens=config.max_tokens, trees=can_share(self.learner.model),
-            )  # fmt: skip
+            samples = [row.sample for of_group in rows for row in of_group]
+            selection = score_and_select(self.learner.model, samples, old, max_tokens=config.max_tokens)
             if selection is not None:
                 rows = _kept(rows, lambda sample: [sample] * (sample.run_id not in selection.dropped))
                 metrics |= selection.metrics
@@ -200,11 +201,8 @@ class Updater:
         history: Sequence[Metrics] = (),
     ) -> Metrics:  # fmt: skip
         """All updates of one step. Returns its metrics; no update is made where there is nothing to learn.
-        Raises GuardTripped.
-
-        `values` are the step's metrics so far and `history` those of earlier steps, for the guards; `probe`
-        is a row of the step that was scored by itself.
-        """
+        Raises GuardTripped. `values` are the step's metrics so far and `history` those of earlier steps, for
+        the guards; `probe` is a row of the step that was scored by itself."""
         config, model, metrics = self.config, self.learner.model, dict(rows.metrics)
         if rows.empty:
             added = {**metrics, "all_dropped": 1.0} if rows.has_credit else {}
@@ -257,17 +255,10 @@ class Updater:
             batches = make_batches(
                 samples, max_tokens=config.max_tokens, weights=weights, trees=trees, enough=enough
             )
-            minibatches.append(
-                Minibatch(
-                    batches=batches if self.reference is None else self.reference.score(batches),
-                    terms=[
-                        (term, term.part(items, part, count, trees=trees))
-                        for term, items in zip(self.terms, rows.drawn, strict=True)
-                        if len(items)
-                    ],
-                    rows=chosen,
-                )
-            )
+            drawn = [pair for pair in zip(self.terms, rows.drawn, strict=True) if len(pair[1])]
+            terms = [(term, term.part(items, part, count, trees=trees)) for term, items in drawn]
+            batches = batches if self.reference is None else self.reference.score(batches)
+            minibatches.append(Minibatch(batches=batches, terms=terms, rows=chosen))
         return minibatches
 
     def _passes(
@@ -393,14 +384,7 @@ class DriftSelection:
 
 
 def score_and_select(
-    model: nn.Module,
-    samples: Sequence[TrainSample],
-    logged: Collection[str],
-    bound: float,
-    *,
-    drift: float | None = None,
-    max_tokens: int,
-    trees: bool,
+    model: nn.Module, samples: Sequence[TrainSample], logged: Collection[str], *, max_tokens: int
 ) -> DriftSelection | None:
     """Score the rows of logged runs with the current weights and apply `select_by_drift`; None without
     any."""
@@ -409,12 +393,12 @@ def score_and_select(
         return None
     mismatch_of: dict[str, list[Tensor]] = defaultdict(list)
     with torch.no_grad():
-        for batch in make_batches(rows, max_tokens=max_tokens, trees=trees):
+        for batch in make_batches(rows, max_tokens=max_tokens, trees=can_share(model)):
             logprobs_BT = token_logprobs(model, batch).to(batch.ids_BT.device)
             mismatch_BT = (logprobs_BT - batch.behaviour_logprobs_BT).double()
             for run, values_T, mask_T in zip(batch.run_ids, mismatch_BT, batch.mask_BT, strict=True):
                 mismatch_of[run].append(values_T[mask_T].cpu())
-    return select_by_drift({run: torch.cat(parts) for run, parts in mismatch_of.items()}, bound, drift)
+    return select_by_drift({run: torch.cat(parts) for run, parts in mismatch_of.items()}, MIN_ESS, MAX_DRIFT)
 
 
 def select_by_drift(
@@ -433,8 +417,6 @@ def select_by_drift(
     ess = (total.square() / (count * squared)).tolist()
     kept = max((place for place, value in enumerate(ess[:allowed], start=1) if value >= bound), default=0)
     return DriftSelection(
-        dropped=frozenset(ascending[kept:]),
-        ess_before=ess[-1],
-        drift=sum(drifts.values()) / len(drifts),
+        dropped=frozenset(ascending[kept:]), ess_before=ess[-1], drift=sum(drifts.values()) / len(drifts),
         ess=ess[kept - 1] if kept else 1.0,
-    )
+    )  # fmt: skip

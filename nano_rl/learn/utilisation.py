@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from nano_rl.learn.config import UpdateConfig
+from nano_rl.learn.logprob import backbone
 from nano_rl.learn.metrics import SHORTEST
-from nano_rl.learn.tree_forward import backbone
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:

@@ -31,8 +31,6 @@ from nano_shared.types import Split, Trajectory, Trust
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedRun:
-    """The result of `RunVerifier.verify`."""
-
     refusal: RefusalCode | None
     tokens: tuple[Scored, ...] = ()
     """its sampled tokens, scored by the policy; empty if they were not scored"""
@@ -77,8 +75,6 @@ CheckedRun = tuple[RunFacts, RefusalCode | None]
 
 
 class Use(StrEnum):
-    """The best use of a run."""
-
     POLICY_GRADIENT = "policy gradient"
     PREFERENCE = "preference"
     """in a pair with a better or worse run of its task"""
@@ -109,9 +105,7 @@ class JudgedRun:
 
 def refusal_of(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
     """The first reason why a run may not train a policy gradient, regardless of its group; None if it may.
-
-    What bars every use is checked first.
-    """
+    What bars every use is checked first."""
     found = list(blocking(run))
     bar = next((code for code in found if code.bars), None)
     if bar:
@@ -133,12 +127,8 @@ def refusal_of(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
         return RefusalCode.TEXT_ONLY
     if target.template_hash not in (None, run.template_hash):
         return RefusalCode.ANOTHER_TEMPLATE
-    return next(iter(found), None) or _stale(run, target)
-
-
-def _stale(run: RunFacts, target: TargetPolicy) -> RefusalCode | None:
-    if target.version is None or target.max_staleness is None:
-        return None
+    if found or target.version is None or target.max_staleness is None:
+        return next(iter(found), None)
     oldest = min(turn.policy_version for turn in run.turns)
     return RefusalCode.STALE if target.version - oldest > target.max_staleness else None
 
@@ -161,22 +151,12 @@ def _refuse_copies(runs: Sequence[CheckedRun]) -> list[CheckedRun]:
     return judged
 
 
-def uncomparable(rewards: Sequence[float]) -> RefusalCode | None:
-    """Why a group with these rewards has no signal for a policy gradient, or None if it has."""
-    if len(rewards) < 2:
-        return RefusalCode.LONE
-    return RefusalCode.SAME_REWARD if is_dead(tuple(rewards)) else None
-
-
 def by_task(
     facts: Iterable[RunFacts], target: TargetPolicy, verify: RunCheck | None = None
 ) -> Iterator[list[JudgedRun]]:
-    """The judged runs of each task. `facts` must be grouped by task, oldest first.
-
-    `verify` is applied to the runs that their columns admit.
-    """
-    for checked in check_runs(facts, target, verify):
-        yield _judged(checked, target.profile)
+    """The judged runs of each task. `facts` must be grouped by task, oldest first. `verify` is applied to the
+    runs that their columns admit."""
+    return (_judged(checked, target.profile) for checked in check_runs(facts, target, verify))
 
 
 def check_runs(
@@ -191,12 +171,14 @@ def check_runs(
 
 
 def _judged(runs: Sequence[CheckedRun], profile: InterfaceProfile | None) -> list[JudgedRun]:
-    """The best use of each run of one task."""
     rewards: dict[str, list[float]] = {}
     for run, code in runs:
         if code is None and run.reward is not None:
             rewards.setdefault(run.group_key, []).append(run.reward)
-    alone = {key: uncomparable(of_group) for key, of_group in rewards.items()}
+    alone: dict[str, RefusalCode | None] = {
+        key: RefusalCode.LONE if len(of_group) < 2 else RefusalCode.SAME_REWARD if is_dead(of_group) else None
+        for key, of_group in rewards.items()
+    }
     left = [(run, code or alone.get(run.group_key)) for run, code in runs]
     pairable = _pairable(run for run, code in left if not _worthless(code))
     judged = []
@@ -292,7 +274,6 @@ class AdmissionReport:
         return sum(self.uses.values())
 
     def add(self, runs: Sequence[JudgedRun]) -> None:
-        """Add all runs of one task."""
         self.tasks += 1
         for judged in runs:
             self.uses[judged.use.value] += 1
@@ -337,7 +318,6 @@ class AdmissionReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """The report as lines of text."""
         yield f"{self.runs} runs of {self.tasks} tasks"
         for use in Use:
             yield f"  {use.value}: {self.uses[use.value]}"
@@ -375,14 +355,9 @@ SCORED = 16_384
 
 
 def survey(
-    store: LogStore,
-    chosen: RunFilter,
-    target: TargetPolicy,
-    verifier: RunVerifier | None = None,
-    *,
-    exact: bool = False,
-    seed: int = 0,
-) -> AdmissionReport:
+    store: LogStore, chosen: RunFilter, target: TargetPolicy, verifier: RunVerifier | None = None, *,
+    exact: bool = False, seed: int = 0,
+) -> AdmissionReport:  # fmt: skip
     """What the chosen runs of a log can teach the target. `verifier` None checks the columns alone; `exact`
     loads and scores every run that the columns admit, else a sample drawn by `seed`."""
     report = AdmissionReport(loaded=None if verifier is None else 0)

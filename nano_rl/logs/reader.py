@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -47,8 +48,6 @@ _GENERATIONS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AncestorWeights:
-    """The weights of a policy or of one of its ancestors."""
-
     id: str
     version: int
     """number of updates that made these weights"""
@@ -79,24 +78,16 @@ class Lineage:
 
     def policy_version(self, run: Trajectory | RunFacts) -> int | None:
         """Version of the policy that sampled the oldest turn of a run, in this lineage; None if unknown.
-
-        Negative for weights that are more updates away than the policy has.
-        """
+        Negative for weights that are more updates away than the policy has."""
         by_id = {weights.id: weights for weights in self.weights}
-        versions = []
-        for policy, version in _samplers(run):
-            weights = by_id.get(policy)
-            if weights is None:
-                return None
-            versions.append(weights.place(run.id, version))
-        return min(versions, default=None)
-
-
-def _samplers(run: Trajectory | RunFacts) -> Iterator[tuple[str, int]]:
-    """Policy id and version of each turn."""
-    if isinstance(run, RunFacts):
-        return ((turn.policy_id, turn.policy_version) for turn in run.turns)
-    return ((turn.completion.policy_id, turn.completion.policy_version) for turn in run.turns)
+        if isinstance(run, RunFacts):
+            samplers = [(turn.policy_id, turn.policy_version) for turn in run.turns]
+        else:
+            samplers = [(turn.completion.policy_id, turn.completion.policy_version) for turn in run.turns]
+        if not {policy for policy, _ in samplers} <= set(by_id):
+            return None
+        places = (by_id[policy].place(run.id, version) for policy, version in samplers)
+        return min(places, default=None)
 
 
 def lineage(opened: OpenedWeights) -> Lineage:
@@ -105,67 +96,43 @@ def lineage(opened: OpenedWeights) -> Lineage:
         id=opened.loaded.id, version=opened.version, until=opened.version, next_runs=frozenset()
     )
     lineage, learned = [own], set[str]()
-    for manifest, parent in _parents(opened.manifest):
+    for manifest, parent, version in _parents(opened.manifest):
         runs, whole = _runs(manifest)
         learned |= runs
         if parent is None:
             break
+        next_runs = frozenset(runs) if whole else None
         lineage.append(
-            AncestorWeights(
-                id=parent.id,
-                version=parent.version,
-                until=manifest.policy_version,
-                next_runs=frozenset(runs) if whole else None,
-            )
+            AncestorWeights(id=parent, version=version, until=manifest.policy_version, next_runs=next_runs)
         )
     return Lineage(weights=tuple(lineage), learned_from=frozenset(learned))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parent:
-    id: str
-    version: int
-
-
-def _parents(manifest: Manifest | None) -> Iterator[tuple[Manifest, _Parent | None]]:
-    """Each checkpoint of the lineage with the weights that it was trained from; None if those are missing."""
+def _parents(manifest: Manifest | None) -> Iterator[tuple[Manifest, str | None, int]]:
+    """Each checkpoint of the lineage with the id and version of the weights that it was trained from; None
+    if those are missing."""
     for _ in range(_GENERATIONS):
         if manifest is None:
             return
-        above = _manifest(manifest.parent)
-        # a full checkpoint names its starting weights; a model that is no checkpoint must be read
-        identity = manifest.base_model if above and manifest.kind == "full" else _identity(manifest.parent)
+        above: Manifest | None = None
+        identity: str | None = None
+        if (name := manifest.parent) is not None:
+            with suppress(CheckpointError):  # not a checkpoint, or deleted
+                above = read_checkpoint(resolve_checkpoint(name), verify=False)
+            with suppress(OSError, UsageError):
+                # a full checkpoint names its starting weights; a model that is no checkpoint must be read
+                identity = manifest.base_model if above and manifest.kind == "full" else weights_id(name)
         version = above.policy_version if above else 0
         known = identity is not None and version <= manifest.policy_version
-        yield manifest, _Parent(id=identity, version=version) if known and identity else None
+        yield manifest, identity if known else None, version
         if not known:
             return
         manifest = above
 
 
-def _manifest(name: str | None) -> Manifest | None:
-    if name is None:
-        return None
-    try:
-        return read_checkpoint(resolve_checkpoint(name), verify=False)
-    except CheckpointError:  # not a checkpoint, or deleted
-        return None
-
-
-def _identity(name: str | None) -> str | None:
-    if name is None:
-        return None
-    try:
-        return weights_id(name)
-    except (OSError, UsageError):
-        return None
-
-
 def _runs(manifest: Manifest) -> tuple[set[str], bool]:
-    """The runs that a checkpoint was trained on, and whether these are all of them.
-
-    The manifest lists at most a thousand; the folder of the training lists all.
-    """
+    """The runs that a checkpoint was trained on, and whether these are all of them. The manifest lists at
+    most a thousand; the folder of the training lists all."""
     listed = set(manifest.trained_on.run_ids)
     used = checkpoints_dir().parent / "trainings" / manifest.name / USED
     if (checkpoints_dir() / manifest.name / MANIFEST).is_file() and used.is_file():
@@ -175,8 +142,6 @@ def _runs(manifest: Manifest) -> tuple[set[str], bool]:
 
 @dataclass(slots=True, kw_only=True)
 class LoggedRuns:
-    """Loads runs of the logs that a training reads."""
-
     stores: Sequence[LogStore]
     verifiers: Sequence[RunVerifier] | None = None
     """[logs] checks of the tokens of a run when it is loaded; None if all runs were verified before"""
@@ -200,10 +165,8 @@ class LoggedRuns:
 
     def verified(self, member: GroupMember) -> Trajectory | None:
         """Load a run; None, and counted in `refused`, if its tokens do not match its texts and template.
-
         Log-probs are not recomputed, since the weights have changed since training began; the trainer
-        compares them with its own at every step.
-        """
+        compares them with its own at every step."""
         run = self.run(member)
         refusal = self.verifiers[member.log].verify(run, score=False).refusal if self.verifiers else None
         if refusal is None:
@@ -245,7 +208,6 @@ class LoggedGroup:
         return is_dead(self.rewards_G)
 
     def only(self, runs: Sequence[str]) -> LoggedGroup:
-        """The group restricted to these runs, in this order."""
         by_id = {member.id: member for member in self.members}
         return replace(self, members=tuple(by_id[run] for run in runs))
 
@@ -279,7 +241,6 @@ class LoggedTasks(Sequence[Task]):
 
 
 def members_of(groups: Collection[Group | LoggedGroup]) -> Mapping[str, Group | LoggedGroup]:
-    """Run id -> its group."""
     return {member.id: group for group in groups for member in group.members}
 
 
@@ -314,7 +275,6 @@ class LogContents:
 
     @property
     def usable(self) -> set[str]:
-        """Ids of the admitted runs."""
         return {member.id for group in self.groups for member in group.members}
 
     @property
@@ -322,7 +282,6 @@ class LogContents:
         return sum(len(group.members) for group in self.groups)
 
     def report(self) -> str:
-        """A summary in lines of text."""
         lines = [f"admitted: {self.runs} runs of {sum(bool(g.members) for g in self.groups)} tasks"]
         if not self.verified:
             lines.append("  by their columns: the tokens of a run are looked at when a step takes it")
@@ -356,20 +315,15 @@ class LogContents:
 
 
 def read_logs(
-    stores: Sequence[LogStore],
-    opened: OpenedWeights,
-    template_hash: str,
-    lineage: Lineage,
-    config: TrainConfig,
-    *,
-    rescore: Rescore | None = None,
-) -> LogContents:
+    stores: Sequence[LogStore], opened: OpenedWeights, template_hash: str, lineage: Lineage,
+    config: TrainConfig, *, rescore: Rescore | None = None,
+) -> LogContents:  # fmt: skip
     """Read every run of the logs once. `rescore` gives the admitted runs the verdicts to train on, before
     groups are formed."""
     keeps_rest = bool(config.lambda_sft or config.logs.lambda_preference)
     target = TargetPolicy(profile=opened.profile, template_hash=template_hash)
     verifiers = [RunVerifier(opened, store) for store in stores]
-    verify_now = rescore is not None or _few(stores)
+    verify_now = rescore is not None or sum(len(store.ids()) for store in stores) <= VERIFY_AT_START
     runs = LoggedRuns(stores=stores, verifiers=None if verify_now else verifiers)
     refused: Counter[str] = Counter()
     found: list[_AdmittedRun] = []
@@ -403,30 +357,19 @@ def read_logs(
     rest.sort(key=lambda run: (run.started, run.id))
     versions = {of.member.id: of.policy_version for of in found}
     return LogContents(
-        groups=groups,
+        groups=groups, rest=tuple(rest), refused=refused, seen=len(known), can_imitate=can_imitate,
         policy_versions={member.id: versions[member.id] for group in groups for member in group.members},
-        rest=tuple(rest),
         passed=tuple((of.log, of.run) for of in sorted(passed.values(), reverse=True)),
-        refused=refused,
-        seen=len(known),
-        can_imitate=can_imitate,
-        imitates=config.lambda_sft > 0 and config.imitate == "rest",
-        verified=verify_now,
-    )
+        imitates=config.lambda_sft > 0 and config.imitate == "rest", verified=verify_now,
+    )  # fmt: skip
 
 
 VERIFY_AT_START = 2000
 """largest number of runs in all logs together that are verified before the first step"""
 
 
-def _few(stores: Sequence[LogStore]) -> bool:
-    return sum(len(store.ids()) for store in stores) <= VERIFY_AT_START
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AdmittedRun:
-    """A run that policy gradients may use."""
-
     member: GroupMember
     key: str
     """key of its group"""
@@ -438,17 +381,12 @@ class _AdmittedRun:
     @classmethod
     def of(cls, run: RunFacts, log: int, policy_version: int) -> _AdmittedRun:
         member = GroupMember(
-            id=run.id,
-            started=run.started,
-            version=min(turn.policy_version for turn in run.turns),
-            reward=math.nan if run.reward is None else run.reward,
-            log=log,
-        )
-        key = run.group_key
-        return cls(
-            member=member, key=key, forked=key != run.task.key, task=run.task_id,
-            policy_version=policy_version,
+            id=run.id, started=run.started, version=min(turn.policy_version for turn in run.turns),
+            reward=math.nan if run.reward is None else run.reward, log=log,
         )  # fmt: skip
+        key = run.group_key
+        forked = key != run.task.key
+        return cls(member=member, key=key, forked=forked, task=run.task_id, policy_version=policy_version)
 
 
 def _verified(store: LogStore, verifier: RunVerifier, run: RunFacts) -> RefusalCode | None:
@@ -459,11 +397,8 @@ def _undamaged(
     store: LogStore, target: TargetPolicy, verify: RunCheck | None, known: set[str], refused: Counter[str]
 ) -> Iterator[tuple[RunFacts, RefusalCode | None]]:
     """The runs of a log that nothing bars and that are no copies, each with why policy gradients may not use
-    it.
-
-    Barred runs and copies are counted in `refused`. Runs in `known` are skipped, and all ids are added to
-    it.
-    """
+    it. Barred runs and copies are counted in `refused`. Runs in `known` are skipped, and all ids are added to
+    it."""
     facts = (run for run in store.facts() if run.id not in known)
     for checked in check_runs(facts, target, verify):
         for about, code in checked:
@@ -527,8 +462,7 @@ def _environments(
     for key, of in examples.items():
         task = runs.stores[of.log].task(of.run) if key not in known else None
         if task is not None and (task.check or task.hidden):
-            group = LoggedGroup(task_key=key, forked=False, members=(), runs=runs, example=(of.log, of.run))
-            groups.append(group)
+            groups.append(LoggedGroup(task_key=key, runs=runs, example=(of.log, of.run)))
     return tuple(groups)
 
 
@@ -544,14 +478,12 @@ def _newest_content(found: Iterable[_AdmittedRun], refused: Counter[str]) -> lis
 
 def _form_groups(found: Iterable[_AdmittedRun], runs: LoggedRuns) -> list[LoggedGroup]:
     """Groups by key, in the order of first appearance."""
-    by_key: dict[str, list[_AdmittedRun]] = {}
+    by_key: dict[tuple[str, bool], list[GroupMember]] = {}
     for of in found:
-        by_key.setdefault(of.key, []).append(of)
+        by_key.setdefault((of.key, of.forked), []).append(of.member)
     return [
-        LoggedGroup(
-            task_key=key, forked=members[0].forked, members=tuple(of.member for of in members), runs=runs
-        )
-        for key, members in by_key.items()
+        LoggedGroup(task_key=key, forked=forked, members=tuple(members), runs=runs)
+        for (key, forked), members in by_key.items()
     ]
 
 

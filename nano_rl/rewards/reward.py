@@ -29,15 +29,12 @@ class Reward(Protocol):
 
     def apply(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Trajectory]:
         """The runs with its verdicts, which are logged in addition to those of the grader."""
-        ...
 
     def objectives(self, runs: Sequence[Trajectory]) -> list[tuple[float, list[float | None]]]:
         """(weight, [G] values that count) of each part, for parts that are normalised separately."""
-        ...
 
     def probe(self, tasks: Sequence[Task]) -> Reward:
         """Itself, once its parts were checked against the tasks. Raises UsageError or ConfigError."""
-        ...
 
 
 class ComposesRewards(Protocol):

@@ -19,6 +19,7 @@ from nano_coder.grading.grade import Delivery, grade_delivery, grade_trajectory
 from nano_coder.grading.protected_files import ShellLine
 from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.mutate import Mutant, mutant_of, splices_by_function
+from nano_rl.tasks.places import text_of
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
@@ -61,10 +62,8 @@ def task_from_run(
     run: Trajectory, blobs: BlobStore, sandbox: Sandbox, check: str | None = None
 ) -> LoggedTask:
     """A task with the starting workspace of a run. Its check is `check`, which is hidden, or the run's own.
-
     If the run passes the check, its actions are the oracle. Raises UsageError for a run without a snapshot of
-    its start, with missing blobs, or without a check.
-    """
+    its start, with missing blobs, or without a check."""
     if run.snapshot is None:
         raise UsageError(
             f"run {run.id} has no snapshot of the workspace that it started in (it was imported, or never got"
@@ -101,16 +100,13 @@ def _task(run: Trajectory, start: Snapshot, blobs: BlobStore, check: str | None)
     hidden = CommandChecks(command=check) if check is not None else origin.hidden
     graded = [origin.check, hidden.full_dump() if hidden else None]
     digest = content_hash([origin.prompt, run.snapshot, graded]).removeprefix("sha256:")[:16]
-    return origin.model_copy(
-        update={
-            "key": f"log-{digest}",
-            "files": files or {},
-            "snapshot": None if files is not None else run.snapshot,
-            "hidden": hidden,
-            "oracle": None if check is not None else origin.oracle,
-            "provenance": Provenance(source=f"log: run {run.id}", generator=GENERATOR),
-        }
-    )
+    update = {
+        "key": f"log-{digest}", "files": files or {}, "hidden": hidden,
+        "snapshot": None if files is not None else run.snapshot,
+        "oracle": None if check is not None else origin.oracle,
+        "provenance": Provenance(source=f"log: run {run.id}", generator=GENERATOR),
+    }  # fmt: skip
+    return origin.model_copy(update=update)
 
 
 def texts_of(tree: Snapshot, blobs: BlobStore) -> dict[str, str] | None:
@@ -246,8 +242,6 @@ def check_command(task: Task) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MutantSearch:
-    """How many mutants are looked for, and how."""
-
     count: int
     seed: int
     held_out: Collection[str] = ()
@@ -341,12 +335,8 @@ def _candidates(
 def _text(tree: Snapshot, path: str, blobs: BlobStore) -> str:
     """The text of a file; empty if it is large, is no text, or has a carriage return alone, which ends a line
     for Python and none for `edit_file`."""
-    entry = tree.by_path.get(path)
-    data = blobs.get(str(entry.content)) if entry is not None and entry.kind is EntryKind.FILE else b""
-    try:
-        return "" if len(data) > _LARGEST or b"\r" in data.replace(b"\r\n", b"") else data.decode()
-    except UnicodeError:
-        return ""
+    text = text_of(tree, path, blobs) or ""
+    return "" if len(text.encode()) > _LARGEST or "\r" in text.replace("\r\n", "") else text
 
 
 def _mutant_task(candidate: _Candidate, trial: _Trial, projects: Sequence[_Project], seed: int) -> Task:
@@ -397,10 +387,8 @@ def _head(source: str, line: int) -> list[int]:
 
 
 def _prompt(project: _Project, projects: Sequence[_Project]) -> str:
-    """The run's prompt if it is about no single bug, else the one fact that is known: the check fails.
-
-    Two runs with one prompt that changed different files, and passed, show that it describes neither change.
-    """
+    """The run's prompt if it is about no single bug, else the one fact that is known: the check fails. Two
+    runs with one prompt that changed different files, and passed, show that it describes neither change."""
     said, changed = project.run.task.prompt, project.changed
     if any(p.run.task.prompt == said and p.changed and not p.changed & changed for p in projects if changed):
         return said

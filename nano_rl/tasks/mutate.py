@@ -44,13 +44,12 @@ METHODS = {
     "strip": ("lstrip", "rstrip"), "title": ("capitalize",), "capitalize": ("title",),
     "swapcase": ("upper",),
 }  # fmt: skip
-MISTAKES = ("operator", "comparison", "constant", "name", "method", "flag", "variable", "step")
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
     kind: str
-    """one of MISTAKES"""
+    """operator, comparison, constant, name, method, flag, variable or step"""
     line: int
     old: str
     new: str
@@ -126,19 +125,14 @@ def _callables(node: ast.AST) -> Iterator[Splice]:
 
 
 def _variables(node: ast.AST, params: list[str]) -> Iterator[Splice]:
-    """Replace a parameter by another one."""
-    if (
-        isinstance(node, ast.Name)
-        and isinstance(node.ctx, ast.Load)
-        and node.id in params
-        and len(params) > 1
-    ):
+    if not (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)):
+        return
+    if node.id in params and len(params) > 1:
         other = params[(params.index(node.id) + 1) % len(params)]
         yield Splice("variable", node.lineno, node.col_offset, node.col_offset + len(node.id), other)
 
 
 def _signs(node: ast.AST) -> Iterator[Splice]:
-    """Remove a minus or a `not`."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
         yield Splice("step", node.lineno, node.col_offset, node.operand.col_offset, "")
 
@@ -166,7 +160,11 @@ def mutant_of(source: str, splice: Splice) -> Mutant | None:
     old = lines[splice.line - 1]
     new = old[: splice.start] + splice.text + old[splice.end :]
     text = "\n".join([*lines[: splice.line - 1], new, *lines[splice.line :]])
-    return Mutant(splice.kind, splice.line, old, new, text) if text != source and _parses(text) else None
+    try:
+        parse(text)
+    except SyntaxError:
+        return None
+    return Mutant(splice.kind, splice.line, old, new, text) if text != source else None
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -195,11 +193,3 @@ def _splices(function: _Function, lines: list[str]) -> list[Splice]:
     # columns of the syntax tree count bytes
     ascii_only = (splice for splice in splices if lines[splice.line - 1].isascii())
     return sorted(ascii_only, key=lambda splice: (splice.line, splice.start))
-
-
-def _parses(source: str) -> bool:
-    try:
-        parse(source)
-    except SyntaxError:
-        return False
-    return True

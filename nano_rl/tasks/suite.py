@@ -41,8 +41,8 @@ class Made:
     prompt: str
     hidden: HiddenChecks
     oracle: tuple[OracleAction, ...]
-    family: str = ""
-    program_hash: str = ""
+    program: tuple[str, str] = ("", "")
+    """family and hash of what it is made from"""
     tools: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
     artifacts: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Made:
     """tasks that come before it in its project"""
 
 
-_SAME_FIELDS = tuple(one.name for one in fields(Made) if one.name != "earlier")
+_SAME_FIELDS = tuple(one.name for one in fields(Made) if one.name not in ("earlier", "program"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,6 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSuite:
-    """A named generator of tasks."""
-
     name: str
     version: str
     """version of the generator: a key identifies a task only within one version"""
@@ -88,7 +86,7 @@ class TaskSuite:
         made = call_extension(view.make, rng, split, view.level, name=named, error=UsageError)
         if not isinstance(made, Made):
             raise UsageError(f"{named} made {described(made)}, and must return a Made")
-        key = f"{self.name}-{self.version}:L{view.level}:{view.name}:{made.family}:{split}-{seed}"
+        key = f"{self.name}-{self.version}:L{view.level}:{view.name}:{made.program[0]}:{split}-{seed}"
         task = self._task(made, view.name, view.level, split, seed, key)
         before = [
             self._task(one, EARLIER, view.level, split, seed, f"{key}/{number}")
@@ -98,6 +96,7 @@ class TaskSuite:
 
     def _task(self, made: Made, view: str, level: int, split: Split, seed: int, key: str) -> Task:
         given = {name: getattr(made, name) for name in _SAME_FIELDS}
+        given |= dict(zip(("family", "program_hash"), made.program, strict=True))
         origin = Provenance(source="generated", generator=f"nano_rl.tasks {self.version}", seed=seed)
         try:
             return Task(key=key, split=split, level=level, view=view, provenance=origin, **given)
@@ -119,10 +118,8 @@ def suite_names() -> list[str]:
 
 
 def find_suite(name: str) -> TaskSuite:
-    """The suite of that name, of `NAME:ARGUMENT`, or of `path.py:name`.
-
-    Raises UsageError for an unknown name, and ConfigError for a suite that cannot be loaded.
-    """
+    """The suite of that name, of `NAME:ARGUMENT`, or of `path.py:name`. Raises UsageError for an unknown
+    name, and ConfigError for a suite that cannot be loaded."""
     base, colon, argument = name.partition(":")
     if colon and base in suite_names():
         suite: TaskSuite = find_extension(GROUP, base, TaskSuite, check=_problem)

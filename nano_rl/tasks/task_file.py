@@ -11,23 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from nano_shared.errors import Refusal, Refused, UsageError
 from nano_shared.extensions import Extensions
-from nano_shared.hidden_checks import (
-    Case,
-    CaseChecks,
-    MutantChecks,
-    SuiteChecks,
-    WorkspaceChecks,
-)
+from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks, WorkspaceChecks
 from nano_shared.strict_json import (
     Row,
     at_place,
@@ -150,10 +138,8 @@ class PlainRow(FileRow):
 
 
 def read_row(line: str) -> Task:
-    """Parse one line of a task file: a task, a function with its cases, or a published row.
-
-    Raises Refused with the first invalid field, UsageError for a published row without the plug-in for those.
-    """
+    """Parse one line of a task file: a task, a function with its cases, or a published row. Raises Refused
+    with the first invalid field, UsageError for a published row without the plug-in for those."""
     row = json_object(line, finite=False)
     for name, field in row.items():
         if not _is_finite(field):
@@ -208,11 +194,8 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """All tasks of a file (`read_row`).
-
-    Raises UsageError with file, line and field for a malformed row, a duplicate key, and a file that is
-    missing, unreadable or empty.
-    """
+    """All tasks of a file (`read_row`). Raises UsageError with file, line and field for a malformed row, a
+    duplicate key, and a file that is missing, unreadable or empty."""
     if not path.exists():
         raise UsageError(f"no such task file: {path}; nano-rl tasks make writes one")
     tasks: dict[str, Task] = {}

@@ -17,11 +17,12 @@ from nano_coder.config import (
     CoreConfig,
     load_config,
     read_config,
+    read_project_file,
     user_config_path,
 )
 from nano_coder.grading.grade import grade_folder
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.trust import read_project_file, trust
+from nano_coder.trust import trust
 from nano_coder.verify.trainable import may_teach
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.types import Task, Trust

@@ -98,7 +98,6 @@ def flat_batch(
         behaviour_logprobs_BT=row(behaviour or [0.0] * n),
         advantages_BT=row(advantages),
         temperature_B=torch.ones(1, dtype=torch.float64),
-        num_action_tokens=count,
         weight_BT=row([1 / max(count, 1)] * n),
         run_ids=("run-0",),
         old_logprobs_BT=None if old is None else row(old),

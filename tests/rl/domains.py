@@ -9,7 +9,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.run.execution import grade_run as graded
 from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.tasks.attempts import oracle_policy
+from nano_rl.gather.rollouts import oracle_policy
 from nano_shared.store import LogStore
 from nano_shared.types import OracleAction, Split, Task, Trajectory
 from nano_suites.drawing import make_tasks

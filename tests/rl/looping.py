@@ -19,9 +19,9 @@ from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.rows import Group, form_groups
+from nano_rl.record import Watch
 from nano_rl.rewards import Reward
 from nano_rl.train import train
-from nano_rl.watch import Watch
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory, Trust, Verdict
 from nano_suites.drawing import make_tasks

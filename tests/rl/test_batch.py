@@ -80,16 +80,14 @@ def test_ac_10_metrics_of_micro_batches_add_up_to_those_of_the_whole() -> None:
 def test_denominator_is_that_of_the_whole_step_in_every_micro_batch() -> None:
     batches = make_batches(samples(LENGTHS), max_tokens=12)
     assert len(batches) > 1
-    assert {b.num_action_tokens for b in batches} == {sum(sampled for _, sampled in LENGTHS)}
     assert torch.cat([b.weight_BT[b.mask_BT] for b in batches]).tolist() == pytest.approx([1 / 27] * 27)
-    assert make_batches(samples(LENGTHS), max_tokens=12, num_action_tokens=99)[0].num_action_tokens == 99
 
 
 def test_two_ranks_with_the_common_denominator_equal_one() -> None:
     rows, n = samples(LENGTHS), sum(sampled for _, sampled in LENGTHS)
 
     def total(rows: list[TrainSample]) -> float:
-        batches = make_batches(rows, max_tokens=30, num_action_tokens=n, dtype=torch.float64)
+        batches = make_batches(rows, max_tokens=30, weights=[1 / n] * len(rows), dtype=torch.float64)
         return sum(sft_loss(token_logprobs(tiny_llama(), b), b)[0].item() for b in batches)
 
     assert total(rows[:2]) + total(rows[2:]) == pytest.approx(total(rows), abs=1e-12)
@@ -114,10 +112,9 @@ def test_nothing_to_batch() -> None:
     assert make_batches([], max_tokens=8) == []
 
 
-@pytest.mark.parametrize("budget", [{"max_tokens": 0}, {"max_tokens": 8, "num_action_tokens": 0}])
-def test_budget_below_one_is_refused(budget: dict[str, int]) -> None:
+def test_budget_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
-        make_batches(samples([(2, 2)]), **budget)
+        make_batches(samples([(2, 2)]), max_tokens=0)
 
 
 @given(
@@ -181,4 +178,4 @@ def test_moving_a_batch_moves_every_tensor_and_keeps_the_rest() -> None:
     moved = batch.to("meta")
     assert moved.ids_BT.is_meta
     assert moved.temperature_B.is_meta
-    assert (moved.num_action_tokens, moved.run_ids, moved.old_logprobs_BT) == (3, ("run-0",), None)
+    assert (moved.run_ids, moved.old_logprobs_BT) == (("run-0",), None)

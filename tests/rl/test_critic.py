@@ -22,7 +22,7 @@ from nano_preferences.critic import (
     value_loss,
 )
 from nano_rl.learn.learner import prepare
-from nano_rl.learn.tree_forward import independent_rows
+from nano_rl.learn.logprob import independent_rows
 from nano_shared.errors import GuardTripped
 
 FAST = CriticTerms(learning_rate=0.02, whiten=False, value_clip=None)

@@ -10,7 +10,7 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.gather.replay_buffer import ReplayBuffer
+from nano_rl.gather.sources import ReplayBuffer
 from nano_rl.learn.rows import Group, form_groups, to_samples
 from nano_rl.learn.update import capped, select_by_drift
 from nano_rl.logs.reader import AncestorWeights, Lineage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from builders import trajectory, turn
+from builders import trajectory
 
 from nano_rl.learn.rows import Group, form_groups, group_metrics
 from nano_shared.types import StopReason
@@ -60,14 +60,6 @@ def test_rollout_of_another_task_is_refused() -> None:
 def test_two_tasks_under_one_key_share_no_baseline() -> None:
     with pytest.raises(ValueError, match="mixes 2 tasks under one key"):
         form_groups([trajectory(run_id="1"), trajectory(run_id="2", prompt="Do something else.")])
-
-
-def test_policy_versions_are_those_of_all_turns() -> None:
-    runs = (
-        trajectory(turn(2, 1, version=4), turn(2, 1, version=3, index=1), run_id="1"),
-        trajectory(turn(2, 1, version=4), run_id="2"),
-    )
-    assert Group(task_key="task-0", trajectories=runs).policy_versions == (3, 4)
 
 
 def test_metrics_count_rollouts_and_leave_out_what_was_not_scored() -> None:

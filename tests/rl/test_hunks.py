@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_coder.tools.text_files import _replace_passage, replace_line
-from nano_rl.tasks.hunks import applied, edit_actions, hunks_between
-from nano_rl.tasks.places import changed_places
+from nano_rl.tasks.places import applied, changed_places, edit_actions, hunks_between
 from nano_shared.blobs import MemoryBlobs
 from nano_shared.snapshot import Snapshot, load, snapshot_texts
 

@@ -12,10 +12,9 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
-from nano_rl.gather.rollouts import execute
+from nano_rl.gather.rollouts import execute, oracle_policy
 from nano_rl.imitation import RunEncoder, reader_of, succeeded
 from nano_rl.learn.rows import TrainSample
-from nano_rl.tasks.attempts import oracle_policy
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.types import Sampling, Split, Task, ToolCall, Trajectory
 from nano_suites.functions.views import SUITE, VIEWS

@@ -26,15 +26,15 @@ from nano_coder.run.execution import Project as RunProject
 from nano_coder.run.execution import grade_run, run_task
 from nano_rl.checkpoints.evaluate import sign_flip
 from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote, read_history
+from nano_rl.gather.rollouts import ORACLE
 from nano_rl.improve import cycle as cycles
+from nano_rl.improve.cycle import minutes_until, parse_pause, parse_window
 from nano_rl.improve.gate import ERROR, FEWEST_PLACES, decide, error_of, fallen
 from nano_rl.improve.project import ProjectTask, open_project
-from nano_rl.improve.schedule import minutes_until, parse_pause, parse_window
 from nano_rl.improve.tasks import TASKS
 from nano_rl.improve.training import trained_seconds
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.session import trainings_dir
-from nano_rl.tasks.attempts import ORACLE
 from nano_rl.tasks.places import SHARES, SplitPart, changed_places, functions_of, part_of
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.checkpoint import checkpoints_dir, read_checkpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ from builders import tiny_llama, trajectory, turn
 
 from nano_preferences.critic import Critic, CriticTerms
 from nano_rl.config import TrainConfig
-from nano_rl.imitation import Demonstrations, ImitationTerm, own_successes
-from nano_rl.learn.advantage import RolloutBatch, credit_group
+from nano_rl.imitation import ImitationTerm, own_successes
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.config import GuardConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.loss import sft_loss
-from nano_rl.learn.rows import Group, to_samples
+from nano_rl.learn.rows import Group, RolloutBatch, credit_group, to_samples
 from nano_rl.learn.update import Updater
 
 LOOSE = GuardConfig(mismatch_max=1e9, patience=100)
@@ -54,13 +54,11 @@ def step(
     of: list[Group],
     *,
     critic: Critic | None = None,
-    demonstrations: Demonstrations | None = None,
+    **shown: Any,
 ) -> tuple[dict[str, float], Learner]:
     model = tiny_llama(torch.float32)
     learner = Learner(model, settings.optimizer, steps=settings.steps)
-    imitation = ImitationTerm(
-        weight=settings.lambda_sft, max_tokens=settings.max_tokens, demonstrations=demonstrations
-    )
+    imitation = ImitationTerm(weight=settings.lambda_sft, max_tokens=settings.max_tokens, **shown)
     terms = [imitation] if settings.lambda_sft else []
     updater = Updater(learner=learner, config=settings, critic=critic, terms=terms)
     rows = updater.credit(credited(of, settings), 0)
@@ -152,12 +150,11 @@ def test_ac_10_each_part_of_a_mixed_loss_has_its_own_denominator() -> None:
     rows = own_successes(groups([[1.0], [1.0]]))
     (batch,) = make_batches(rows, max_tokens=1000)
     expected = sft_loss(token_logprobs(tiny_llama(torch.float32), batch), batch)[1]["loss"]
-    shown = Demonstrations(rows=tuple(rows), batch=2, seed=0)
     settings = config(lambda_sft=0.5)
     alone, _ = step(config(), groups(MIXED))
     for count in (1, 3):
         of = groups(MIXED[:count])
-        values, _ = step(settings, of, demonstrations=shown)
+        values, _ = step(settings, of, rows=tuple(rows), batch=2)
         assert values["loss_sft"] == pytest.approx(0.5 * expected, rel=1e-5)
         assert values["sft_tokens"] == 8
         assert values["tokens"] == count * 2 * 4
@@ -186,16 +183,15 @@ def test_a_mixed_loss_imitates_the_steps_own_successes_even_where_no_group_has_a
 
 def test_demonstrations_come_round_once_before_any_comes_again() -> None:
     rows = tuple(own_successes(groups([[1.0]] * 5)))
-    shown = Demonstrations(rows=rows, batch=2, seed=3)
-    drawn = [row.run_id for i in range(5) for row in shown.draw(i)]
+    shown = ImitationTerm(weight=1.0, max_tokens=32, rows=rows, batch=2, seed=3)
+    drawn = [row.run_id for i in range(5) for row in shown.draw(i, ())]
     assert sorted(drawn[:5]) == sorted(drawn[5:]) == sorted(row.run_id for row in rows)
-    assert Demonstrations(rows=(), batch=2, seed=0).draw(0) == []
+    assert replace(shown, rows=()).draw(0, ()) == []
 
 
 def test_a_step_of_imitation_alone_leaves_the_critic_as_it_is() -> None:
     settings, critic = config(objective=PPO, lambda_sft=0.1), a_critic()
     rows = tuple(own_successes(groups([[1.0]])))
-    shown = Demonstrations(rows=rows, batch=1, seed=0)
-    values, _ = step(settings, groups([[None, None]]), critic=critic, demonstrations=shown)
+    values, _ = step(settings, groups([[None, None]]), critic=critic, rows=rows)
     assert values["sft_tokens"] == 4
     assert "value_loss" not in values

@@ -16,7 +16,7 @@ from nano_coder.commands.serve import _pages, _shown
 from nano_coder.serve.access import Access
 from nano_coder.views import TrainingView, Viewer
 from nano_preferences.command import _calibration
-from nano_rl.watch import LinesView, open_view
+from nano_rl.record import LinesView, open_view
 from nano_shared import extensions
 from nano_shared.errors import ConfigError
 from nano_shared.store import LogStore

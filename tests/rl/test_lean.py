@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from families import family
 
-from nano_rl.learn.tree_forward import _RMSNorm, _SiluProduct, low_memory_forwards
+from nano_rl.learn.logprob import _RMSNorm, _SiluProduct, low_memory_forwards
 
 
 def test_norm_equals_the_textbook_in_value_and_gradient() -> None:

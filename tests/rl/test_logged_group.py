@@ -13,8 +13,7 @@ from recorded import ADD, FAIL, SECOND, SOLVE, build_model, recorded, relogged
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.verify.trainable import RefusalCode
 from nano_rl.config import TrainConfig
-from nano_rl.gather.replay_buffer import ReplayBuffer
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.sources import ReplayBuffer, Sources
 from nano_rl.logs import reader as log_reader
 from nano_rl.logs.reader import LogContents, lineage, read_logs
 from nano_shared.errors import LogError

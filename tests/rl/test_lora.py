@@ -15,7 +15,7 @@ from integration.tiny_model import build_tiny
 from nano_coder.models.local.llama import GatedMLP, LlamaForward
 from nano_coder.models.weights import load_policy
 from nano_rl.learn.learner import prepare
-from nano_rl.learn.tree_forward import low_memory_forwards
+from nano_rl.learn.logprob import low_memory_forwards
 from nano_shared.lora import _AdaptedProduct, merge_adapter, round_once
 
 IDS = torch.tensor([[1, 2, 3, 4]])

@@ -37,9 +37,8 @@ def gradient(loss: Callable[[Tensor], Tensor], logprobs: list[float]) -> list[fl
 
 def one_row(lengths: list[tuple[int, float]], num_action_tokens: int | None = None) -> Batch:
     samples = [to_samples(trajectory(turn(1, n), run_id=f"r{n}"), a)[0] for n, a in lengths]
-    (batch,) = make_batches(
-        samples, max_tokens=1000, num_action_tokens=num_action_tokens, dtype=torch.float64
-    )
+    weights = [1 / num_action_tokens] * len(samples) if num_action_tokens else None
+    (batch,) = make_batches(samples, max_tokens=1000, weights=weights, dtype=torch.float64)
     return batch
 
 
@@ -66,7 +65,7 @@ def test_clip_bounds_are_apart() -> None:
 
 def test_ac_11_fully_masked_batch_gives_exactly_zero() -> None:
     (batch,) = make_batches(to_samples(trajectory(turn(5, 0)), 1.0), max_tokens=100)
-    assert batch.num_action_tokens == 0
+    assert not batch.mask_BT.any()
     for config in (PLAIN, terms(beta=0.1)):
         x = torch.zeros(1, 5, requires_grad=True)
         loss, metrics = policy_loss(x, batch.with_reference(torch.zeros(1, 5)), config)
@@ -108,7 +107,7 @@ def test_ac_15_first_update_has_ratio_one_and_the_reinforce_gradient() -> None:
     assert mean["ess"] == 1.0
 
     def reinforce(x: Tensor) -> Tensor:
-        return -(batch.advantages_BT * x).sum() / batch.num_action_tokens
+        return -(batch.advantages_BT * x).sum() / len(new)
 
     assert reinforce(flat_logprobs(new)).item() == pytest.approx(2.5 / 3)  # 0.8333
     actual = gradient(lambda x: policy_loss(x, batch, terms())[0], new)

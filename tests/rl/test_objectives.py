@@ -187,7 +187,7 @@ def two_rows(advantages: list[list[float]], behaviour: list[list[float]]) -> Bat
     ]
     names = ("ids_BT", "attention_BT", "mask_BT", "behaviour_logprobs_BT", "advantages_BT", "weight_BT")
     joined = {name: torch.cat([getattr(r, name) for r in rows]) for name in names}
-    return Batch(**joined, temperature_B=torch.ones(2), num_action_tokens=6, run_ids=("a", "b"))
+    return Batch(**joined, temperature_B=torch.ones(2), run_ids=("a", "b"))
 
 
 def test_ac_19_a_sequence_is_rejected_whole() -> None:

@@ -12,7 +12,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime
+from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.gather.rollouts import collect
 from nano_shared.errors import UsageError
@@ -48,7 +48,8 @@ def rolled(
 ) -> list[list[TurnTokens | None]]:
     """The exact tokens of three groups of three."""
     policy = local_policy(opened.loaded, opened.profile, scheduler=scheduler)
-    runs = collect(TASKS, replace(runtime, policy=policy), group_size=3, seed=7, concurrency=concurrency)
+    runtime = replace(runtime, policy=policy, settings=RunSettings(at_once=concurrency))
+    runs = collect(TASKS, runtime, group_size=3, seed=7)
     assert [run.task.key for run in runs] == [task.key for task in TASKS for _ in range(3)]
     assert all(run.verdict is not None and run.verdict.reward is not None for run in runs)
     assert not [run for run in runs if run.stop is StopReason.POLICY_ERROR]
@@ -83,8 +84,9 @@ def test_a_task_that_cannot_be_served_ends_the_collection_with_its_sentence(
     """And nobody is left waiting for its seat, or for those of the tasks behind it."""
     policy = local_policy(opened.loaded, opened.profile)
     broken = TASKS[0].model_copy(update={"tools": ("no_such_tool",)})
+    runtime = replace(runtime, policy=policy, settings=RunSettings(at_once=2))
     with pytest.raises(UsageError, match="no_such_tool"):
-        collect([TASKS[0], broken, *TASKS], replace(runtime, policy=policy), seed=1, concurrency=2)
+        collect([TASKS[0], broken, *TASKS], runtime, seed=1)
 
 
 def test_no_task_is_no_run(runtime: Runtime) -> None:

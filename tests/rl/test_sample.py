@@ -9,7 +9,7 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.learn.rows import TrainSample, recent_samples, to_samples
+from nano_rl.learn.rows import TrainSample, recent, to_samples
 from nano_rl.learn.update import _stale
 from nano_shared.types import REDACTED_ID, Sampling, Trajectory
 
@@ -145,16 +145,15 @@ def versions_0_to_2() -> list[TrainSample]:
 def test_ac_22_stale_tokens_alone_are_left_out(max_staleness: int, trained: list[int]) -> None:
     """At version 2. The tokens stay as context, and a row of which nothing is left to train goes."""
     samples = versions_0_to_2()
-    recent, dropped = recent_samples(samples, 2, max_staleness)
-    assert [s.num_action_tokens for s in recent] == trained
-    assert dropped == 11 - sum(trained)
-    assert recent[0].ids == samples[0].ids
-    for version, m in zip(recent[0].versions, recent[0].mask, strict=True):
+    left = [kept for sample in samples for kept in recent(sample, 2, max_staleness)]
+    assert [s.num_action_tokens for s in left] == trained
+    assert left[0].ids == samples[0].ids
+    for version, m in zip(left[0].versions, left[0].mask, strict=True):
         assert m == 0 or version >= 2 - max_staleness
 
 
 def test_ac_22_without_a_bound_every_token_stays() -> None:
-    assert recent_samples(versions_0_to_2(), 99, None) == (versions_0_to_2(), 0)
+    assert all(recent(sample, 99, None) == [sample] for sample in versions_0_to_2())
 
 
 def test_ac_23_stale_tokens_are_counted_as_a_share_of_the_trained_ones() -> None:

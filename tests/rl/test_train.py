@@ -14,16 +14,15 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.verify.trainable import verify
-from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.config import SftConfig, TrainConfig
-from nano_rl.gather.rollouts import collect, execute
+from nano_rl.gather.rollouts import ORACLE, collect, execute, oracle_policy
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation import imitation_samples, train_sft
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.logs.reader import LogContents, lineage, read_logs
-from nano_rl.tasks.attempts import ORACLE, oracle_policy
 from nano_rl.train import train
 from nano_shared.errors import CheckpointError
 from nano_shared.policy import Conversation
@@ -209,8 +208,8 @@ def test_imitation_lowers_the_loss_and_the_checkpoint_serves(
 
     target = tmp_path / "checkpoint"
     manifest = save_checkpoint(
-        target, model, opened, parent=str(tiny), config=config, steps=steps,
-        run_ids=[r.id for r in oracles], tasks=TASKS, metrics={},
+        target, model, opened, parent=str(tiny), config=config,
+        learned=Learned(steps=steps, run_ids=[r.id for r in oracles], tasks=TASKS),
     )  # fmt: skip
     assert (manifest.kind, manifest.profile, manifest.policy_version) == ("adapter", "compact-1", steps)
     served = open_weights(str(target))

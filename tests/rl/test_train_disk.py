@@ -11,7 +11,7 @@ import pytest
 from looping import CONFIG, TASKS, Loop, logged_groups, same, tiny_model
 
 from nano_coder.models.opening import open_weights
-from nano_rl.checkpoints.checkpoint import save_checkpoint
+from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.gather.sources import Sources
 from nano_rl.resume import States
 from nano_shared.errors import CheckpointError
@@ -63,7 +63,7 @@ def test_a_checkpoint_that_does_not_fit_is_not_there(tiny: Path, tmp_path: Path)
     target = tmp_path / "checkpoints" / "one"
     with largest_file(20_000), pytest.raises(CheckpointError, match=r"no space left while writing .*one"):
         save_checkpoint(
-            target, opened.loaded.model, opened, parent="tiny", config=CONFIG, steps=1, run_ids=[],
-            tasks=TASKS, metrics={},
+            target, opened.loaded.model, opened, parent="tiny", config=CONFIG,
+            learned=Learned(steps=1, tasks=TASKS),
         )  # fmt: skip
     assert [path.name for path in target.parent.iterdir()] == [".one.lock"]

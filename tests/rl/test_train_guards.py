@@ -16,7 +16,7 @@ from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.run.execution import Runtime
 from nano_rl import train as loop_module
 from nano_rl.gather.sources import Sources
-from nano_rl.learn import tree_forward as forward
+from nano_rl.learn import logprob as forward
 from nano_rl.learn import update
 from nano_rl.learn import update as update_module
 from nano_rl.learn.batch import Batch, make_batches

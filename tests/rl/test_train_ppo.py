@@ -23,8 +23,8 @@ from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, Optim
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.rows import form_groups
+from nano_rl.record import Watch
 from nano_rl.train import train
-from nano_rl.watch import Watch
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import Completion, Finish, Sampling, StopReason, Task, Trajectory, Turn, TurnTokens

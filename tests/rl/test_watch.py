@@ -17,14 +17,20 @@ from rich.console import Console
 from nano_rl.gather.rollouts import success_metrics
 from nano_rl.learn.metrics import MetricsRow
 from nano_rl.learn.rows import Group
-from nano_rl.record import ROLLOUTS, EventKind, Phases, length, merge, read_events, read_rollouts
-from nano_rl.watch import (
+from nano_rl.record import (
+    ROLLOUTS,
+    EventKind,
     LinesView,
     PanelLine,
+    Phases,
     TrainingView,
     Watcher,
     duration,
+    length,
+    merge,
     open_view,
+    read_events,
+    read_rollouts,
     seconds_left,
     written,
 )

@@ -15,12 +15,11 @@ import torch
 from builders import trajectory, turn, verdict
 from torch import Tensor, nn
 
-from nano_rl.learn.advantage import discounted_returns, group_samples
 from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import Objective, OptimizerConfig, find_objective
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.loss import policy_loss, sft_loss
-from nano_rl.learn.rows import Group, to_samples
+from nano_rl.learn.rows import Group, discounted_returns, group_samples, to_samples
 from nano_rl.learn.update import TermLoss
 from nano_shared.types import Trajectory
 
@@ -86,7 +85,7 @@ def logged(turns: list[tuple[str, str]], logprob: float = 0.0) -> Trajectory:
 def rl_batch() -> Batch:
     """The policy's run with its reward as advantage; under the reference each token has half a nat less."""
     run = logged(ACTIONS, math.log(ON_POLICY))
-    samples = group_samples(Group(task_key="5 + 3", trajectories=(run,)), baseline="none")
+    samples = group_samples(Group(task_key="5 + 3", trajectories=(run,)), [run.reward])
     (batch,) = make_batches(samples, max_tokens=64, dtype=torch.float64)
     return batch.with_reference(Bigrams().logprobs(batch) - L_KL)
 

@@ -46,7 +46,6 @@ class Dialect(Protocol):
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
         """The description of the tools in the system message."""
-        ...
 
 
 def function_schema(tool: ToolSpec) -> dict[str, Any]:

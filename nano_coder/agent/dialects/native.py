@@ -134,7 +134,6 @@ class Native:
     def _next(
         self, text: str, tools: Sequence[ToolSpec], start: int = 0, end: int = sys.maxsize
     ) -> re.Match[str] | None:
-        """The beginning of the next frame."""
         found = self.starts.search(text, start, end)
         if self.inline is None:
             return found

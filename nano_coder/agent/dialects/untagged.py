@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nano_coder.agent.dialects.dialect import find_tool, types_of
+from nano_coder.agent.dialects.dialect import find_tool, settled, types_of
 from nano_shared.process import parse_expression
 from nano_shared.types import ToolCall, ToolSpec
 
@@ -62,7 +62,9 @@ def call_of(value: Any, key: str, repairs: list[str]) -> ToolCall:
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('the tool call must be an object with a "name"')
-    if "description" in value and not ("arguments" in value or _is_given(value.get("parameters"))):
+    given = value.get("parameters")  # arguments, or a schema of them
+    schema = given is None or (isinstance(given, dict) and "properties" in given)
+    if "description" in value and "arguments" not in value and schema:
         raise ValueError("this is the description of a tool, and no call")
     found = next((name for name in (key, *ARGUMENTS) if name in value), key)
     if found != key:
@@ -70,11 +72,6 @@ def call_of(value: Any, key: str, repairs: list[str]) -> ToolCall:
     if set(value) - _EXPECTED:
         repairs.append("extra_keys")
     return ToolCall(name=value["name"], arguments=arguments_of(value.get(found), repairs))
-
-
-def _is_given(parameters: Any) -> bool:
-    """Whether parameters are arguments, and not a schema of them."""
-    return parameters is not None and not (isinstance(parameters, dict) and "properties" in parameters)
 
 
 def arguments_of(value: Any, repairs: list[str]) -> dict[str, Any]:
@@ -239,9 +236,9 @@ _NAMES = ("name", "tool", "tool_name", "function", "function_name", "action")
 _GIVEN = (*ARGUMENTS, "args", "params", "input", "tool_input", "action_input", "kwargs")
 _MOST_FAILURES = 64
 """openings that hold no JSON, after which a text is not searched further: each may cost its whole length"""
-_JSON_TYPES: dict[str, type | tuple[type, ...]] = {
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str, int, float), "integer": (int, str), "number": (int, float, str), "boolean": (bool, str),
-    "array": list, "object": dict, "null": type(None),
+    "array": (list,), "object": (dict,), "null": (type(None),),
 }  # fmt: skip
 """a number may stand for a string, and a string for a number: tools read both"""
 
@@ -429,7 +426,8 @@ def _fitted(arguments: dict[str, Any], spec: ToolSpec, repairs: list[str]) -> di
     for name, value in arguments.items():
         types = _types(name, spec)
         absent = value is None and name not in required
-        if types and not absent and not isinstance(value, tuple(_flat(types))):
+        kinds = tuple(kind for each in types for kind in _JSON_TYPES[each])
+        if types and not absent and not isinstance(value, kinds):
             raise ValueError(f"{spec.name}: {name} must be a {' or '.join(sorted(types))}")
         as_text = "string" in types and type(value) in (int, float) and not types & {"integer", "number"}
         repairs += ["number_for_text"] * as_text
@@ -443,19 +441,10 @@ def _types(name: str, spec: ToolSpec) -> set[str]:
     return named if named <= set(_JSON_TYPES) else set()
 
 
-def _flat(types: set[str]) -> Iterator[type]:
-    for name in types:
-        kinds = _JSON_TYPES[name]
-        yield from kinds if isinstance(kinds, tuple) else (kinds,)
-
-
 def settled_before_call(text: str) -> int:
     """The length of a growing text before anything that may become an untagged call."""
-    possible = _POSSIBLE.search(text)
-    ends = [possible.start()] if possible else []
-    ends += [at for mark in _MARKS for at in range(max(0, len(text) - len(mark) + 1), len(text))
-             if mark.startswith(text[at:])]  # fmt: skip
-    end = min(ends, default=len(text))
+    possible, end = _POSSIBLE.search(text), len(settled(text, _MARKS))
+    end = min(end, possible.start()) if possible else end
     return end - text[:end].endswith("\n")  # a newline before a call is not part of the thought
 
 
@@ -469,9 +458,8 @@ _TAGS = re.compile(r"(?m:^)[ \t]*</?(?:tool_calls?|tools?|function_calls?)\b|<fu
 
 
 def missed_call(text: str, tools: Sequence[ToolSpec]) -> tuple[str, ToolCall] | None:
-    """What is wrong with something like a call that could not be read, and a whole call as an example.
-
-    None for a text without any."""
+    """What is wrong with something like a call that could not be read, and a whole call as an example. None
+    for a text without any."""
     shell = next((tool.name for tool in tools if tool.name in _SHELLS), None)
     block = _SHELL_BLOCK.search(text)
     if shell and block and len(text[: block.start()].strip()) <= _LONE:

@@ -99,11 +99,10 @@ class TokenServer:
         eos_ids: Collection[int],
         vocab_size: int,
         deadline: float = math.inf,
-        seeded: bool = False,
         run: str | None = None,
     ) -> ServedTokens:
-        """What follows these ids. With `seeded` the request carries the seed, which kills some builds of
-        vLLM; `deadline` is monotonic; `run` is that which logs the answer."""
+        """What follows these ids. `deadline` is monotonic; `run` is that which logs the answer. The request
+        carries a seed where the sampling has one, which kills some builds of vLLM."""
         body = {
             "model": model, "prompt": list(ids), "max_tokens": sampling.max_tokens, "logprobs": 0,
             "return_token_ids": True, "stop_token_ids": sorted(eos_ids), "skip_special_tokens": False,
@@ -111,7 +110,7 @@ class TokenServer:
         }  # fmt: skip
         if sampling.stop:
             body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
-        if seeded and sampling.seed is not None:
+        if sampling.seed is not None:
             body["seed"] = sampling.seed
         answer = self._complete(body, deadline, run_headers(run))
         try:

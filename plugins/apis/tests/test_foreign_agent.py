@@ -326,7 +326,8 @@ def test_an_agent_that_fails_once_leaves_the_other_runs_alone(
     once = replace(agent, command=f"if [ -e broken ]; then exit 3; fi; {agent.command}")
     made = runtime(ScriptedPolicy([calls("echo hi > hello.txt"), "Done."]), agent=once)
     broken = task(files={"broken": ""}).model_copy(update={"key": "broken"})
-    first, second = collect([broken, task()], made, seed=0, concurrency=1)
+    made = replace(made, settings=replace(made.settings, at_once=1))
+    first, second = collect([broken, task()], made, seed=0)
     assert (first.reward, failed(first), second.reward) == (None, True, 1.0)
 
 

@@ -392,10 +392,12 @@ class EnginePool:
         self, engine: PooledEngine, adapter: PublishedAdapter, ids: Sequence[int], sampling: Sampling,
         conversation: Conversation,
     ) -> ServedTokens:  # fmt: skip
+        if not engine.seeded:
+            sampling = sampling.model_copy(update={"seed": None})
         with self._running(engine, adapter.name):
             answer = engine.server.sample(
                 adapter.name, ids, sampling, eos_ids=self._probe.eos_ids, vocab_size=self._probe.vocab_size,
-                deadline=conversation.deadline or float("inf"), seeded=engine.seeded, run=conversation.run,
+                deadline=conversation.deadline or float("inf"), run=conversation.run,
             )  # fmt: skip
         probed = engine.fingerprints.get(adapter.name, "")
         if answer.fingerprint != probed:

@@ -27,7 +27,7 @@ from nano_coder.models.opening import bound_template, open_policy
 from nano_coder.run.execution import RunSettings, Runtime, grade_run, log_unexecuted, resume_run, run_task
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.tool import TOOLS
-from nano_rl.tasks.attempts import runtime_for
+from nano_rl.gather.rollouts import runtime_for
 from nano_shared.errors import LogError, NanoError, UsageError
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.policy import InterfaceProfile, Policy

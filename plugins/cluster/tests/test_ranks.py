@@ -214,7 +214,7 @@ def test_bad_input_on_several_ranks_is_one_sentence_and_ends_all(home: Path) -> 
 
 def test_one_process_imports_neither_fsdp_nor_the_ranks_nor_ray() -> None:
     code = (
-        "import sys, nano_rl.train, nano_rl.commands.train, nano_rl.watch, nano_rl.session\n"
+        "import sys, nano_rl.train, nano_rl.commands.train, nano_rl.record, nano_rl.session\n"
         "bad = ('torch.distributed.fsdp', 'torch.distributed.checkpoint', 'nano_cluster', 'ray')\n"
         "sys.exit(' '.join(m for m in sys.modules if m in bad) or None)"
     )

@@ -32,11 +32,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nano_rl.learn.advantage import gae, group_advantages, turn_advantages, whitened
 from nano_rl.learn.batch import Batch
 from nano_rl.learn.config import Aggregation, Objective, find_objective
 from nano_rl.learn.loss import policy_loss, token_share, token_weights
-from nano_rl.learn.rows import TrainSample
+from nano_rl.learn.rows import TrainSample, gae, group_advantages, turn_advantages, whitened
 
 SETTINGS = (
     "objective", "clip_low", "clip_high", "dual_clip", "ratio", "aggregation", "constant_length", "tis_cap",
@@ -141,7 +140,6 @@ def our_loss(
         advantages_BT=advantages,
         weight_BT=torch.tensor(shares, dtype=torch.float64)[:, None] * mask,
         temperature_B=torch.ones(len(mask), dtype=torch.float64),
-        num_action_tokens=options["num_tokens"],
         run_ids=tuple(options["trajectory"]),
         old_logprobs_BT=None if first else old,
         reference_logprobs_BT=reference,

@@ -31,7 +31,6 @@ ADAPTER = "nano_conformance.adapter"
 AGAIN = (
     "nano_rl.learn.objectives",
     "nano_rl.learn.loss",
-    "nano_rl.learn.advantage",
     "nano_rl.learn.rows",
     ADAPTER,
 )
@@ -52,7 +51,7 @@ class Mutant:
 M = Mutant
 CLIP = CISPO = REINFORCE = "learn/objectives.py"
 KLF = IMP = LOSS = RATIO = AGG = "learn/loss.py"
-ADV = GAE = "learn/advantage.py"
+ADV = GAE = "learn/rows.py"
 GRPO, PLAIN = "grid / grpo: no weights", "grid / recipe: no weights"
 SEQ, MASKED = "grid / recipe: truncated sequence weights", "grid / recipe: masked weights"
 ROWS = "grid / recipe, ratio of sequences: no weights"

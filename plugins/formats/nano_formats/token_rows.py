@@ -20,9 +20,8 @@ from typer import Option
 from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, open_log
 from nano_coder.verify.trainable import RefusalCode, verify
 from nano_rl.commands.options import Log
-from nano_rl.learn.advantage import group_samples
 from nano_rl.learn.config import Baseline, Std
-from nano_rl.learn.rows import Group, TrainSample
+from nano_rl.learn.rows import Group, TrainSample, group_samples
 from nano_shared.errors import UsageError
 from nano_shared.files import new_file
 from nano_shared.printable import printable

@@ -20,8 +20,7 @@ from nano_coder.grading.protected_files import is_configuration, is_test
 from nano_coder.sandbox.protocol import Sandbox
 from nano_mining.task_check import check_task, log_folder, scratch_runtime
 from nano_rl.tasks.from_log import texts_of
-from nano_rl.tasks.hunks import TreeHunk, applied, edit_actions
-from nano_rl.tasks.places import changed_places
+from nano_rl.tasks.places import TreeHunk, applied, changed_places, edit_actions
 from nano_shared.blobs import BlobStore
 from nano_shared.files import content_hash
 from nano_shared.snapshot import EntryKind, Snapshot, changed_paths, make_snapshot, save

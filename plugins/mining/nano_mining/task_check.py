@@ -27,7 +27,7 @@ from nano_coder.run.execution import Runtime, run_task, run_without_turns
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Sandbox
 from nano_mining.mutation_testing import MutantReport, NoMutants, run_mutants
-from nano_rl.tasks.attempts import ORACLE, PluginsOff, oracle_policy, run_in_project
+from nano_rl.gather.rollouts import ORACLE, PluginsOff, oracle_policy, run_in_project
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import SandboxError, UsageError

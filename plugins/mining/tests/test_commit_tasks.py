@@ -11,7 +11,7 @@ from git_repository import commit, git
 
 from nano_coder.sandbox.backend import open_sandbox
 from nano_mining.commits import Bounds, CommitTask, commit_tasks
-from nano_rl.tasks.attempts import PluginsOff
+from nano_rl.gather.rollouts import PluginsOff
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 

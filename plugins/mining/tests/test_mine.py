@@ -26,7 +26,7 @@ from nano_mining.targets import outline, targets_of, without_body, without_defin
 from nano_mining.task_check import check_task, log_folder, scratch_runtime
 from nano_mining.traces import trace_file, traced_tests
 from nano_mining.trials import TrialJob, Version, try_versions
-from nano_rl.tasks.attempts import oracle_policy
+from nano_rl.gather.rollouts import oracle_policy
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.types import Limits, Trust

@@ -19,9 +19,15 @@ from torch import Tensor, nn
 
 from nano_rl.learn.config import UpdateConfig
 from nano_rl.learn.learner import prepare
-from nano_rl.learn.logprob import CHUNK_LOGITS, block_logits
+from nano_rl.learn.logprob import (
+    CHUNK_LOGITS,
+    backbone,
+    block_logits,
+    config_objection,
+    layers_of,
+    tree_hidden,
+)
 from nano_rl.learn.prefix_tree import TokenTree
-from nano_rl.learn.tree_forward import backbone, config_objection, layers_of, tree_hidden
 from nano_rl.learn.utilisation import seconds_of
 
 _PROCESS = 450 * 2**20

@@ -45,7 +45,7 @@ def dpo(
     as_json: JsonOption = False,
 ) -> int:
     """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
-    from nano_rl.commands.offline import OfflineRows, train_offline
+    from nano_rl.commands.progress import OfflineRows, train_offline
     from nano_rl.session import adapter_rank
 
     config = settings.config(adapter_rank(settings, model))

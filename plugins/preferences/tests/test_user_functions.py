@@ -336,7 +336,7 @@ def nothing(rng, split, level): return None
 def blank(rng, split, level): return Made(prompt=" ", hidden=AnswerChecks(answer=1), oracle=())
 def same(rng, split, level):
     print("MADE")
-    return Made(prompt="?", hidden=AnswerChecks(answer=rng.random()), oracle=(), program_hash="sha256:1")
+    return Made(prompt="?", hidden=AnswerChecks(answer=rng.random()), oracle=(), program=("", "sha256:1"))
 
 def suite(make): return TaskSuite(name="mine", version="1", about="", views=(View("v", 0, make),))
 

@@ -112,7 +112,7 @@ def view(
 
         def made(one: Made) -> Made:
             return replace(
-                one, family=f"{domain}:{name}:{family.name}", program_hash=program, tools=tuple(tools),
+                one, program=(f"{domain}:{name}:{family.name}", program), tools=tuple(tools),
                 limits=limits, earlier=tuple(map(made, one.earlier)),
             )  # fmt: skip
 

@@ -107,7 +107,7 @@ def draw(dataset: str, level: int, rng: random.Random) -> Made:
         prompt=made["question"] + _ENDING,
         hidden=AnswerChecks(answer=answer, scorer=scorer),
         oracle=() if answer is None else (act("submit", answer=answer),),
-        program_hash=content_hash(made["question"] + _ENDING),
+        program=("", content_hash(made["question"] + _ENDING)),
         tools=TOOLS,
         limits=LIMITS,
     )
@@ -116,7 +116,11 @@ def draw(dataset: str, level: int, rng: random.Random) -> Made:
 def _any(rng: random.Random, split: Split, level: int) -> Made:
     families = [Family(name, partial(draw, name, level)) for name in datasets()]
     family = rng.choice(split_families(families, _NAME)[split])
-    return replace(family.draw(rng), family=f"{_NAME}:{family.name}")
+    return _of_family(family.draw(rng), family.name)
+
+
+def _of_family(made: Made, name: str) -> Made:
+    return replace(made, program=(f"{_NAME}:{name}", made.program[1]))
 
 
 def _one(dataset: str, rng: random.Random, split: Split, level: int) -> Made:
@@ -127,7 +131,7 @@ def _one(dataset: str, rng: random.Random, split: Split, level: int) -> Made:
         drawn = draw(dataset, level, rng)
         number = int(content_hash(drawn.prompt).removeprefix("sha256:")[:8], 16) % _CLASSES
         if split_of(family := f"{dataset}:{number}") is split:
-            return replace(drawn, family=f"{_NAME}:{family}")
+            return _of_family(drawn, family)
     raise UsageError(f"dataset {dataset} has too few questions at level {level} for a {split} split")
 
 

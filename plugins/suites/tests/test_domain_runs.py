@@ -9,8 +9,7 @@ from domains import run, runtime, sample
 
 from nano_coder.run.execution import Runtime
 from nano_mining.task_check import check_task
-from nano_rl.gather.rollouts import execute
-from nano_rl.tasks.attempts import oracle_policy
+from nano_rl.gather.rollouts import execute, oracle_policy
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.hidden_checks import StateChecks
 from nano_shared.types import Split, StopReason, Task

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from rewarded import ADD, SOLVE, SUBMIT, new_runtime, opened, rolled
 
 from nano_coder.agent.profiles import COMPACT_1
-from nano_rl.gather.rollouts import execute
+from nano_rl.gather.rollouts import execute, oracle_policy
 from nano_rl.logs.admission import TargetPolicy, refusal_of
 from nano_rl.rewards.reward import IMPOSSIBLE
-from nano_rl.tasks.attempts import oracle_policy
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import (
     AnswerChecks,

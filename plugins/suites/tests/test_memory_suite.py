@@ -14,9 +14,8 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_formats.row_format import find_format
 from nano_rl.commands.eval import without_tools
-from nano_rl.gather.rollouts import collect, execute
+from nano_rl.gather.rollouts import collect, execute, oracle_policy, run_in_project
 from nano_rl.imitation import oracle_runs
-from nano_rl.tasks.attempts import oracle_policy, run_in_project
 from nano_shared.types import OracleAction, Split, Task, Trajectory
 from nano_suites.drawing import make_tasks
 from nano_suites.family import act

@@ -14,9 +14,9 @@ from typer import Argument, Option
 
 from nano_coder.commands.options import log_of_environment
 from nano_rl.commands.options import Log
-from nano_rl.commands.progress import print_metrics
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.metrics import MetricsRow as Row
+from nano_rl.record import print_metrics
 from nano_rl.session import trainings_dir
 from nano_shared.command_line import Console, JsonOption
 from nano_shared.errors import LogError, UsageError

@@ -26,8 +26,7 @@ from nano_rl.improve.project import open_project
 from nano_rl.learn.config import ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows import Group, form_groups
-from nano_rl.record import TOKENIZER, Rollout, TrainingRecord
-from nano_rl.watch import TrainingView, Watcher
+from nano_rl.record import TOKENIZER, Rollout, TrainingRecord, TrainingView, Watcher
 from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore

@@ -14,7 +14,7 @@ def ask(rng: random.Random, split: Split, level: int) -> Made:
     degrees = DEGREES[city]
     prompt = f"How many degrees Celsius has {city}? Submit the number."
     return Made(
-        prompt=prompt, family=f"forecasts:{city}", program_hash=content_hash(prompt), files={},
+        prompt=prompt, program=(f"forecasts:{city}", content_hash(prompt)), files={},
         tools=("weather", "submit"), hidden=AnswerChecks(answer=degrees),
         oracle=(
             OracleAction(name="weather", arguments={"city": city}),

@@ -201,7 +201,7 @@ class Hashed(Protocol):
 
 def made_of(program: Hashed, **fields: Any) -> Made:
     """A task of the program, of its family and with its hash."""
-    return Made(family=program.family, program_hash=program.hash, **fields)
+    return Made(program=(program.family, program.hash), **fields)
 
 
 def cases_of(admitted: AdmittedProgram) -> CaseChecks:

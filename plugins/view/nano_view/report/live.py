@@ -16,7 +16,7 @@ from rich.text import Text
 
 from nano_coder.views import TrainingView
 from nano_rl.learn.metrics import MetricsRow
-from nano_rl.watch import KEPT, PanelLine, duration, seconds_left, with_row, written
+from nano_rl.record import KEPT, PanelLine, duration, seconds_left, with_row, written
 from nano_shared.command_line import Console
 from nano_view.report.panel import PANELS, band, level_lines, sparkline
 
