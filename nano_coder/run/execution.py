@@ -167,6 +167,8 @@ class RunSettings:
     """external agent that acts instead of nano's own loop; None: nano's loop"""
     ends_repetition: bool = False
     """whether an answer that repeats itself is ended; rollouts that train sample to the end"""
+    at_once: int | None = None
+    """rollouts at a time; None: as many as keep the policy busy"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

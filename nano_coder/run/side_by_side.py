@@ -34,9 +34,9 @@ def run_side_by_side(
     """Execute episodes on threads, and return the graded runs of each in their order; `on_run` gets each.
 
     `policy` is the one that all share, and which this thread steps meanwhile if it is a local one. `at_once`
-    None: as many as it decodes together.
+    None: as many as keep it busy.
     """
-    most = min(at_once or getattr(policy, "rows_together", AT_ONCE), max(1, len(episodes)))
+    most = min(at_once or getattr(policy, "agents_together", AT_ONCE), max(1, len(episodes)))
     slots = _slots(policy, len(episodes), most)
     done: list[Trajectory] = []
     # grading has its own threads, so that it does not keep an agent's thread from the next agent

@@ -63,13 +63,14 @@ def collect(
     verdicts, which are logged too. With `reflect`, a failed run is followed by so many second attempts, which
     are shown its diff and the output of its check: forks of its last step, so that they form a group.
 
-    `concurrency` None: as many agents as a local policy decodes together. Under a policy's lockstep scheduler
-    the batches depend on the seed alone, and the same seed gives the same trajectories.
+    `concurrency` None: as many agents as were set, else as keep a local policy busy. Under a policy's
+    lockstep scheduler the batches depend on the seed alone, and the same seed gives the same trajectories.
     """
     jobs = members(tasks, group_size)
     if not jobs:
         return []
-    concurrency = concurrency or getattr(runtime.policy, "rows_together", AT_ONCE)
+    usual = getattr(runtime.policy, "agents_together", AT_ONCE)
+    concurrency = concurrency or runtime.settings.at_once or usual
     at_once = min(concurrency, runtime.environments.sessions or concurrency)
     if runtime.settings.agent is not None:
         if reflect:
