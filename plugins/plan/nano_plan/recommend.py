@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
+import torch
+
+from nano_coder.models.local.engine import rows_together
 from nano_plan.memory import MemoryPlan, Workload
 from nano_rl.config import TrainConfig
 
@@ -84,18 +87,17 @@ def recommend(
             if "max_tokens" not in given:
                 most = min(space / learning, work.rows) * work.row_tokens
                 tokens = next((n for n in _MICRO_BATCHES if work.row_tokens <= n <= most), work.row_tokens)
-                tried, learning = (
-                    tried.model_copy(update={"max_tokens": tokens}),
-                    learning * tokens // work.row_tokens,
-                )
+                tried = tried.model_copy(update={"max_tokens": tokens})
+                learning = learning * tokens // work.row_tokens
             usual = min(work.kv_bytes, kv(work.rows))
             sets_kv = sets_kv and (usual < kv(work.rows) or copied + usual > space)
             if sets_kv:
                 tenths = min(-(-kv(work.rows) * 10 // 2**30), (space - copied) * 10 // 2**30)
                 work = replace(work, kv_bytes=int(tenths * 2**30 / 10))
             decoding = copied + min(work.kv_bytes, kv(work.rows))
+            bound = rows_together(torch.device("cuda"), work.kv_bytes, token_bytes)
             return Recommendation(
-                config=tried, work=work, rows=work.rows_held(token_bytes), sets_kv=sets_kv,
+                config=tried, work=work, rows=min(bound, work.rows_held(token_bytes)), sets_kv=sets_kv,
                 total=rest + max(learning, decoding),
             )  # fmt: skip
     return None
@@ -105,7 +107,8 @@ def _weights(config: TrainConfig, given: Collection[str]) -> Iterator[dict[str, 
     """What is trained, what costs least first: all weights or the adapter that was asked for, an adapter, one
     over 4 bits."""
     usual = {"dtype": "bfloat16"}
-    yield usual
+    if config.lora_rank or config.quantise is None:
+        yield usual
     if not config.lora_rank:
         if "lora_rank" in given:
             return

@@ -89,11 +89,11 @@ def test_the_weights_that_cost_least_are_taken_first() -> None:
 
 
 def test_micro_batches_and_rows_take_what_is_left() -> None:
-    small, large = found(7), found(2.5 + 34)
+    small, large = found(7), found(36.5)
     assert small is not None
     assert large is not None
     assert small.config.max_tokens == 1000
-    assert large.config.max_tokens == 8192
+    assert (large.config.max_tokens, large.config.quantise) == (4096, None)
     assert (small.rows, large.rows) == (64, 64)
     for one, gib in ((small, 7), (large, 36.5)):
         exact = counted(
