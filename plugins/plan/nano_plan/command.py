@@ -229,7 +229,8 @@ def plan_of(
         raise UsageError("ranks take no `quantise`: leave it out, or plan for one process")
 
     def skeleton(dtype: torch.dtype) -> torch.nn.Module:
-        empty: torch.nn.Module = build_empty(architecture, dtype)
+        with torch.device("meta"):  # real weights of a large model would fill the memory
+            empty: torch.nn.Module = build_empty(architecture, dtype)
         return empty
 
     kv_bytes = kv_bound(placed, agent.kv_gib, memory=memory)
