@@ -106,7 +106,7 @@ def recommend(
 def _weights(config: TrainConfig, given: Collection[str]) -> Iterator[dict[str, Any]]:
     """What is trained, what costs least first: all weights or the adapter that was asked for, an adapter, one
     over 4 bits."""
-    usual = {"dtype": "bfloat16"}
+    usual: dict[str, Any] = {"dtype": "bfloat16"}
     if config.lora_rank or config.quantise is None:
         yield usual
     if not config.lora_rank:
