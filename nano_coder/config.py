@@ -320,6 +320,9 @@ class CoreConfig(BaseModel):
     kv_gib: float | None = Field(None, gt=0)
     """GiB that a local model's keys and values take at most: rows that are decoded, shared prompts, and rows
     between turns; none: 4, or a fifth of a GPU's memory if that is more"""
+    at_once: int | None = Field(None, ge=1)
+    """rollouts, or requests of a server, that are worked on at a time; none: 64, on a GPU twice as many as
+    kv_gib holds"""
     log: str | None = None
     """path of the log, or postgresql://...?blobs=FOLDER|s3://BUCKET/PREFIX; none: NANO_HOME/log.db"""
     owner: str | None = None

@@ -121,6 +121,7 @@ def _configured(
             hosts=allowed_hosts(config.net),
             search=config.search,
             agent=open_agent(config.agent, config.agent_folders),
+            at_once=config.at_once,
         ),
     }
 

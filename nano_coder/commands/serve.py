@@ -82,12 +82,14 @@ def command(
         end_interrupted(store, ServerLimits().idle_seconds)
         opener = _ModelOpener(config, store)
         conversations = Conversations(opener.open(config.model))
+        usual = ServerLimits().concurrent
+        busy = max(usual, getattr(conversations.model.policy, "agents_together", usual))
         pages = _pages(store, access)
         app = serve_app(
             conversations, access=access,
             adapters=opener.adapters(conversations.model),
             promoted=None if config.model else lambda: opener.promoted(conversations.model),
-            pages=pages,
+            pages=pages, limits=ServerLimits(concurrent=config.at_once or busy),
         )  # fmt: skip
         root = f"http://{host}:{listening.getsockname()[1]}"
         print(

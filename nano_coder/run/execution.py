@@ -169,6 +169,8 @@ class RunSettings:
     """runs at a time; None: as many as a local policy decodes together"""
     ends_repetition: bool = False
     """whether an answer that repeats itself is ended; rollouts that train sample to the end"""
+    at_once: int | None = None
+    """rollouts at a time; None: as many as keep the policy busy"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,8 @@ def run_side_by_side(
 ) -> list[Trajectory]:  # fmt: skip
     """Execute episodes on threads, and return the graded runs of each in their order; `on_run` gets each.
     `policy` is the one that all share, and which this thread steps meanwhile if it is a local one. `at_once`
-    None: as many as it decodes together."""
-    most = min(at_once or getattr(policy, "rows_together", AT_ONCE), max(1, len(episodes)))
+    None: as many as keep it busy."""
+    most = min(at_once or getattr(policy, "agents_together", AT_ONCE), max(1, len(episodes)))
     agents_of, hosted = getattr(policy, "agents", None), getattr(policy, "hosted", None)
     # one for each agent; policies without a scheduler need none
     slots: list[AbstractContextManager[object]]

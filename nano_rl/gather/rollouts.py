@@ -83,7 +83,7 @@ def collect(
     jobs = members(tasks, group_size)
     if not jobs:
         return []
-    together: int = getattr(runtime.policy, "rows_together", AT_ONCE)
+    together: int = getattr(runtime.policy, "agents_together", AT_ONCE)
     at_once = runtime.settings.at_once or together
     if runtime.environments.opened:
         at_once = min(at_once, runtime.environments.sessions or at_once)

@@ -150,7 +150,7 @@ class CycleWork:
             config, sources = self.setup.config, self.setup.sources
             runtime = policy_runtime(config, sources, model=model, temperature=0.0)
             self.say(f"measuring {Path(model).name} on {len(rest)} tasks")
-            width = getattr(runtime.policy, "rows_together", 16)
+            width = getattr(runtime.policy, "agents_together", 16)
             for some in (rest[at : at + width] for at in range(0, len(rest), width)):
                 if time.monotonic() > self.clock.at(1.0):
                     raise TimeOver

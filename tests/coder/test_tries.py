@@ -122,7 +122,7 @@ def test_the_first_that_passes_ends_the_checks_of_the_others(tmp_path: Path) -> 
 def test_those_that_have_not_begun_when_one_passes_are_not_begun(tmp_path: Path) -> None:
     task = a_task(check=CHECK)
     policy = ByMember(task, [[RIGHT, SUBMIT]] * 8)
-    policy.rows_together = 1
+    policy.agents_together = 1
     runtime = a_runtime(tmp_path, policy=policy)
     runs = run_tries(task, runtime, 8, Stop(), seed=SEED)
     assert 1 <= len(runs) < 8

@@ -63,6 +63,7 @@ BEYOND = {
     "dtype": "'bfloat16'",
     "device": "'cuda:7'",
     "kv_gib": "1000.0",
+    "at_once": "1000",
     "log": "'postgresql://elsewhere/log'",
     "max_turns": "100000",
     "max_seconds": "1e9",

@@ -17,7 +17,7 @@ from fake_device import install
 from families import sample
 
 from nano_coder.models.local import attention
-from nano_coder.models.local.engine import Engine
+from nano_coder.models.local.engine import Engine, kv_token_bytes
 from nano_coder.models.local.policy import LocalPolicy, Lockstep
 from nano_coder.models.local.sampler import GenerationRequest
 from nano_preferences.config import DpoConfig
@@ -62,12 +62,14 @@ def sampler(model: Any) -> list[float]:
 
 
 def defaults(model: Any) -> None:
-    """On a device the scheduler is free, and the rows are as many as memory holds, the agents with them."""
+    """On a device the scheduler is free, rows are as many as memory holds, and agents twice as many."""
     engine = Engine(model, eos_ids=frozenset(), context_limit=200)
     template: Any = None
     policy = LocalPolicy(engine, template, id="tiny")
     assert (type(policy._scheduler) is Lockstep) == (engine.device.type == "cpu")
-    assert (policy.rows_together == 64) == (engine.device.type == "cpu")
+    on_cpu = engine.device.type == "cpu"
+    rows = 64 if on_cpu else (4 << 30) // (1024 * kv_token_bytes(model))
+    assert (engine.max_batch, policy.agents_together) == (rows, rows if on_cpu else 2 * rows)
 
 
 def likelihood(model: Any, batch: Batch) -> Any:

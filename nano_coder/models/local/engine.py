@@ -34,7 +34,7 @@ from nano_shared.types import Finish
 MAX_BATCH = 64
 """rows decoded together; beyond it, on a CPU, a step's time grows with its rows"""
 _ROW_TOKENS = 1024
-"""of the rows whose number is bounded by the KV cache of a GPU; longer ones wait for memory"""
+"""of the KV cache of a GPU for each row: half for what it samples (`ContinuousDecoder`); longer ones wait"""
 _KV_BYTES, _KV_SHARE = 4 << 30, 0.2
 _CHUNK = 1024
 """tokens of one pass of `score_tokens`"""
@@ -46,21 +46,23 @@ _told: WeakSet[nn.Module] = WeakSet()
 """modules of which stderr says that they decode through transformers"""
 
 
-def kv_bound(device: torch.device, gib: float | None = None) -> int:
-    """Bytes of a KV cache of so many GiB; None: 4 GiB, or a fifth of a GPU's memory if that is more."""
+def kv_bound(device: torch.device, gib: float | None = None, *, memory: int | None = None) -> int:
+    """Bytes of a KV cache of so many GiB; None: 4 GiB, or a fifth of a GPU's memory if that is more, `memory`
+    bytes where the GPU is not here."""
     if gib is not None:
         return round(gib * 2**30)
     if device.type != "cuda":
         return _KV_BYTES
-    return max(_KV_BYTES, int(_KV_SHARE * torch.cuda.get_device_properties(device).total_memory))
+    memory = memory or torch.cuda.get_device_properties(device).total_memory
+    return max(_KV_BYTES, int(_KV_SHARE * memory))
 
 
 def rows_together(device: torch.device, kv_bytes: int, token_bytes: int) -> int:
-    """Rows that are decoded together at most: 64 on a CPU; on a GPU as many as the KV cache holds, at least
-    64."""
+    """Rows that are decoded together at most: 64 on a CPU; on a GPU as many as the KV cache holds, prompts
+    and copies included."""
     if device.type == "cpu":
         return MAX_BATCH
-    return max(MAX_BATCH, kv_bytes // (_ROW_TOKENS * token_bytes))
+    return max(1, kv_bytes // (_ROW_TOKENS * token_bytes))
 
 
 def kv_token_bytes(model: nn.Module) -> int:

@@ -65,8 +65,9 @@ class LocalPolicy:
         return self.engine.context_limit
 
     @property
-    def rows_together(self) -> int:
-        return self.engine.max_batch
+    def agents_together(self) -> int:
+        """Agents that keep the rows of the engine busy: as many, on a GPU twice, since some run tools."""
+        return self.engine.max_batch * (1 if self.engine.device.type == "cpu" else 2)
 
     @property
     def vocab_size(self) -> int:

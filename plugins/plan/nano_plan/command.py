@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +21,10 @@ from nano_shared.errors import UsageError
 from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
-    from nano_plan.memory import MemoryPlan
+    import torch
+
+    from nano_plan.memory import MemoryPlan, Workload
+    from nano_plan.recommend import Recommendation
     from nano_rl.learn.config import UpdateConfig
 
 FLAGS = {
@@ -39,22 +43,85 @@ def command(
     model: ModelOption = None,
     device: DeviceOption = None,
     row_tokens: Annotated[int, Option(min=1, help="Tokens of the longest row.")] = ROW_TOKENS,
+    prompt_tokens: Annotated[
+        int | None,
+        Option(min=0, help="Of them, those that a group shares.", show_default="a quarter"),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        Option(
+            metavar="GIB",
+            help="Of the GPU, which need not be here, or of this machine.",
+            show_default="what is free",
+        ),
+    ] = None,
     ranks: Annotated[int, Option(min=1, help="Processes of torchrun, on one machine.")] = 1,
     probe: Annotated[bool, Option(help="Time a few layers, for tokens a second, where it fits.")] = True,
     as_json: JsonOption = False,
 ) -> int:
     """Say what `nano-rl train` with these options would take, and which settings make it fit."""
+    from nano_plan.shapes import known_shape
     from nano_rl.session import adapter_rank
 
-    config = settings.config(adapter_rank(settings, model))
-    planned = plan_of(model, config, device, row_tokens, ranks=ranks)
+    room = named_memory(memory)
+    chosen = load_config({"model": model, "device": device}, Path())[0]
+    known = chosen.model is not None and known_shape(chosen.model) is not None
+    config = settings.config({} if known else adapter_rank(settings, model))
+    placed = _place(chosen.device, room)
+    prompt = row_tokens // 4 if prompt_tokens is None else prompt_tokens
+    if prompt >= row_tokens:
+        raise UsageError(
+            f"--prompt-tokens {prompt} leaves nothing to sample of a row of {row_tokens}: give --row-tokens"
+            " above it"
+        )
+    planned = plan_of(model, config, placed, row_tokens, prompt_tokens=prompt, ranks=ranks, memory=room)
     # a training that does not fit has no speed, and three of its layers may not fit either
-    speed = planned.speed() if probe and planned.fitting == {} else {}
+    speed = planned.speed() if probe and planned.fits and planned.is_here else {}
+    best = planned.recommended(settings.values) if placed.type != "cpu" and ranks == 1 else None
     if as_json:
-        print(json.dumps({**planned.report(), **speed}))
+        print(json.dumps({**planned.report(best), **speed}))
     else:
-        _show(planned, speed)
+        _show(planned, speed, best)
     return 0
+
+
+def named_memory(text: str | None) -> int | None:
+    """Bytes of --memory. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        gib = float(text)
+    except ValueError:
+        gib = math.nan
+    if not 1 / 1024 <= gib <= 2**20:
+        raise UsageError(
+            f"--memory {text} is no number of GiB: give what the GPU or this machine has, for instance"
+            " --memory 24"
+        )
+    return round(gib * 2**30)
+
+
+def _place(device: str, memory: int | None) -> torch.device:
+    """The device that is planned for; with `memory` a GPU that need not be here. Raises UsageError."""
+    import torch
+
+    from nano_coder.models.weights import place
+
+    if memory is not None and device.startswith("cuda"):
+        return torch.device(device)
+    try:
+        placed = place(device)
+    except UsageError as problem:
+        raise UsageError(
+            f"{problem}; or say what the GPU has, which need not be here: --device {device} --memory 24"
+        ) from None
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if memory is not None and placed.type == "cpu" and memory > has:
+        raise UsageError(
+            f"--memory {memory / 2**30:g} is more than the {has / 2**30:.1f} GiB of this machine; give at"
+            " most that, or --device cuda for a GPU that is not here"
+        )
+    return placed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,28 +132,50 @@ class Planned:
     available: int
     device: Any
     model_config: Any
-    fitting: dict[str, Any] | None
-    """settings with which it fits; empty if it does as it is"""
+    work: Workload
+    token_bytes: int
+    """of keys and values, in bfloat16"""
+    count: Callable[[TrainConfig, Workload], MemoryPlan]
+    fitting: Callable[[], dict[str, Any] | None]
+    """finds settings with which it fits"""
     needed: int
     """bytes on the device: on a CPU of all ranks together, on a GPU of rank 0"""
-    needed_with: Callable[[UpdateConfig], float]
+    kv_given: bool
+    """whether the bound of the KV cache was set"""
 
-    def report(self) -> dict[str, Any]:
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.available
+
+    @property
+    def is_here(self) -> bool:
+        import torch
+
+        return self.device.type == "cpu" or torch.cuda.is_available()
+
+    def recommended(self, given: Collection[str]) -> Recommendation | None:
+        from nano_plan.recommend import recommend
+
+        rows = self.config.prompts_per_step * max(1, self.config.group_size)
+        given = {*given, *(["kv_gib"] if self.kv_given else [])}
+        return recommend(
+            self.count, self.config, replace(self.work, rows=rows), self.available,
+            token_bytes=self.token_bytes, given=given,
+        )  # fmt: skip
+
+    def report(self, best: Recommendation | None) -> dict[str, Any]:
+        shown = best and {
+            "command": best.command(self.name, str(self.device)), "rows_together": best.rows,
+            "kv_gib": best.work.kv_bytes / 2**30, "total": best.total,
+        }  # fmt: skip
+        fitting = {} if self.fits or best else self.fitting()
         of_ranks = {"other_rank": self.memory.other_rank} if self.memory.other_rank else {}
         return of_ranks | {
             "model": self.name, "device": str(self.device), "parameters": self.memory.parameters,
             "trained": self.memory.trained, "bytes": self.memory.parts, "total": self.memory.total,
-            "available": self.available, "fits": self.fitting == {}, "settings_that_fit": self.fitting,
-            "larger_max_tokens": self.larger_max_tokens(),
+            "available": self.available, "fits": self.fits, "settings_that_fit": fitting,
+            "rows_together": self.work.rows_held(self.token_bytes), "recommended": shown,
         }  # fmt: skip
-
-    def larger_max_tokens(self) -> int | None:
-        """On a GPU, which learns faster from larger micro-batches, one that fits; None if there is none."""
-        from nano_plan.memory import wider_micro_batch
-
-        if self.device.type == "cpu" or self.fitting != {}:
-            return None
-        return wider_micro_batch(self.needed_with, self.config, self.available)
 
     def speed(self) -> dict[str, float]:
         from nano_coder.models.weights import build_empty
@@ -97,11 +186,9 @@ class Planned:
         return {"training_tokens_per_second": found.training, "decoding_tokens_per_second": found.decoding}
 
     def remedy(self) -> str:
-        if self.fitting is None:
+        if (found := self.fitting()) is None:
             return "no setting makes it fit; take a smaller model or a machine with more memory"
-        return (
-            " ".join(f"--set {name}={_toml(value)}" for name, value in self.fitting.items()) + " makes it fit"
-        )
+        return " ".join(f"--set {name}={_toml(value)}" for name, value in found.items()) + " makes it fit"
 
 
 def _toml(value: Any) -> str:
@@ -111,20 +198,25 @@ def _toml(value: Any) -> str:
 def plan_of(
     model: str | None,
     config: TrainConfig,
-    device: str | None,
+    device: str | torch.device | None,
     row_tokens: int = ROW_TOKENS,
     *,
+    prompt_tokens: int = 0,
     ranks: int = 1,
     beside: int | None = None,
+    memory: int | None = None,
 ) -> Planned:
     """The plan of a training of a local model by `ranks` processes, `beside` of them on the machine of rank 0
-    (default: all others). Raises UsageError for a model that is not at hand, and for ranks that cannot train
-    it."""
+    (default: all others), within so many bytes (default: what is free). Raises UsageError for a model whose
+    shape is not at hand, and for ranks that cannot train it."""
     from nano_coder.models.opening import model_config, name_to_train
+    from nano_plan.shapes import known_shape
 
-    agent = load_config({"model": model, "device": device}, Path())[0]
-    name = name_to_train(agent.model)
-    architecture = model_config(name)
+    at = device if device is None or isinstance(device, str) else str(device)
+    agent = load_config({"model": model, "device": at}, Path())[0]
+    name = agent.model or ""
+    if (architecture := known_shape(name)) is None:
+        architecture = model_config(name := name_to_train(agent.model))
 
     import torch
 
@@ -132,20 +224,26 @@ def plan_of(
     from nano_coder.models.weights import build_empty, place
     from nano_plan.memory import Workload, available_bytes, plan_memory, settings_that_fit
 
-    placed = place(agent.device)
+    placed = device if isinstance(device, torch.device) else place(agent.device)
     if ranks > 1 and config.quantise:
         raise UsageError("ranks take no `quantise`: leave it out, or plan for one process")
 
     def skeleton(dtype: torch.dtype) -> torch.nn.Module:
-        empty: torch.nn.Module = build_empty(architecture, dtype)
+        with torch.device("meta"):  # real weights of a large model would fill the memory
+            empty: torch.nn.Module = build_empty(architecture, dtype)
         return empty
 
-    kv_bytes = kv_bound(placed, agent.kv_gib)
-    most = rows_together(placed, kv_bytes, kv_token_bytes(skeleton(torch.bfloat16)))
-    rows = min(most, config.prompts_per_step * max(1, config.group_size))
-    work = Workload(rows=rows, row_tokens=row_tokens, kv_bytes=kv_bytes)
+    kv_bytes = kv_bound(placed, agent.kv_gib, memory=memory)
+    token_bytes = kv_token_bytes(skeleton(torch.bfloat16))
+    rows = min(
+        rows_together(placed, kv_bytes, token_bytes), config.prompts_per_step * max(1, config.group_size)
+    )
+    work = Workload(
+        rows=rows, row_tokens=row_tokens, kv_bytes=kv_bytes, prompt_tokens=prompt_tokens,
+        group_size=config.group_size,
+    )  # fmt: skip
     plan = partial(
-        plan_memory, skeleton, work=work, device=placed, ranks=ranks,
+        plan_memory, skeleton, device=placed, ranks=ranks,
         offload=config.offload and placed.type != "cpu",
     )  # fmt: skip
     sharing = (ranks - 1 if beside is None else beside) * (placed.type == "cpu")
@@ -154,13 +252,14 @@ def plan_of(
         return memory.total + sharing * memory.other_rank
 
     def with_settings(changed: UpdateConfig) -> float:
-        return math.inf if ranks > 1 and changed.quantise else needs(plan(config=changed))
+        return math.inf if ranks > 1 and changed.quantise else needs(plan(config=changed, work=work))
 
-    memory, room = plan(config=config), available_bytes(placed)
+    counted, room = plan(config=config, work=work), memory or available_bytes(placed)
     return Planned(
-        name=name, config=config, memory=memory, available=room, device=placed, model_config=architecture,
-        fitting={} if needs(memory) <= room else settings_that_fit(with_settings, config, room),
-        needed=needs(memory), needed_with=with_settings,
+        name=name, config=config, memory=counted, available=room, device=placed, model_config=architecture,
+        fitting=partial(settings_that_fit, with_settings, config, room),
+        needed=needs(counted), work=work, token_bytes=token_bytes, kv_given=agent.kv_gib is not None,
+        count=lambda config, work: plan(config=config, work=work),
     )  # fmt: skip
 
 
@@ -174,7 +273,7 @@ def refuse_unfit(
     least = config.model_copy(update={"max_tokens": min(_LEAST_TOKENS, config.max_tokens), "group_size": 0})
     least = least.model_copy(update={"prompts_per_step": 1})
     planned = plan_of(model, least, device, _LEAST_TOKENS, ranks=ranks, beside=beside)
-    if planned.fitting != {}:
+    if not planned.fits:
         raise UsageError(
             f"training {planned.name} takes at least {planned.needed / 2**30:.1f} GiB, and"
             f" {planned.available / 2**30:.1f} GiB are free on {planned.device}: {planned.remedy()};"
@@ -182,7 +281,7 @@ def refuse_unfit(
         )
 
 
-def _show(planned: Planned, speed: dict[str, float]) -> None:
+def _show(planned: Planned, speed: dict[str, float], best: Recommendation | None) -> None:
     memory = planned.memory
     print(f"{planned.name} on {planned.device}: {memory.parameters:,} parameters, {memory.trained:,} trained")
     for name, size in memory.parts.items():
@@ -196,6 +295,14 @@ def _show(planned: Planned, speed: dict[str, float]) -> None:
     print(f"  {together:<20}{planned.needed / _MIB:>12,.0f} MiB{free}")
     for name, value in speed.items():
         print(f"  {name.replace('_tokens_per_second', ''):<20}{value:>12,.0f} tokens/s")
-    print("fits" if planned.fitting == {} else f"does not fit: {planned.remedy()}")
-    if tokens := planned.larger_max_tokens():
-        print(f"--set max_tokens={tokens} fits too: a GPU learns faster from larger micro-batches")
+    rows = planned.work.rows_held(planned.token_bytes)
+    print(f"  {'decoded together':<20}{rows:>12,} rows of {planned.work.row_tokens:,}")
+    if planned.fits:
+        print("fits")
+    else:
+        print(f"does not fit: {'take what is recommended' if best else planned.remedy()}")
+    if best is not None:
+        print(
+            f"recommended: {best.total / _MIB:,.0f} MiB, {best.rows} rows decoded together\n"
+            f"  {best.command(planned.name, str(planned.device))}"
+        )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,8 +44,24 @@ class Workload:
     rows: int
     """rollouts that are decoded together"""
     row_tokens: int
+    """of the longest row, its prompt included"""
     kv_bytes: int
     """bound of the KV cache"""
+    prompt_tokens: int = 0
+    """leading tokens that the rows of a group share"""
+    group_size: int = 1
+
+    def kv_tokens(self, rows: int) -> int:
+        """Tokens whose keys and values are held while so many rows are decoded: what each of them has for
+        itself and the prompts of their groups, twice, since both are copied as rows join."""
+        prompts = -(-rows // max(1, self.group_size)) * self.prompt_tokens
+        return 2 * (rows * (self.row_tokens - self.prompt_tokens) + prompts)
+
+    def rows_held(self, token_bytes: int) -> int:
+        """Rows that are decoded together within `kv_bytes`; the others wait."""
+        return bisect_right(
+            range(1, self.rows + 1), self.kv_bytes, key=lambda n: self.kv_tokens(n) * token_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +135,11 @@ def plan_memory(
         "process": _PROCESS,
     }
     sampler = {
-        "KV cache": min(work.kv_bytes, 2 * work.rows * work.row_tokens * kv_token_bytes(causal, dtype)),
+        "KV cache": min(work.kv_bytes, work.kv_tokens(work.rows) * kv_token_bytes(causal, dtype)),
         "sampler's copy": _sampler_copy(causal, dtype, device, config),
     }
+    if config.quantise:
+        sampled["a layer dequantised"] = max((w.numel() * dtype.itemsize for w in packed), default=0)
     parts = {**sampled, **learner, **sampler}
     if not on_cpu:  # a CPU's allocator keeps what the sampler frees before learning begins
         parts["used in turn"] = -min(sum(sampler.values()), learner["activations"] + learner["logits"])
@@ -298,18 +317,6 @@ def settings_that_fit(
         taken |= saving
         if plan(config.model_copy(update=taken)) <= room:
             return taken
-    return None
-
-
-def wider_micro_batch(plan: Callable[[UpdateConfig], float], config: UpdateConfig, room: int) -> int | None:
-    """The largest of some larger values of `max_tokens` with which the training takes at most four fifths of
-    the room; None if none does."""
-    for tokens in (65536, 32768, 16384, 8192):
-        if (
-            tokens > config.max_tokens
-            and plan(config.model_copy(update={"max_tokens": tokens})) <= 0.8 * room
-        ):
-            return tokens
     return None
 
 

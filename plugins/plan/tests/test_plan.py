@@ -21,7 +21,6 @@ from nano_plan.memory import (
     activation_bytes,
     plan_memory,
     settings_that_fit,
-    wider_micro_batch,
 )
 from nano_rl.config import TrainConfig
 from nano_rl.learn.config import ObjectiveConfig, UpdateConfig
@@ -88,16 +87,6 @@ def test_the_first_setting_that_suffices_is_named() -> None:
     assert settings_that_fit(total, UpdateConfig(), full - 1) == {"gradient_checkpointing": True}
     assert settings_that_fit(total, UpdateConfig(), saved - 1) is not None
     assert settings_that_fit(total, UpdateConfig(), 1) is None
-
-
-def test_a_larger_micro_batch_leaves_a_fifth_of_the_room() -> None:
-    def total(config: UpdateConfig) -> int:
-        return int(plan(config).total)
-
-    fits = total(UpdateConfig(max_tokens=16384))
-    assert wider_micro_batch(total, UpdateConfig(), round(fits / 0.8) + 1) == 16384
-    assert wider_micro_batch(total, UpdateConfig(max_tokens=16384), round(fits / 0.8) + 1) is None
-    assert wider_micro_batch(total, UpdateConfig(), 1) is None
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
