@@ -122,8 +122,9 @@ def open_policy(
     dtype = dtype or config.dtype
     if open_it := find_opener(name) or _file_opener(name, dtype):
         options = ModelOptions(
-            config.base_url, config.api_key, dtype, own_temperature, config.profile, config.device, config.kv_gib
-        )
+            config.base_url, config.api_key, dtype, own_temperature,
+            config.profile, config.device, config.kv_gib,
+        )  # fmt: skip
         remote = open_it(options)
         usual = getattr(remote, "profile", HERMES_1.name)
         return OpenedPolicy(policy=remote, profile=find_profile(config.profile or usual), name=name)

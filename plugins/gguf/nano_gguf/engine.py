@@ -91,7 +91,9 @@ class LlamaEngine:
         self._rows = []
 
     def score_tokens(self, *_: object, **__: object) -> NoReturn:
-        raise UsageError("llama.cpp runs this model here, which scores no given tokens; --dtype bfloat16 does")
+        raise UsageError(
+            "llama.cpp, which runs this model, scores no given tokens; --dtype bfloat16 runs it dequantised"
+        )
 
     def _fitting(self) -> list[DecodingRow]:
         """The oldest rows whose tokens the KV cache holds together; always the first."""

@@ -81,7 +81,8 @@ class LlamaServer:
         return connection
 
     def _ended(self, problem: Exception) -> PolicyError:
-        return PolicyError(f"llama.cpp, which ran {self._file.name}, gave no answer ({problem}): {self._problem()}")
+        said = f"gave no answer ({problem}): {self._problem()}"
+        return PolicyError(f"llama.cpp, which ran {self._file.name}, {said}")
 
     def _problem(self) -> str:
         """The first error of the child's log, else how it ended."""
