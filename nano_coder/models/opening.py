@@ -170,6 +170,8 @@ def open_weights(
     is damaged or that was trained under a profile that has changed since.
     """
     found = locate(name)
+    if weights.gguf_of(found):
+        found = str(weights.dequantised(found))  # once, with its tokenizer
     manifest = read_checkpoint(Path(found)) if (Path(found) / MANIFEST).is_file() else None
     holds = Path(found).is_dir() and [*Path(found).glob("*.json"), *Path(found).glob("*.gguf")]
     if manifest is None and holds == []:
@@ -332,7 +334,7 @@ def own_profile(name: str) -> str:
     if template == COMPACT_1.chat_template:
         return COMPACT_1.name
     if not template:
-        raise UsageError(NO_TEMPLATE.format(weights.dequantised(name)))
+        raise UsageError(NO_TEMPLATE.format(tokenizer.name_or_path))
     dialect = dialect_of(template)
     if dialect == HERMES_JSON.name and KEEPS_TOOLS_JSON.search(name):
         return f"prompted-1-{TOOLS_JSON.name}"

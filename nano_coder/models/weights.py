@@ -284,7 +284,7 @@ def build_empty(config: Any, dtype: torch.dtype | None = None) -> Any:
 
 def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
     """The tokenizer of a model by name, and its chat template, without weights. Raises as `load_policy`."""
-    gguf = _gguf_of(name) if name and name != BASE else None
+    gguf = gguf_of(name) if name and name != BASE else None
     folder = base_folder() if name is None or name == BASE else user_path(name)
     if (folder / "adapter_config.json").is_file():
         return _adapter_tokenizer(folder, *load_tokenizer(adapter_base(folder)))
@@ -346,11 +346,11 @@ def base_folder() -> Path:
 def dequantised(name: str) -> Path:
     """The folder of a model: for a GGUF file, and for a folder whose only model is one, the converted one.
     Raises UsageError for a folder with several, and for a file that transformers cannot read."""
-    gguf = _gguf_of(name)
+    gguf = gguf_of(name)
     return _converted(gguf, gguf.stem) if gguf else user_path(name)
 
 
-def _gguf_of(name: str) -> Path | None:
+def gguf_of(name: str) -> Path | None:
     """The GGUF file that a name stands for; None for another model's. Raises UsageError for several."""
     path = user_path(name)
     files = [path] if path.suffix == ".gguf" and path.is_file() else sorted(path.glob("*.gguf"))

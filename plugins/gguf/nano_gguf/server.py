@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from nano_shared.errors import PolicyError, UsageError
@@ -35,7 +35,7 @@ class LlamaServer:
             own_python("-m", __name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
             text=True, start_new_session=True,
         )  # fmt: skip
-        self._end = weakref.finalize(self, _end, self._child)
+        self._end = weakref.finalize(self, _end, self._child, self._log)
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         asked = {"path": str(file), "context": context, "rows": rows, "key": key, "cpu": device == "cpu"}
@@ -96,10 +96,10 @@ class LlamaServer:
         return (errors or [ended if not lines else f"{lines[-1]} ({ended})"])[0][:300]
 
 
-def _end(child: subprocess.Popen[str]) -> None:
+def _end(child: subprocess.Popen[str], log: IO[bytes]) -> None:
     child.kill()
     child.wait()
-    for stream in (child.stdin, child.stdout):
+    for stream in (child.stdin, child.stdout, log):
         with contextlib.suppress(OSError):
             stream.close()  # type: ignore[union-attr]
 
