@@ -29,6 +29,9 @@ _FORCED = 1e5
 """added to the logit of the token that is drawn only to read the log-probs of its place"""
 
 
+WAY_OUT = "--dtype bfloat16 runs it dequantised"
+
+
 class LlamaEngine:
     """The part of an `Engine` that `LocalPolicy` and its scheduler use. Not thread-safe."""
 
@@ -48,12 +51,7 @@ class LlamaEngine:
         self._rows: list[DecodingRow] = []
 
     def add_requests(self, requests: Sequence[GenerationRequest]) -> list[DecodingRow]:
-        """Queue requests. Raises ContextFull, and UsageError for one with a grammar or a shaping."""
-        if any(request.is_shaped for request in requests):
-            raise UsageError(
-                "llama.cpp runs this model here, without grammars and penalties; --dtype bfloat16 runs it"
-                " dequantised, with them"
-            )
+        """Queue requests. Raises ContextFull."""
         rows = [DecodingRow(request, self._ends) for request in requests]
         self._rows += rows
         return rows
@@ -91,9 +89,7 @@ class LlamaEngine:
         self._rows = []
 
     def score_tokens(self, *_: object, **__: object) -> NoReturn:
-        raise UsageError(
-            "llama.cpp, which runs this model, scores no given tokens; --dtype bfloat16 runs it dequantised"
-        )
+        raise UsageError(f"llama.cpp, which runs this model, scores no given tokens; {WAY_OUT}")
 
     def _fitting(self) -> list[DecodingRow]:
         """The oldest rows whose tokens the KV cache holds together; always the first."""

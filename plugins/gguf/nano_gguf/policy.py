@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -10,10 +11,11 @@ from nano_coder.agent.profiles import find_profile
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.opening import ModelOptions, bound_template, own_profile
 from nano_coder.models.weights import end_of_turn, load_tokenizer
-from nano_gguf.engine import LlamaEngine
+from nano_gguf.engine import WAY_OUT, LlamaEngine
 from nano_gguf.server import LlamaServer
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash, user_path
+from nano_shared.types import Sampling
 
 ROWS = 8
 """decoded at once; more wait"""
@@ -36,6 +38,15 @@ class GgufPolicy(LocalPolicy):
     @property
     def vocab_size(self) -> int:
         return self.engine.vocab_size
+
+    def fitting(self, row: Sequence[int], sampling: Sampling) -> Sampling:
+        """As that of a local policy. Raises UsageError for what llama.cpp would not sample as ours."""
+        if sampling.grammar is not None or sampling.shaping is not None:
+            self.check_grammar("")
+        return super().fitting(row, sampling)
+
+    def check_grammar(self, grammar: str) -> None:
+        raise UsageError(f"llama.cpp runs this model here without grammars and penalties; {WAY_OUT}")
 
 
 def open_gguf(name: str, options: ModelOptions) -> GgufPolicy:

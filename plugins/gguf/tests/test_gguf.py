@@ -149,15 +149,15 @@ def test_a_seed_repeats_a_row_and_rows_of_threads_are_those_of_one(policy: GgufP
 
 
 def test_rows_that_the_cache_does_not_hold_together_wait(policy: GgufPolicy) -> None:
-    long = [
-        conversation(f"{n} " + "one two three four five six seven eight nine ten " * 12) for n in range(3)
-    ]
+    words = "one two three four five six seven eight nine ten "
+    long = [conversation(f"{number} " + words * 20) for number in range(3)]
     done: list[Completion] = []
     threads = [
         threading.Thread(target=lambda c: done.append(policy.complete(c, Sampling(max_tokens=24))), args=(c,))
         for c in long
     ]
-    assert all(len(policy.next_row(c)[1]) > policy.context_limit // 3 for c in long)
+    lengths = [len(policy.next_row(each)[1]) for each in long]
+    assert all(policy.context_limit / 3 < length < policy.context_limit - 32 for length in lengths), lengths
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -226,7 +226,8 @@ def test_a_run_is_logged_with_tokens_that_admission_measures(
     assert run.turns
     assert run.turns[0].completion.policy_id not in (opened.loaded.id, None)
     assert verified.refusal is None
-    assert max(token.gap for token in verified.tokens) < HALF
+    temperature = run.turns[0].completion.sampling.temperature
+    assert max(token.gap for token in verified.tokens) < HALF / temperature
     assert rescored(run, open_policy(str(file), dtype="float32").policy.engine)  # type: ignore[attr-defined]
 
 
