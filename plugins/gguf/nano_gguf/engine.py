@@ -93,7 +93,8 @@ class LlamaEngine:
 
     def _fitting(self) -> list[DecodingRow]:
         """The oldest rows whose tokens the KV cache holds together; always the first."""
-        fitting, left = [], self.context_limit
+        fitting: list[DecodingRow] = []
+        left = self.context_limit
         for row in self._rows[: self.max_batch]:
             left -= row.position + 1 + _TOKENS
             if fitting and left < 0:
