@@ -29,7 +29,7 @@ _FORCED = 1e5
 """added to the logit of the token that is drawn only to read the log-probs of its place"""
 
 
-WAY_OUT = "--dtype bfloat16 runs it dequantised"
+WAY_OUT = "--set dtype=bfloat16 runs it dequantised"
 
 
 class LlamaEngine:

@@ -196,7 +196,7 @@ def test_stop_cancels_what_is_sampled(policy: GgufPolicy) -> None:
 def test_a_grammar_is_refused(policy: GgufPolicy) -> None:
     from nano_shared.types import Shaping
 
-    with pytest.raises(UsageError, match="--dtype bfloat16"):
+    with pytest.raises(UsageError, match="--set dtype=bfloat16"):
         policy.complete(conversation(), Sampling(shaping=Shaping(min_p=0.1)))
 
 
