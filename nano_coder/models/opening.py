@@ -21,7 +21,7 @@ from nano_coder.models import weights
 from nano_coder.models.catalogue import catalogue, fetch, fetched, offer
 from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, latest_checkpoint, read_checkpoint
 from nano_shared.errors import CheckpointError, ConfigError, PolicyError, UsageError
-from nano_shared.extensions import Extensions, call_extension, described, is_reference, takes
+from nano_shared.extensions import PLUGINS, Extensions, call_extension, described, is_reference, takes
 from nano_shared.files import user_path
 from nano_shared.policy import InterfaceProfile, Policy
 
@@ -43,10 +43,13 @@ class ModelOptions:
     dtype: str = "auto"
     own_temperature: bool = False
     """whether a hosted model samples at its server's temperature"""
+    profile: str | None = None
+    device: str = "auto"
+    kv_gib: float | None = None
 
 
 Opener = Callable[[str, ModelOptions], Policy]
-"""NAME of `SCHEME:NAME`, and the options -> the policy"""
+"""NAME of `SCHEME:NAME`, or the path of a file NAME.SCHEME, and the options -> the policy"""
 MODELS: Extensions[Opener] = Extensions("nano.models", check=lambda value: takes(value, "name", "options"))
 CHECKPOINTS: Extensions[Path] = Extensions("nano.checkpoints", Path)
 """name -> the folder of a checkpoint that a package brings"""
@@ -61,6 +64,21 @@ def find_opener(model: str) -> Callable[[ModelOptions], Policy] | None:
     if not colon or (scheme not in MODELS and not is_reference(model)):
         return None
     return partial(_open, MODELS.find(scheme), name, model)
+
+
+def _file_opener(model: str, dtype: str) -> Callable[[ModelOptions], Policy] | None:
+    """What opens a file of weights as it is, by its ending; None for other names, where a dtype is asked for,
+    and where no package does, which stderr says of a plug-in that is missing. Raises as `locate`."""
+    path = user_path(locate(model))
+    if dtype != "auto" or not path.is_file():
+        return None
+    scheme = path.suffix.removeprefix(".")
+    if scheme in MODELS:
+        return partial(_open, MODELS.find(scheme), str(path), model)
+    if plugin := PLUGINS[MODELS.group].get(scheme):
+        way_out = f"pip install 'nano-rl-coder[{plugin}]' runs it as it is"
+        print(f"nano: {model} is dequantised, which takes several times its size; {way_out}", file=sys.stderr)
+    return None
 
 
 def is_hosted(model: str | None) -> bool:
@@ -102,8 +120,11 @@ def open_policy(
     """
     name, config = model or default_model(), config or CoreConfig()
     dtype = dtype or config.dtype
-    if open_it := find_opener(name):
-        options = ModelOptions(config.base_url, config.api_key, dtype, own_temperature)
+    if open_it := find_opener(name) or _file_opener(name, dtype):
+        options = ModelOptions(
+            config.base_url, config.api_key, dtype, own_temperature,
+            config.profile, config.device, config.kv_gib,
+        )  # fmt: skip
         remote = open_it(options)
         usual = getattr(remote, "profile", HERMES_1.name)
         return OpenedPolicy(policy=remote, profile=find_profile(config.profile or usual), name=name)
@@ -149,6 +170,8 @@ def open_weights(
     is damaged or that was trained under a profile that has changed since.
     """
     found = locate(name)
+    if weights.gguf_of(found):
+        found = str(weights.dequantised(found))  # once, with its tokenizer
     manifest = read_checkpoint(Path(found)) if (Path(found) / MANIFEST).is_file() else None
     holds = Path(found).is_dir() and [*Path(found).glob("*.json"), *Path(found).glob("*.gguf")]
     if manifest is None and holds == []:
@@ -311,7 +334,7 @@ def own_profile(name: str) -> str:
     if template == COMPACT_1.chat_template:
         return COMPACT_1.name
     if not template:
-        raise UsageError(NO_TEMPLATE.format(weights.dequantised(name)))
+        raise UsageError(NO_TEMPLATE.format(tokenizer.name_or_path))
     dialect = dialect_of(template)
     if dialect == HERMES_JSON.name and KEEPS_TOOLS_JSON.search(name):
         return f"prompted-1-{TOOLS_JSON.name}"

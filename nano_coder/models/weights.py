@@ -284,10 +284,14 @@ def build_empty(config: Any, dtype: torch.dtype | None = None) -> Any:
 
 def load_tokenizer(name: str | None = None) -> tuple[Any, str]:
     """The tokenizer of a model by name, and its chat template, without weights. Raises as `load_policy`."""
-    folder = base_folder() if name is None or name == BASE else dequantised(name)
+    gguf = gguf_of(name) if name and name != BASE else None
+    folder = base_folder() if name is None or name == BASE else user_path(name)
     if (folder / "adapter_config.json").is_file():
         return _adapter_tokenizer(folder, *load_tokenizer(adapter_base(folder)))
-    if not (folder / "config.json").is_file():
+    if gguf:
+        with quiet_transformers():
+            tokenizer = _tokenizer(_converted(gguf, gguf.stem, whole=False))
+    elif not (folder / "config.json").is_file():
         if name is None or not _is_hub_id(name):
             load_policy(name)  # says why it is no model
         with quiet_transformers(), _hub_named(str(name)):
@@ -342,24 +346,33 @@ def base_folder() -> Path:
 def dequantised(name: str) -> Path:
     """The folder of a model: for a GGUF file, and for a folder whose only model is one, the converted one.
     Raises UsageError for a folder with several, and for a file that transformers cannot read."""
+    gguf = gguf_of(name)
+    return _converted(gguf, gguf.stem) if gguf else user_path(name)
+
+
+def gguf_of(name: str) -> Path | None:
+    """The GGUF file that a name stands for; None for another model's. Raises UsageError for several."""
     path = user_path(name)
     files = [path] if path.suffix == ".gguf" and path.is_file() else sorted(path.glob("*.gguf"))
     if not files or (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
-        return path
+        return None
     if len(files) > 1:
         raise UsageError(f"{name!r} holds {len(files)} GGUF files; name one, such as {str(files[0])!r}")
-    return _converted(files[0], files[0].stem)
+    return files[0]
 
 
-def _converted(gguf: Path, name: str) -> Path:
-    """The folder of a GGUF file in Hugging Face format; converted on first use."""
+def _converted(gguf: Path, name: str, *, whole: bool = True) -> Path:
+    """The folder of a GGUF file in Hugging Face format, or where not the `whole` one is needed and there is
+    none, of its tokenizer; converted on first use."""
     identity = _file_hash(gguf)
     folder = nano_home() / "models" / f"{name}-{identity.removeprefix('sha256:')[:12]}"
+    if not (whole or folder.exists()):
+        folder = folder.with_name(f"{folder.name}-tokenizer")
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
             if not folder.exists():
-                _convert(gguf, identity, folder)
+                _convert(gguf, identity, folder, whole)
     return folder
 
 
@@ -545,42 +558,51 @@ def _base_gguf() -> Path:
     )
 
 
-def _convert(gguf: Path, identity: str, folder: Path) -> None:
+def _convert(gguf: Path, identity: str, folder: Path, whole: bool) -> None:
     """Dequantise into a temporary folder, then rename it: the folder is complete or does not exist."""
-    import torch
     from gguf import GGUFReader
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     with _named(gguf):
         file = GGUFReader(gguf)
-    # a large model is converted in half the memory
-    large = 4 * sum(int(tensor.n_elements) for tensor in file.tensors) > _SMALL
-    print(f"nano: converting {gguf.name} once, into {folder}", file=sys.stderr, flush=True)
+    what = gguf.name if whole else f"the tokenizer of {gguf.name}"
+    print(f"nano: converting {what} once, into {folder}", file=sys.stderr, flush=True)
     source: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True, "trust_remote_code": False}
     with durable_folder(folder, UsageError) as work, quiet_transformers():
-        # its progress bar cannot be disabled by an argument
-        with contextlib.redirect_stderr(io.StringIO()), _named(gguf):
-            read: Any = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, dtype=torch.bfloat16 if large else torch.float32, **source
-            )
-        config = read.config.to_dict()
-        config.pop("quantization_config", None)
-        config.pop("_name_or_path", None)
-        state = read.state_dict()
-        if _tied(read):
-            config["tie_word_embeddings"] = True
-            state["model.embed_tokens.weight"] = state["lm_head.weight"]
-        # a dequantised model refuses save_pretrained; a plain model with the same weights does not
-        with torch.device("meta"):
-            model = type(read)(type(read.config).from_dict(config))
-        model.load_state_dict(state, assign=True)
-        model.tie_weights()
-        model.generation_config = read.generation_config
-        model.save_pretrained(work)
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
+        if whole:
+            _dequantise(gguf, file, work, source)
+        with _named(gguf):
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
         _keep_bos(file, tokenizer)
         tokenizer.save_pretrained(work)
         (work / _ID_FILE).write_text(identity)
+
+
+def _dequantise(gguf: Path, file: Any, work: Path, source: dict[str, Any]) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    # a large model is converted in half the memory
+    large = 4 * sum(int(tensor.n_elements) for tensor in file.tensors) > _SMALL
+    # its progress bar cannot be disabled by an argument
+    with contextlib.redirect_stderr(io.StringIO()), _named(gguf):
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, dtype=torch.bfloat16 if large else torch.float32, **source
+        )
+    config = read.config.to_dict()
+    config.pop("quantization_config", None)
+    config.pop("_name_or_path", None)
+    state = read.state_dict()
+    if _tied(read):
+        config["tie_word_embeddings"] = True
+        state["model.embed_tokens.weight"] = state["lm_head.weight"]
+    # a dequantised model refuses save_pretrained; a plain model with the same weights does not
+    with torch.device("meta"):
+        model = type(read)(type(read.config).from_dict(config))
+    model.load_state_dict(state, assign=True)
+    model.tie_weights()
+    model.generation_config = read.generation_config
+    model.save_pretrained(work)
 
 
 def _tied(model: Any) -> bool:

@@ -246,6 +246,7 @@ PLUGINS = {
         "nano.general_tasks": {"suites": "functions"},
         "nano.learners": {"cluster": "ranks"},
         "nano.log_databases": {"cluster": "postgresql"},
+        "nano.models": {"gguf": "gguf"},
         "nano.profiles": {"suites": "compact-2 hermes-2"},
         "nano.project_tasks": {"mining": "commits"},
         "nano.reward_composers": {"preferences": "composed"},

@@ -1,0 +1,1 @@
+"""GGUF files as they are: llama.cpp samples, nano renders and logs."""
