@@ -208,7 +208,7 @@ def held_out_folder(folder: Path, name: str, learning_rate: float) -> Path:
     made.mkdir()
     with MetricsWriter(made / METRICS) as metrics:
         for step in range(12):
-            metrics.write(step, {"step": float(step), "reward_mean": step / 12})
+            metrics.write(step, {"step": float(step), "reward_mean": step / 12, "seconds_train": 1800.0})
     rows = [{"step": n, "success": n / 20, "graded": 10, "low": 0.0, "high": 0.9} for n in (0, 6, 12)]
     (made / HELD_OUT_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = TrainConfig(optimizer=OptimizerConfig(learning_rate=learning_rate))
@@ -233,9 +233,13 @@ def test_two_trainings_stand_side_by_side(tmp_path: Path) -> None:
     assert result.output.splitlines()[-1] == str(made[0] / "comparison.html")
     answers = answers_of(made[0] / "comparison.html")
     assert {"training name=one", "training name=two"} <= set(answers)
-    _, curves, settings = answers["training name=one,two"]["sections"]
+    _, curves, settings, whole = answers["training name=one,two"]["sections"]
     assert settings["tables"][0]["rows"] == [["optimizer.learning_rate", "0.0001", "0.0003"]]
+    assert ["optimizer.learning_rate", "0.0001", "0.0003"] in whole["tables"][0]["rows"]
+    assert len(whole["tables"][0]["rows"]) > 20
     assert {plot["title"] for plot in curves["plots"]} == {"Held-out success", "Reward"}
+    reward = {plot["title"]: plot for plot in curves["plots"]}["Reward"]["curves"]
+    assert [curve["hours"][-1] for curve in reward] == [pytest.approx(12 * 0.5), pytest.approx(12 * 0.5)]
     assert [[c["name"] for c in plot["curves"]] for plot in curves["plots"]] == [["one", "two"]] * 2
     as_json = CliRunner().invoke(cli, ["report", *map(str, made), "--json"], catch_exceptions=False)
     assert set(json.loads(as_json.output)) == {"one", "two"}
@@ -385,7 +389,12 @@ def test_the_viewer_shows_an_improved_project(tmp_path: Path, monkeypatch: pytes
     (row,) = PROJECTS.rows()
     assert row["cells"]["held-out success"] == "10% to 32%"
     page = PROJECTS.read(row["name"])
-    curve, cycles, changes = page["sections"]
+    curve, decision, cycles, changes = page["sections"]
+    assert decision["note"] == "shop-1 was promoted."
+    assert decision["lines"][0]["text"].startswith(
+        "held-out tasks, shop-1 against shipped: +22.5% (95 % interval"
+    )
+    assert decision["lines"][1]["text"] == "general tasks: none are installed"
     assert curve["plots"][0]["curves"][0]["values"] == (0.325,)
     assert cycles["tables"][0]["rows"][0][-1] == "promoted shop-1"
     assert [line[:2] for line in changes["tables"][0]["rows"]] == [

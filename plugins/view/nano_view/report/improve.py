@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from nano_rl.improve.gate import error_of
 from nano_rl.improve.project import Cycle, ImprovedProject, improved_projects
 from nano_shared.checkpoint import promoted_for_projects
 from nano_shared.errors import UsageError
@@ -66,6 +67,7 @@ def project_page(project: ImprovedProject) -> Shown:
         {"title": "Cycles", "tables": [table]},
     ]
     if decided:
+        sections[1:1] = [_decision(decided[-1])]
         sections.append(_changes(decided[-1]))
     return {"about": f"{project.directory}: nano-rl improve", "tiles": tiles, "sections": sections}
 
@@ -99,6 +101,22 @@ def _point(cycle: Cycle) -> dict[str, float | None]:
         "step": float(cycle.number), "success": cycle.rates[1], "low": max(0.0, before + held.low),
         "high": min(1.0, before + held.high),
     }  # fmt: skip
+
+
+def _decision(cycle: Cycle) -> Shown:
+    """What the gate decided last, and the grounds."""
+    decision, candidate = cycle.decision, cycle.candidate
+    assert decision is not None
+    held, general = decision.held_out, decision.general
+    level, change = error_of(decision.cycle), f"held-out tasks, {candidate} against {cycle.baseline}: {held}"
+    grounds = [
+        f"{change}; p {held.p_better:.4f}, where cycle {decision.cycle} takes {level:.4f}",
+        f"general tasks: {general}" if general else "general tasks: none are installed",
+    ]
+    lines = [{"text": text, "bad": False} for text in grounds]
+    lines += [{"text": text, "bad": True} for text in decision.objections]
+    became = f"{candidate} was promoted." if decision.promoted else f"{candidate} was not promoted."
+    return {"title": f"Decision of cycle {cycle.number}", "note": became, "lines": lines}
 
 
 def _changes(cycle: Cycle) -> Shown:
