@@ -1,4 +1,4 @@
-"""Lists of runs: their order, their sums, what hosted runs used, what stays hidden, and the time of a page."""
+"""Lists of runs: their order, their sums, what hosted runs used, what stays hidden, and how fast they are."""
 
 from __future__ import annotations
 
