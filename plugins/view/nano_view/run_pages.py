@@ -258,4 +258,5 @@ class RunPages:
         newest = newest.order_by(_runs.c.started.desc()).limit(1)
         run, turns = self._table.read(lambda connection: connection.scalar(newest)), schema.turns.c
         query = sa.select(sa.func.max(turns.policy_version)).where(turns.run_id == run)
-        return self._store.read(lambda connection: connection.scalar(query))
+        found: int | None = self._store.read(lambda connection: connection.scalar(query))
+        return found

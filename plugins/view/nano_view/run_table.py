@@ -89,7 +89,7 @@ def _rows(dialect: str, ids: Sequence[str]) -> sa.Select[Any]:
     used = sa.select(turns.run_id, *sums).join_from(schema.turns, schema.runs)
     used = used.where(run.in_(ids), turns.turn >= sa.func.coalesce(runs.parent_step, 0))
     own = used.group_by(turns.run_id).subquery()
-    columns = [_view.c[name] for name in VIEWED]
+    columns: list[sa.ColumnElement[Any]] = [_view.c[name] for name in VIEWED]
     columns[VIEWED.index("prompt")] = sa.func.substr(_view.c.prompt, 1, PROMPT)
     query = sa.select(*columns, *(own.c[name] for name in USED))
     return query.outerjoin_from(_view, own, own.c.run_id == _view.c.id).where(_view.c.id.in_(ids))

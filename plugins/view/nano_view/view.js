@@ -141,7 +141,7 @@ function listing({ columns, load, href, empty }) {
     const first = Math.max(0, Math.min(rows.length, Math.floor(-above / tall) - 20));
     const last = Math.min(rows.length, first + Math.ceil(innerHeight / tall) + 60);
     const held = document.activeElement?.closest("tr")?.dataset.id;
-    const gap = (count) => h("tr", { class: "gap", "aria-hidden": "true" }, h("td", { colspan: columns.length }));
+    const gap = () => h("tr", { class: "gap", "aria-hidden": "true" }, h("td"));
     const top = gap(), bottom = gap();
     top.firstChild.style.height = `${first * tall}px`;
     bottom.firstChild.style.height = `${(rows.length - last) * tall}px`;
@@ -579,7 +579,7 @@ async function trainings(main) {
   });
   const head = ["mark", "training", ...Object.keys(rows[0].cells)];
   main.append(form, table({ caption: "Trainings", head, rows: rows.map((row) => [
-    h("input", { type: "checkbox", value: row.name, "aria-label": `mark ${row.name}` }), link("training", { name: row.name }, row.name), ...Object.entries(row.cells).map(([name, text]) => name === "model" ? named(text) : text)]) }));
+    h("input", { type: "checkbox", value: row.name, "aria-label": `mark ${row.name}` }), link("training", { name: row.name }, row.name), ...Object.values(row.cells)]) }));
 }
 
 const cell = (value) => value instanceof Node || value === null || typeof value !== "object" ? (value === null ? "-" : value)
@@ -589,7 +589,7 @@ function table({ caption, head, rows, numeric }) {
   const kind = (n) => ({ class: numeric && n ? "number" : null });
   return h("div", { class: "wide", role: "group", tabindex: 0, "aria-label": caption }, h("table", {}, h("caption", {}, caption),
     h("thead", {}, h("tr", {}, head.map((text, n) => h("th", { scope: "col", ...kind(n) }, text)))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value, n) => h(n ? "td" : "th", { scope: n ? null : "row", ...kind(n) }, cell(value))))))));
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value, n) => h(n ? "td" : "th", { scope: n ? null : "row", ...kind(n) }, cell(head[n] === "model" && typeof value === "string" ? named(value) : value))))))));
 }
 
 function section(found) {
@@ -615,7 +615,7 @@ async function training(main, query) {
     const now = figures().findIndex((figure) => figure.contains(document.activeElement));
     figures().forEach((figure) => figure.replaceWith(chart(figure.plot)));
     if (now >= 0) figures()[now].querySelector("svg").focus();
-    controls.hidden = !figures().length;
+    controls.hidden = !figures().some((figure) => figure.plot.curves.some((curve) => curve.steps.length > 2));
     along.parentElement.hidden = !figures().some((figure) => figure.plot.curves.every((curve) => curve.hours));
     whole.hidden = look.from === null;
   };

@@ -321,6 +321,50 @@ def test_a_training_grows_on_the_page_while_it_goes(
     shown.complaints.clear()
 
 
+@needs_browser
+def test_curves_of_trainings_are_smoothed_zoomed_and_laid_over_each_other_by_step_or_time(
+    shown: Page, tmp_path: Path
+) -> None:
+    made = [held_out_folder(tmp_path, name, rate) for name, rate in (("one", 1e-4), ("two", 3e-4))]
+    CliRunner().invoke(cli, ["report", *map(str, made)], catch_exceptions=False)
+    page = shown.open((made[0] / "comparison.html").as_uri())
+    svg, whole = (
+        page.locator("figure", has_text="Reward").locator("svg"),
+        page.get_by_role("button", name="Whole range"),
+    )
+
+    def line() -> str:
+        return str(svg.locator("path[stroke-width='1.7']").first.get_attribute("d"))
+
+    by_step = line()
+    page.get_by_label("Smoothing").fill("50")
+    assert line() != by_step
+    page.get_by_label("Smoothing").fill("5")
+    assert line() == by_step
+    page.get_by_label("Along").select_option("time")
+    assert "hours" in svg.text_content()
+    assert not whole.is_visible()
+    svg.scroll_into_view_if_needed()
+    box = svg.bounding_box()
+    height = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.3 * box["width"], height)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], height, steps=3)
+    page.mouse.up()
+    whole.wait_for()
+    assert line().count("L") in (2, 3, 4), "a third of twelve steps"
+    assert shown.violations() == []
+    assert not shown.overflows()
+    svg.focus()
+    page.keyboard.press("-")
+    assert line().count("L") == 11
+    assert not whole.is_visible()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("+")
+    assert line().count("L") < 11
+    assert shown.complaints == []
+
+
 # --------------------------------------------------------------------------------- its parts
 
 

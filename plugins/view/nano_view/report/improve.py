@@ -126,7 +126,7 @@ def _changes(cycle: Cycle) -> Shown:
         for place, run in sorted(places.items())
     ]
     caption = f"Held-out places of cycle {cycle.number}, against the policy before"
-    table = {"caption": caption, "head": ["", "place", "run"], "rows": rows, "numeric": False}
+    table = {"caption": caption, "head": ["outcome", "place", "run"], "rows": rows, "numeric": False}
     return {"title": "What changed", "tables": [table]} if rows else {
         "title": "What changed", "note": "Both solve the same held-out tasks.",
     }  # fmt: skip
