@@ -73,8 +73,8 @@ def nothing_is_complained_about(shown: Page) -> Iterator[None]:
 
 
 VIEWS = (
-    "runs", "runs?by=model", "groups", "group?id=best", "run?id=best", "run?id=hostile", "run?id=fork", "trainings",
-    "pair?left=hostile-2&right=hostile", "pair?left=best&right=worst",
+    "runs", "runs?by=model", "groups", "group?id=best", "run?id=best", "run?id=hostile", "run?id=fork",
+    "trainings", "pair?left=hostile-2&right=hostile", "pair?left=best&right=worst",
 )  # fmt: skip
 
 
