@@ -67,8 +67,8 @@ class RunTable:
         now: dict[str, float | None] = {run: ended for run, ended in log.execute(seen)}
         later = verdicts.id > self._verdict
         judged = set(log.scalars(sa.select(sa.type_coerce(verdicts.run_id, sa.Text)).where(later)))
-        ended = {run for run, _ in now.items() - self._known.items()}
-        changed = [run for run, end in now.items() if run in ended or run in judged or end is None]
+        before = self._known.get
+        changed = [run for run, end in now.items() if end is None or before(run) != end or run in judged]
         places = ", ".join("?" * (len(VIEWED) + len(USED)))
         for first in range(0, len(changed), _BATCH):
             rows = log.execute(_rows(log.dialect.name, changed[first : first + _BATCH]))

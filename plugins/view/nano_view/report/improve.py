@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nano_rl.improve.gate import error_of
 from nano_rl.improve.project import Cycle, ImprovedProject, improved_projects
 from nano_shared.checkpoint import promoted_for_projects
 from nano_shared.errors import UsageError
@@ -108,9 +107,8 @@ def _decision(cycle: Cycle) -> Shown:
     decision, candidate = cycle.decision, cycle.candidate
     assert decision is not None
     held, general = decision.held_out, decision.general
-    level, change = error_of(decision.cycle), f"held-out tasks, {candidate} against {cycle.baseline}: {held}"
     grounds = [
-        f"{change}; p {held.p_better:.4f}, where cycle {decision.cycle} takes {level:.4f}",
+        f"held-out tasks, {candidate} against {cycle.baseline}: {held}; p {held.p_better:.4f}",
         f"general tasks: {general}" if general else "general tasks: none are installed",
     ]
     lines = [{"text": text, "bad": False} for text in grounds]
