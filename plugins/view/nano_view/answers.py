@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from nano_coder.agent.actions import workspace_after
-from nano_coder.commands.display import spending
 from nano_coder.verify.trainable import RefusalCode, blocking, verify
 from nano_shared import snapshot_change
 from nano_shared.errors import LogError, UsageError
@@ -163,7 +162,7 @@ class LogView:
             "split": run.task.split, "prompt": _cut(run.task.prompt, "prompt"),
             "answer": None if run.answer is None else _cut(run.answer, "answer"),
             "diff": _cut(run.diff, "diff"), "turn_count": len(run.turns), "tokens": run.num_sampled_tokens,
-            "usage": spending(run),
+            "usage": _usage(run),
         }  # fmt: skip
 
     def _turns(self, run: Trajectory, first: int, last: int) -> list[ViewData]:
@@ -300,6 +299,14 @@ class LogView:
             except UsageError as refused:
                 problem = refused
         raise problem
+
+
+def _usage(run: Trajectory) -> ViewData | None:
+    """Tokens and dollars (as far as prices are known) of a run's own turns; None where no API answered."""
+    usages = [turn.completion.api.usage for turn in run.own_turns if turn.completion.api]
+    costs = [usage.cost for usage in usages if usage.cost is not None]
+    sums = {name: sum(getattr(u, name) for u in usages) for name in ("prompt", "cached", "completion")}
+    return sums | {"cost": sum(costs) if costs else None} if usages else None
 
 
 def first_difference(left: Trajectory, right: Trajectory) -> ViewData:

@@ -89,7 +89,7 @@ def test_runs_are_added_up_by_model_project_and_week(view: LogView) -> None:
 
 def test_a_hosted_run_tells_its_usage(view: LogView) -> None:
     found = view.run({"id": "fork"})
-    assert found["usage"] == {"prompt": 1000, "cached": 600, "completion": 50, "reasoning": 0, "cost": 1.0}
+    assert found["usage"] == {"prompt": 1000, "cached": 600, "completion": 50, "cost": 1.0}
     assert found["turns"][1]["usage"]["cached"] == 600
     assert view.run({"id": "slow"})["usage"] is None
     assert view.run({"id": "big"})["group"]["prompt"] == "Mend the cart"
