@@ -23,7 +23,7 @@ from nano_shared.extensions import Extensions
 from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import REDACTED_ID, Observation, StopReason, Trajectory, Turn
-from nano_view.run_pages import RunChoice, RunPages
+from nano_view.run_pages import ORDERS, SUMS, RunChoice, RunPages
 from nano_view.token_texts import Decoders, token_texts
 
 Query = Mapping[str, str]
@@ -73,27 +73,35 @@ class LogView:
         self._scores = scores
         self._decoders = Decoders(folders)
         self.answers: dict[str, Callable[[Query], ViewData]] = {
-            "runs": self.runs, "groups": self.groups, "group": self.group, "run": self.run, "turn": self.turn,
-            "text": self.text, "pair": self.pair, "trainings": self.trainings, "training": self.training,
+            "runs": self.runs, "sums": self.sums, "groups": self.groups, "group": self.group,
+            "run": self.run, "turn": self.turn, "text": self.text, "pair": self.pair,
+            "trainings": self.trainings, "training": self.training,
         }  # fmt: skip
 
     # ----------------------------------------------------------------------------------- lists
 
     def runs(self, query: Query) -> ViewData:
-        """A page of runs. `may` is "train" or a RefusalCode; such pages may be short, and still go on."""
+        """A page of runs in the order `sort`. `may` is "train" or a RefusalCode, `text` is in a run; such
+        pages may be short, and still go on."""
         chosen, after, may = _chosen(query), _cursor(query, float, str), query.get("may")
+        order, text = _one_of(query, "sort", ORDERS), query.get("text")
         if may not in (None, "train", *RefusalCode):
             raise UsageError(f"no refusal code {may!r:.60}; there are {', '.join(RefusalCode)}")
         if may == "train":
             chosen = chosen.model_copy(update={"tokens": True})
         rows: list[ViewData] = []
-        for _ in range(_SCANNED // PAGE if may else 1):
-            page = self._refused(self._pages.page(chosen, after, limit=PAGE))
-            after = (page[-1]["started"], page[-1]["id"]) if len(page) == PAGE else None
+        for _ in range(_SCANNED // PAGE if may or text else 1):
+            page = self._pages.page(chosen, after, limit=PAGE, order=order)
+            after = (page[-1]["place"], page[-1]["id"]) if len(page) == PAGE else None
+            page = self._refused(self._pages.mentioning(page, text) if text else page)
             rows += [row for row in page if not may or _is(row, may)]
             if after is None or len(rows) >= PAGE:
                 break
         return {"rows": rows, "next": after, "codes": _meanings(rows), "choices": _CHOICES}
+
+    def sums(self, query: Query) -> ViewData:
+        """What the chosen runs came to and took, by model, project or week; `text` and `may` choose none."""
+        return {"rows": self._pages.sums(_chosen(query), _one_of(query, "by", SUMS))}
 
     def _refused(self, rows: list[ViewData]) -> list[ViewData]:
         """The rows with the codes for which each may not train."""
@@ -154,6 +162,7 @@ class LogView:
             "split": run.task.split, "prompt": _cut(run.task.prompt, "prompt"),
             "answer": None if run.answer is None else _cut(run.answer, "answer"),
             "diff": _cut(run.diff, "diff"), "turn_count": len(run.turns), "tokens": run.num_sampled_tokens,
+            "usage": _usage(run),
         }  # fmt: skip
 
     def _turns(self, run: Trajectory, first: int, last: int) -> list[ViewData]:
@@ -179,6 +188,7 @@ class LogView:
         changed = turn.snapshot and any(seen.files_changed for seen in turn.observations)
         return {
             "index": turn.index, "inherited": turn.index < run.inherited, "finish": completion.finish,
+            "policy": run.policy, "usage": completion.api and completion.api.usage.model_dump(),
             "policy_id": completion.policy_id, "version": completion.policy_version,
             "seconds": turn.ended - turn.started, "parse_error": turn.parse_error, "repairs": turn.repairs,
             "text": _cut(completion.text, f"{at}:text"), "thought": _cut(turn.thought, f"{at}:thought"),
@@ -291,6 +301,14 @@ class LogView:
         raise problem
 
 
+def _usage(run: Trajectory) -> ViewData | None:
+    """Tokens and dollars (as far as prices are known) of a run's own turns; None where no API answered."""
+    usages = [turn.completion.api.usage for turn in run.own_turns if turn.completion.api]
+    costs = [usage.cost for usage in usages if usage.cost is not None]
+    sums = {name: sum(getattr(u, name) for u in usages) for name in ("prompt", "cached", "completion")}
+    return sums | {"cost": sum(costs) if costs else None} if usages else None
+
+
 def first_difference(left: Trajectory, right: Trajectory) -> ViewData:
     """Where two runs first differ: `turn`, `what` differs (read, sampled, ...), and `at` which place of it.
 
@@ -335,7 +353,8 @@ def plain(value: Any) -> Any:
 
 
 def _chosen(query: Query) -> RunChoice:
-    wanted = {name: query[name] for name in ("policy", "task", "reward", "stop", "text") if query.get(name)}
+    names = ("policy", "task", "reward", "stop", "project", "week")
+    wanted = {name: query[name] for name in names if query.get(name)}
     try:
         return RunChoice.model_validate(wanted)
     except ValidationError as problem:
@@ -375,6 +394,14 @@ def _required(query: Query, name: str) -> str:
     return query[name]
 
 
+def _one_of(query: Query, name: str, known: Mapping[str, object]) -> str:
+    """What the query names, or the first that is known."""
+    given = query.get(name) or next(iter(known))
+    if given not in known:
+        raise UsageError(f"no {name} {given!r:.60}; there are {', '.join(known)}")
+    return given
+
+
 def _number(query: Query, name: str) -> int:
     text = query.get(name) or "0"
     if not text.isdecimal() or len(text) > 12:
@@ -392,6 +419,8 @@ def _meanings(rows: Sequence[ViewData]) -> dict[str, str]:
 
 
 _CHOICES = {
+    "sort": list(ORDERS),
+    "by": [name for name in SUMS if name != "all"],
     "stop": ["unfinished", *StopReason],
     "reward": {"full": "1 or more", "partial": "between 0 and 1", "zero": "0 or less", "none": "none"},
     "may": {"train": "may train", **{code.value: f"refused: {code.value}" for code in RefusalCode}},

@@ -38,6 +38,16 @@ const link = (view, query, ...children) => h("a", { href: address(view, query) }
 const address = (view, query) => `#/${view}?${new URLSearchParams(query)}`;
 const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== undefined && value !== "")
   .map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+// the name of a model, or of a folder by its last part; the whole, or a hash, is told by a tooltip
+const named = (name) => {
+  const short = String(name ?? "-").replace(/\/+$/, "").replace(/^(?:\/|~|\.{1,2}\/).*\//, "").replace(/[0-9a-f]{12,}/g, (hash) => hash.slice(0, 8));
+  return short === name ? name : h("span", { title: name }, short);
+};
+// a task: the first words of its prompt where its key is a hash, which a tooltip tells
+const taskName = (key, prompt) => prompt && /[0-9a-f]{16}/.test(key) ? h("span", { title: key }, prompt.split("\n")[0].slice(0, 120)) : key;
+const many = (value) => value === null || value === undefined ? "-" : Number(value).toLocaleString("en", { notation: value < 1e4 ? "standard" : "compact", maximumFractionDigits: 1 });
+const money = (value) => value === null || value === undefined ? "-" : `$${Number(value).toFixed(value && value < 0.1 ? 4 : 2)}`;
+const lasting = (value) => value === null || value === undefined ? "-" : value < 120 ? `${number(value, 3)} s` : value < 7200 ? `${number(value / 60, 3)} min` : `${number(value / 3600, 3)} h`;
 const folded = (title, ...children) => h("details", {}, h("summary", {}, title), ...children);
 
 // -------------------------------------------------------------------------------------------------------- answers
@@ -80,16 +90,18 @@ function diffLines(text) {
 }
 
 // a text, or its beginning and a button for the rest
-function long(run, value, { shape = blocks, label = "text" } = {}) {
-  const text = typeof value === "string" ? value : value.text;
-  const box = h("pre", { tabindex: 0, role: "group", "aria-label": label }, shape(text));
-  if (typeof value === "string") return box;
-  const more = h("button", { type: "button", onclick: load }, `show all ${value.length.toLocaleString("en")} characters`);
+function long(run, value, { shape = blocks, label = "text", lines = Infinity } = {}) {
+  const cut = typeof value !== "string", text = cut ? value.text : value, all = text.split("\n");
+  const first = lines < Infinity ? all.slice(0, lines).join("\n").slice(0, 200 * lines) : text;
+  const box = h("pre", { tabindex: 0, role: "group", "aria-label": label }, shape(first));
+  if (!cut && first === text) return box;
+  const count = cut || all.length <= lines ? `${value.length.toLocaleString("en")} characters` : `${all.length} lines`;
+  const more = h("button", { type: "button", onclick: load }, `show all ${count}`);
   async function load() {
     more.disabled = true;
     try {
-      const parts = [];
-      for (let from = 0; from !== null; ) {
+      const parts = cut ? [] : [text];
+      for (let from = cut ? 0 : null; from !== null; ) {
         const part = await ask("text", { id: run, part: value.part, ...(from ? { from } : {}) });
         parts.push(part.text);
         from = part.next;
@@ -129,7 +141,7 @@ function listing({ columns, load, href, empty }) {
     const first = Math.max(0, Math.min(rows.length, Math.floor(-above / tall) - 20));
     const last = Math.min(rows.length, first + Math.ceil(innerHeight / tall) + 60);
     const held = document.activeElement?.closest("tr")?.dataset.id;
-    const gap = (count) => h("tr", { class: "gap", "aria-hidden": "true" }, h("td", { colspan: columns.length }));
+    const gap = () => h("tr", { class: "gap", "aria-hidden": "true" }, h("td"));
     const top = gap(), bottom = gap();
     top.firstChild.style.height = `${first * tall}px`;
     bottom.firstChild.style.height = `${(rows.length - last) * tall}px`;
@@ -183,14 +195,17 @@ function listing({ columns, load, href, empty }) {
 }
 
 const reward = (value) => value === null ? h("span", { class: "muted" }, "none") : h("span", { class: value >= 1 ? "good" : value <= 0 ? "bad" : "" }, number(value));
+const usage = (of) => `${many(of.read ?? of.prompt)} tokens in${of.cached ? `, ${many(of.cached)} of them cached` : ""}, ${many(of.written ?? of.completion)} out${of.cost === null || of.cost === undefined ? "" : `, ${money(of.cost)}`}`;
 const ended = (run) => run.stop || "unfinished";
 const RUN_COLUMNS = (codes) => [
   { label: "Run", class: "medium", cell: (run) => run.id },
-  { label: "Asked", cell: (run) => `${run.parent ? "⑂ " : ""}${run.prompt}` },
-  { label: "Task", class: "medium spare", cell: (run) => run.task_key },
-  { label: "Policy", class: "medium spare", cell: (run) => run.policy },
+  { label: "Asked", cell: (run) => h("span", { title: run.task_key }, `${run.parent ? "⑂ " : ""}${run.prompt}`) },
+  { label: "Policy", class: "medium spare", cell: (run) => named(run.policy) },
   { label: "Started, UTC", class: "medium spare", cell: (run) => when(run.started) },
-  { label: "Turns", class: "narrow spare", cell: (run) => run.turns },
+  { label: "Turns", class: "narrow extra", cell: (run) => run.turns },
+  { label: "Took", class: "narrow extra", cell: (run) => lasting(run.ended === null ? null : run.ended - run.started) },
+  { label: "Tokens", class: "narrow extra", cell: (run) => h("span", { title: usage(run) }, many(run.read === null ? null : run.read + run.written)) },
+  { label: "Cost", class: "narrow extra", cell: (run) => money(run.cost) },
   { label: "Stop", class: "narrow spare", cell: ended },
   { label: "Reward", class: "narrow", cell: (run) => reward(run.reward) },
   { label: "May train", class: "medium", cell: (run) => run.refused.length
@@ -205,43 +220,51 @@ function runListing(name, query, empty) {
     load: async (after) => {
       const answer = await ask(name, { ...(page && name === "runs" ? {} : query), ...(after ? { after: JSON.stringify(after) } : {}) });
       Object.assign(codes, answer.codes);
-      return page && name === "runs" ? { ...answer, rows: answer.rows.filter((run) => matches(run, query)) } : answer;
+      return page && name === "runs" ? { ...answer, rows: sorted(answer.rows.filter((run) => matches(run, query)), query.sort) } : answer;
     },
   });
 }
+
+const FALLING = { oldest: (r) => -r.started, best: (r) => r.reward, worst: (r) => r.reward === null ? null : -r.reward, costliest: (r) => r.cost,
+  longest: (r) => r.ended === null ? null : r.ended - r.started, "most tokens": (r) => r.read === null ? null : r.read + r.written };
+const sorted = (rows, by) => !FALLING[by] ? rows : rows.filter((r) => FALLING[by](r) !== null).sort((a, b) => FALLING[by](b) - FALLING[by](a));
+const monday = (time) => Math.floor((time / 86400 + 3) / 7);
 
 // the filters of the list, in a file that nobody can ask
 function matches(run, query) {
   const has = (text, part) => !part || String(text || "").includes(part);
   const ranges = { full: (r) => r >= 1, zero: (r) => r !== null && r <= 0, none: (r) => r === null, partial: (r) => r > 0 && r < 1 };
   return has(run.policy, query.policy) && has(run.task_key, query.task) && has(run.prompt, query.text)
+    && has(run.directory, query.project) && (!query.week || monday(run.started) === monday(Date.parse(query.week) / 1000))
     && (!query.stop || ended(run) === query.stop) && (!query.reward || ranges[query.reward](run.reward))
     && (!query.may || (query.may === "train" ? !run.refused.length : run.refused.includes(query.may)));
 }
 
 // ---------------------------------------------------------------------------------------------------------- views
 
-const FILTERS = [["text", "Text"], ["policy", "Policy"], ["task", "Task"], ["stop", "Stop"], ["reward", "Reward"], ["may", "May train"]];
+const FILTERS = [["text", "Text"], ["policy", "Policy"], ["task", "Task"], ["stop", "Stop"], ["reward", "Reward"], ["may", "May train"],
+  ["project", "Project"], ["week", "Week of"], ["sort", "Order"], ["by", "Add up by"]];
+const ANY = { sort: null, by: "nothing" }; // what is chosen where nothing is
 
 async function runs(main, query) {
   const { choices } = page ? page.answers.runs : await ask("runs", query);
-  const place = h("div");
+  const place = h("div"), sums = h("div");
   let live = null;
   const show = () => {
     live = runListing("runs", chosen(), "No run matches.");
     place.replaceChildren(live.box);
-    return live.ready;
+    return Promise.all([live.ready, page ? null : added(sums, chosen())]);
   };
   const field = ([name, label]) => {
     const options = choices[name] && (Array.isArray(choices[name]) ? choices[name].map((c) => [c, c]) : Object.entries(choices[name]));
     const input = options
-      ? h("select", { name }, h("option", { value: "" }, "any"), options.map(([value, text]) => h("option", { value }, text)))
-      : h("input", { name, type: "search", spellcheck: "false" });
-    input.value = query[name] || "";
+      ? h("select", { name }, ANY[name] === null ? null : h("option", { value: "" }, ANY[name] || "any"), options.map(([value, text]) => h("option", { value }, text)))
+      : h("input", { name, type: name === "week" ? "date" : "search", spellcheck: "false" });
+    if (query[name] || input.type !== "select-one" || ANY[name] !== null) input.value = query[name] || "";
     return h("label", {}, label, input);
   };
-  const form = h("form", { role: "search", "aria-label": "Filters" }, FILTERS.map(field));
-  const chosen = () => Object.fromEntries([...new FormData(form)].filter(([, value]) => value));
+  const form = h("form", { role: "search", "aria-label": "Filters" }, FILTERS.filter(([name]) => !page || name !== "by").map(field));
+  const chosen = () => Object.fromEntries([...new FormData(form)].filter(([name, value]) => value && (name !== "sort" || value !== "newest")));
   let waiting = 0;
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("input", () => {
@@ -251,9 +274,22 @@ async function runs(main, query) {
       show().catch(fail);
     }, 250);
   });
-  main.append(heading("Runs"), form, place);
+  main.append(heading("Runs"), form, sums, place);
   await show();
-  return { refresh: () => live.refresh(), step: (by) => live.step(by) };
+  return { refresh: () => Promise.all([chosen().sort ? null : live.refresh(), page ? null : added(sums, chosen())]), step: (by) => live.step(by) };
+}
+
+// sums over the runs that the filters choose: one line of all, or a table by model, project or week
+async function added(place, query) {
+  const { rows } = await ask("sums", query), key = { model: "policy" }[query.by] || query.by, text = JSON.stringify([query, rows]);
+  if (place.told === text) return;
+  place.told = text;
+  const share = (r) => r.graded ? `${number(100 * r.solved / r.graded, 3)} % of ${many(r.graded)}` : "-";
+  const note = query.text || query.may ? "without regard to Text and May train: " : "";
+  if (!query.by) return void place.replaceChildren(...rows.filter((r) => r.runs).map((r) => h("p", { class: "muted small" }, `${note}${many(r.runs)} runs, solved ${share(r)}, ${usage(r)}, ${lasting(r.seconds)}`)));
+  const name = (r) => r.key === null ? "none" : link("runs", { ...query, by: "", [key]: r.key }, query.by === "project" ? named(r.directory || r.key) : named(r.key));
+  place.replaceChildren(table({ caption: `${note}By ${query.by}`, numeric: true, head: [query.by, "runs", "solved", "cost", "tokens in", "cached", "out", "time"],
+    rows: rows.map((r) => [name(r), many(r.runs), share(r), money(r.cost), many(r.read), many(r.cached), many(r.written), lasting(r.seconds)]) }));
 }
 
 async function groups(main) {
@@ -261,7 +297,7 @@ async function groups(main) {
     empty: "No run is logged yet.", href: (group) => address("group", { id: group.of }),
     load: (after) => ask("groups", after ? { after: JSON.stringify(after) } : {}),
     columns: [
-      { label: "Task", cell: (g) => g.task + (g.parent ? ` ⑂ ${g.parent} after turn ${g.parent_step}` : "") },
+      { label: "Task", cell: (g) => [taskName(g.task, g.prompt), (g.parent ? ` ⑂ ${g.parent} after turn ${g.parent_step}` : "")] },
       { label: "Runs", class: "narrow", cell: (g) => g.runs },
       { label: "Graded", class: "narrow spare", cell: (g) => g.graded },
       { label: "Worst", class: "narrow", cell: (g) => reward(g.least) },
@@ -280,7 +316,7 @@ const bestAndWorst = (group) => group.best && group.best !== group.worst ? addre
 async function group(main, query) {
   const answer = await ask("group", { id: query.id });
   const found = answer.group, pair = bestAndWorst(answer);
-  main.append(heading(found.task), facts([
+  main.append(heading(taskName(found.task, found.prompt)), facts([
     ["forks of", found.parent && link("run", { id: found.parent }, found.parent)], ["after turn", found.parent_step],
     ["runs", found.runs], ["graded", found.graded], ["mean reward", number(found.mean)], ["worst", number(found.least)], ["best", number(found.best)],
   ]), h("p", {}, pair ? h("a", { href: pair }, "Best and worst side by side") : "No run of it was better or worse than another."));
@@ -367,28 +403,27 @@ function observation(run, seen) {
   ].filter(Boolean);
   return h("div", { class: "seen" }, h("p", { class: "small" },
     h("span", { class: seen.ok ? "good" : "bad" }, `${seen.tool} ${seen.ok ? "answered" : "failed"}`), h("span", { class: "muted" }, `, ${ends.join(", ")}`)),
-  long(run, seen.text, { label: `Output of ${seen.tool}` }), seen.whole && later(run, seen.whole, "The whole output"));
+  long(run, seen.text, { label: `Output of ${seen.tool}`, lines: 8 }), seen.whole && later(run, seen.whole, "The whole output"));
 }
 
 function turn(run, found, differs = null) {
   const box = h("section", { class: `turn${found.inherited ? " inherited masked" : ""}`, tabindex: -1, "aria-label": `Turn ${found.index + 1} of ${run}` });
   const draw = (found) => {
-    const drawn = found.tokens, open = differs !== null || !found.calls.length;
+    const drawn = found.tokens;
     const sampled = drawn && drawn.texts.length ? tokens(drawn, differs === null ? -1 : differs) : null;
     box.replaceChildren(...[
       h("h3", {}, `Turn ${found.index + 1} `, h("span", { class: "muted small" }, [
-        found.inherited && "of its parent", `${found.policy_id.slice(0, 24)} version ${found.version}`, seconds(found.seconds),
-        drawn && `${drawn.read} tokens read, ${drawn.sampled} sampled`, drawn && drawn.row > 0 && `row ${drawn.row}`,
+        found.inherited && "of its parent", seconds(found.seconds), found.usage && usage(found.usage), drawn && `${drawn.read} tokens read, ${drawn.sampled} sampled`, drawn && drawn.row > 0 && `row ${drawn.row}`,
         found.finish !== "stop" && `ended by ${found.finish}`, found.repairs.length && `repaired: ${found.repairs.join(", ")}`,
-      ].filter(Boolean).join(", "))),
+      ].filter(Boolean).join(", "), " by ", h("span", { title: found.policy_id }, named(found.policy), found.version ? ` version ${found.version}` : ""))),
       found.messages.map((m, n) => folded(`${m.role} said`, long(run, m.content))),
       drawn && drawn.context && h("details", { class: "masked" }, h("summary", {}, `${drawn.read} tokens read, masked`), h("pre", { tabindex: 0, role: "group", "aria-label": "Tokens read" }, drawn.context)),
       (!sampled || !drawn.spelled) && long(run, found.text, { label: "Completion" }),
       sampled, drawn && !drawn.spelled && h("p", { class: "muted small" }, "No tokenizer at hand spells this text: tokens are shown by their ids."),
       drawn && drawn.more > 0 && h("button", { type: "button", onclick: whole }, `show ${drawn.more} more tokens`),
       found.parse_error && h("p", { class: "bad" }, `no call could be read: ${found.parse_error}`),
-      found.calls.map((call, n) => h("details", { open }, h("summary", {}, "→ ", h("strong", {}, call.tool), outcome(found.seen[n])),
-        long(run, call.arguments, { label: `Arguments of ${call.tool}` }), found.seen[n] && observation(run, found.seen[n]))),
+      found.calls.map((call, n) => h("details", { open: true }, h("summary", {}, "→ ", h("strong", {}, call.tool), outcome(found.seen[n])),
+        long(run, call.arguments, { label: `Arguments of ${call.tool}`, lines: 12 }), found.seen[n] && observation(run, found.seen[n]))),
       found.seen.slice(found.calls.length).map((seen) => observation(run, seen)),
       found.diff && later(run, found.diff, "What this turn changed", { shape: diffLines, label: "Diff" }),
     ].flat().filter((child) => child instanceof Node));
@@ -446,9 +481,9 @@ function verdict(found) {
 
 function runHead(run) {
   return facts([
-    ["task", run.task], ["level", run.level], ["family", run.family], ["split", run.split], ["policy", run.policy], ["profile", run.profile],
+    ["task", taskName(run.task, run.prompt.text ?? run.prompt)], ["level", run.level], ["family", run.family], ["split", run.split], ["policy", named(run.policy)], ["profile", run.profile],
     ["stopped", run.stop ? run.stop + (run.stop_detail ? `: ${run.stop_detail}` : "") : "not yet"], ["reward", reward(run.reward)], ["seed", run.seed],
-    ["started", when(run.started)], ["took", run.ended ? seconds(run.ended - run.started) : null], ["turns", run.turn_count], ["tokens sampled", run.tokens], ["directory", run.directory],
+    ["started", when(run.started)], ["took", run.ended ? seconds(run.ended - run.started) : null], ["turns", run.turn_count], ["tokens sampled", run.tokens], ["usage", run.usage && usage(run.usage)], ["directory", run.directory],
   ]);
 }
 
@@ -554,7 +589,7 @@ function table({ caption, head, rows, numeric }) {
   const kind = (n) => ({ class: numeric && n ? "number" : null });
   return h("div", { class: "wide", role: "group", tabindex: 0, "aria-label": caption }, h("table", {}, h("caption", {}, caption),
     h("thead", {}, h("tr", {}, head.map((text, n) => h("th", { scope: "col", ...kind(n) }, text)))),
-    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value, n) => h(n ? "td" : "th", { scope: n ? null : "row", ...kind(n) }, cell(value))))))));
+    h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value, n) => h(n ? "td" : "th", { scope: n ? null : "row", ...kind(n) }, cell(head[n] === "model" && typeof value === "string" ? named(value) : value))))))));
 }
 
 function section(found) {
@@ -569,7 +604,21 @@ function section(found) {
 
 async function training(main, query) {
   let before = null;
-  const place = h("div");
+  const place = h("div"), figures = () => [...place.querySelectorAll("figure")].filter((figure) => figure.plot.across === "step");
+  if (look.name !== query.name) Object.assign(look, WHOLE, { name: query.name, smooth: SMOOTH, across: "step" });
+  const smooth = h("input", { type: "range", min: 0, max: 50, value: look.smooth, oninput: () => { look.smooth = Number(smooth.value); look.redraw(); } });
+  const along = h("select", { onchange: () => { Object.assign(look, WHOLE, { across: along.value }); look.redraw(); } }, ["step", "time"].map((name) => h("option", { value: name, selected: name === look.across }, name)));
+  const whole = h("button", { type: "button", onclick: () => { Object.assign(look, WHOLE); look.redraw(); } }, "Whole range");
+  const controls = h("form", { "aria-label": "Curves" }, h("label", {}, "Smoothing", smooth), h("label", {}, "Along", along), whole, h("span", { class: "muted small" }, "drag over a curve, or + on a step, zooms"));
+  controls.addEventListener("submit", (event) => event.preventDefault());
+  look.redraw = () => {
+    const now = figures().findIndex((figure) => figure.contains(document.activeElement));
+    figures().forEach((figure) => figure.replaceWith(chart(figure.plot)));
+    if (now >= 0) figures()[now].querySelector("svg").focus();
+    controls.hidden = !figures().some((figure) => figure.plot.curves.some((curve) => curve.steps.length > 2));
+    along.parentElement.hidden = !figures().some((figure) => figure.plot.curves.every((curve) => curve.hours));
+    whole.hidden = look.from === null;
+  };
   const draw = async () => {
     const found = await ask("training", { name: query.name }), text = JSON.stringify(found);
     if (text === before) return;
@@ -579,8 +628,9 @@ async function training(main, query) {
       h("dl", { class: "tiles" }, found.tiles.map(([label, value, remark]) => h("div", {}, h("dt", {}, label), h("dd", {}, h("b", {}, value), h("span", { class: "muted small" }, remark))))),
       ...found.sections.map(section));
     place.querySelectorAll("details").forEach((box, n) => (box.open = open[n] || false));
+    look.redraw();
   };
-  main.append(heading(query.name.split(",").join(" and ")), place);
+  main.append(heading(query.name.split(",").join(" and ")), controls, place);
   await draw();
   return { refresh: draw };
 }
@@ -588,6 +638,27 @@ async function training(main, query) {
 // --------------------------------------------------------------------------------------------------------- charts
 
 const WIDE = 520, TALL = 250, BOX = { left: 52, right: 508, top: 12, bottom: 222 };
+
+// how the curves over the steps of a training are looked at: share of a curve that is averaged, axis, and range
+const SMOOTH = 5, WHOLE = { from: null, to: null }, look = { ...WHOLE, name: null, smooth: SMOOTH, across: "step", redraw: () => {} };
+
+function viewed(plot) {
+  if (plot.across !== "step") return plot;
+  const timed = look.across === "time" && plot.curves.every((curve) => curve.hours);
+  const curves = plot.curves.map((curve, place) => {
+    const steps = timed ? curve.hours : curve.steps, half = Math.round(curve.values.length * look.smooth / 200);
+    const inside = (list) => list.filter((_, n) => look.from === null || (steps[n] >= look.from && steps[n] <= look.to));
+    const mean = (_, n, all) => { const near = all.slice(Math.max(0, n - half), n + half + 1); return near.reduce((a, b) => a + b) / near.length; };
+    const line = look.smooth === SMOOTH ? curve.line : curve.values.map(mean);
+    return { ...curve, place, steps: inside(steps), values: inside(curve.values), line: inside(line), low: inside(curve.low), high: inside(curve.high) };
+  }).filter((curve) => curve.steps.length);
+  return curves.length ? { ...plot, curves, across: timed ? "hours" : "step" } : plot;
+}
+
+function zoom(from, to) {
+  Object.assign(look, { from, to });
+  look.redraw();
+}
 
 function ticks(low, high, count) {
   const rough = (high - low) / count, scale = 10 ** Math.floor(Math.log10(rough));
@@ -608,7 +679,8 @@ function extent(plot) {
 }
 
 // curves with bands, or a stack; the pointer and the arrow keys tell the values of a step
-function chart(plot) {
+function chart(whole) {
+  const plot = viewed(whole);
   const steps = [...new Set(plot.curves.flatMap((c) => c.steps))].sort((a, b) => a - b);
   const [first, last] = [steps[0], Math.max(steps[steps.length - 1], steps[0] + 1e-9)];
   const [low, high] = extent(plot);
@@ -617,14 +689,14 @@ function chart(plot) {
   const points = (xs, ys) => xs.map((step, n) => `${x(step).toFixed(1)} ${y(ys[n]).toFixed(1)}`);
   const area = (curve, below, above) => s("path", { class: `k${curve.place % 8}`, fill: "var(--k)", d: `M${points(curve.steps, above).join("L")}L${points(curve.steps, below).reverse().join("L")}Z` });
   const label = plot.share ? (v) => `${+(100 * v).toPrecision(3)} %` : (v) => String(+v.toPrecision(4));
-  const svg = s("svg", { viewBox: `0 0 ${WIDE} ${TALL}`, role: "img", tabindex: 0, "aria-label": `${plot.title} over the ${plot.across}; arrow keys tell the values` },
+  const svg = s("svg", { viewBox: `0 0 ${WIDE} ${TALL}`, role: "img", tabindex: 0, "aria-label": `${plot.title} over the ${plot.across}; arrow keys tell the values${whole.across === "step" ? ", + zooms, - shows the whole" : ""}` },
     ticks(low, high, 4).map((v) => [s("path", { d: `M${BOX.left} ${y(v)}H${BOX.right}`, stroke: "var(--grid)" }), s("text", { x: BOX.left - 5, y: y(v) + 3, "text-anchor": "end" }, label(v))]),
     (last - first > 1e-6 ? ticks(first, last, 6) : [first]).map((v) => s("text", { x: x(v), y: BOX.bottom + 14, "text-anchor": "middle" }, +v.toPrecision(6))),
     s("text", { x: (BOX.left + BOX.right) / 2, y: TALL - 2, "text-anchor": "middle" }, plot.across));
   let below = steps.map(() => 0);
   plot.curves.forEach((curve, place) => {
-    curve.place = place;
-    const stroke = { class: `k${place % 8}`, stroke: "var(--k)", fill: "none" };
+    curve.place ??= place;
+    const stroke = { class: `k${curve.place % 8}`, stroke: "var(--k)", fill: "none" };
     if (plot.stack) {
       const above = below.map((v, n) => v + curve.values[n]);
       svg.append(steps.length > 1 ? area(curve, below, above) : s("path", { ...stroke, "stroke-width": 30, d: `M${x(first) + 40} ${y(below[0])}V${y(above[0])}` }));
@@ -643,9 +715,37 @@ function chart(plot) {
   });
   if (plot.diagonal) svg.append(s("path", { d: `M${points([first, last], [first, last]).join("L")}`, stroke: "var(--muted)", "stroke-dasharray": "4 4" }));
   reading(svg, plot, steps, x);
-  return h("figure", {}, h("figcaption", {}, h("strong", {}, plot.title), plot.about && h("span", { class: "muted" }, ` ${plot.about}`)), svg,
-    plot.curves.length > 1 && h("ul", { class: "keys" }, plot.curves.map((c, n) => h("li", { class: `k${n % 8}` }, c.name))),
+  if (whole.across === "step") zooming(svg, steps, (at) => first + ((at - BOX.left) / (BOX.right - BOX.left)) * (last - first));
+  const figure = h("figure", {}, h("figcaption", {}, h("strong", {}, plot.title), plot.about && h("span", { class: "muted" }, ` ${plot.about}`)), svg,
+    plot.curves.length > 1 && h("ul", { class: "keys" }, plot.curves.map((c) => h("li", { class: `k${c.place % 8}` }, c.name))),
     plot.curves[0].band && h("p", { class: "muted small" }, `band: ${plot.curves[0].band}`));
+  figure.plot = whole;
+  return figure;
+}
+
+const across = (svg, event) => (event.clientX - svg.getBoundingClientRect().left) / svg.getBoundingClientRect().width * WIDE;
+
+// a range that is dragged over, or half of what is shown around the step that is told
+function zooming(svg, steps, step) {
+  const mark = s("rect", { y: BOX.top, height: BOX.bottom - BOX.top, fill: "var(--link)", "fill-opacity": 0.2, width: 0 });
+  let from = null;
+  const drawn = (at) => { mark.setAttribute("x", Math.min(from, at)); mark.setAttribute("width", Math.abs(at - from)); };
+  svg.append(mark);
+  svg.addEventListener("pointerdown", (event) => { if (event.button === 0) { from = across(svg, event); svg.setPointerCapture(event.pointerId); } });
+  svg.addEventListener("pointermove", (event) => from !== null && drawn(across(svg, event)));
+  svg.addEventListener("pointercancel", () => { from = null; mark.setAttribute("width", 0); });
+  svg.addEventListener("pointerup", (event) => {
+    const ends = [from, across(svg, event)].map(step).sort((a, b) => a - b), far = from !== null && Math.abs(across(svg, event) - from) > 12;
+    from = null;
+    mark.setAttribute("width", 0);
+    if (far && steps.some((each) => each >= ends[0] && each <= ends[1])) zoom(...ends);
+  });
+  svg.addEventListener("dblclick", () => zoom(null, null));
+  svg.addEventListener("keydown", (event) => {
+    const middle = Number(svg.dataset.step ?? steps[Math.floor(steps.length / 2)]), quarter = (steps[steps.length - 1] - steps[0]) / 4;
+    if (event.key === "-") zoom(null, null);
+    if (event.key === "+" && quarter > 0) zoom(middle - quarter, middle + quarter);
+  });
 }
 
 function reading(svg, plot, steps, x) {
@@ -656,8 +756,9 @@ function reading(svg, plot, steps, x) {
     if (to === place) return;
     place = Math.max(0, Math.min(steps.length - 1, to));
     const step = steps[place];
-    const lines = plot.curves.filter((c) => c.steps.includes(step)).map((c) => {
-      const n = c.steps.indexOf(step);
+    svg.dataset.step = step;
+    const lines = plot.curves.filter((c) => c.steps[0] <= step && step <= c.steps[c.steps.length - 1]).map((c) => {
+      const n = c.steps.findLastIndex((each) => each <= step);
       return `${c.name}: ${number(c.values[n])}${c.band && c.interval ? ` (${number(c.low[n])} to ${number(c.high[n])})` : ""}`;
     });
     mark.replaceChildren(s("path", { d: `M${x(step)} ${BOX.top}V${BOX.bottom}`, stroke: "var(--muted)" }),
@@ -666,7 +767,7 @@ function reading(svg, plot, steps, x) {
   };
   const hide = () => { place = -1; mark.replaceChildren(); status(""); };
   svg.addEventListener("pointermove", (event) => {
-    const at = (event.clientX - svg.getBoundingClientRect().left) / svg.getBoundingClientRect().width * WIDE;
+    const at = across(svg, event);
     show(steps.reduce((best, step, n) => (Math.abs(x(step) - at) < Math.abs(x(steps[best]) - at) ? n : best), 0));
   });
   svg.addEventListener("pointerleave", hide);
@@ -688,7 +789,7 @@ const KEYS = [["j, k", "next, previous row or turn"], ["Enter", "open"], ["c", "
 let leaving = new AbortController(), shown = {}, turnOf = 0;
 
 const status = (text) => { document.getElementById("status").textContent = visible(text); };
-const heading = (text) => { document.title = `${visible(text).slice(0, 100)} · nano`; return h("h1", { tabindex: -1 }, text); };
+const heading = (text) => { document.title = `${visible(text.textContent ?? text).slice(0, 100)} · nano`; return h("h1", { tabindex: -1 }, text); };
 const fail = (problem) => document.getElementById("main").append(h("p", { class: "bad", role: "alert" }, problem.message));
 
 async function show() {

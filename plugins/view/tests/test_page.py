@@ -207,7 +207,7 @@ def held_out_folder(folder: Path, name: str, learning_rate: float) -> Path:
     made.mkdir()
     with MetricsWriter(made / METRICS) as metrics:
         for step in range(12):
-            metrics.write(step, {"step": float(step), "reward_mean": step / 12})
+            metrics.write(step, {"step": float(step), "reward_mean": step / 12, "seconds_train": 1800.0})
     rows = [{"step": n, "success": n / 20, "graded": 10, "low": 0.0, "high": 0.9} for n in (0, 6, 12)]
     (made / HELD_OUT_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = TrainConfig(optimizer=OptimizerConfig(learning_rate=learning_rate))
@@ -232,9 +232,13 @@ def test_two_trainings_stand_side_by_side(tmp_path: Path) -> None:
     assert result.output.splitlines()[-1] == str(made[0] / "comparison.html")
     answers = answers_of(made[0] / "comparison.html")
     assert {"training name=one", "training name=two"} <= set(answers)
-    _, curves, settings = answers["training name=one,two"]["sections"]
+    _, curves, settings, whole = answers["training name=one,two"]["sections"]
     assert settings["tables"][0]["rows"] == [["optimizer.learning_rate", "0.0001", "0.0003"]]
+    assert ["optimizer.learning_rate", "0.0001", "0.0003"] in whole["tables"][0]["rows"]
+    assert len(whole["tables"][0]["rows"]) > 20
     assert {plot["title"] for plot in curves["plots"]} == {"Held-out success", "Reward"}
+    reward = {plot["title"]: plot for plot in curves["plots"]}["Reward"]["curves"]
+    assert [curve["hours"][-1] for curve in reward] == [pytest.approx(12 * 0.5), pytest.approx(12 * 0.5)]
     assert [[c["name"] for c in plot["curves"]] for plot in curves["plots"]] == [["one", "two"]] * 2
     as_json = CliRunner().invoke(cli, ["report", *map(str, made), "--json"], catch_exceptions=False)
     assert set(json.loads(as_json.output)) == {"one", "two"}
@@ -316,6 +320,50 @@ def test_a_training_grows_on_the_page_while_it_goes(
     shown.complaints.clear()
 
 
+@needs_browser
+def test_curves_of_trainings_are_smoothed_zoomed_and_laid_over_each_other_by_step_or_time(
+    shown: Page, tmp_path: Path
+) -> None:
+    made = [held_out_folder(tmp_path, name, rate) for name, rate in (("one", 1e-4), ("two", 3e-4))]
+    CliRunner().invoke(cli, ["report", *map(str, made)], catch_exceptions=False)
+    page = shown.open((made[0] / "comparison.html").as_uri())
+    svg, whole = (
+        page.locator("figure", has_text="Reward").locator("svg"),
+        page.get_by_role("button", name="Whole range"),
+    )
+
+    def line() -> str:
+        return str(svg.locator("path[stroke-width='1.7']").first.get_attribute("d"))
+
+    by_step = line()
+    page.get_by_label("Smoothing").fill("50")
+    assert line() != by_step
+    page.get_by_label("Smoothing").fill("5")
+    assert line() == by_step
+    page.get_by_label("Along").select_option("time")
+    assert "hours" in svg.text_content()
+    assert not whole.is_visible()
+    svg.scroll_into_view_if_needed()
+    box = svg.bounding_box()
+    height = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.3 * box["width"], height)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], height, steps=3)
+    page.mouse.up()
+    whole.wait_for()
+    assert line().count("L") in (2, 3, 4), "a third of twelve steps"
+    assert shown.violations() == []
+    assert not shown.overflows()
+    svg.focus()
+    page.keyboard.press("-")
+    assert line().count("L") == 11
+    assert not whole.is_visible()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("+")
+    assert line().count("L") < 11
+    assert shown.complaints == []
+
+
 # --------------------------------------------------------------------------------- its parts
 
 
@@ -384,7 +432,12 @@ def test_the_viewer_shows_an_improved_project(tmp_path: Path, monkeypatch: pytes
     (row,) = PROJECTS.rows()
     assert row["cells"]["held-out success"] == "10% to 32%"
     page = PROJECTS.read(row["name"])
-    curve, cycles, changes = page["sections"]
+    curve, decision, cycles, changes = page["sections"]
+    assert decision["note"] == "shop-1 was promoted."
+    assert decision["lines"][0]["text"].startswith(
+        "held-out tasks, shop-1 against shipped: +22.5% (95 % interval"
+    )
+    assert decision["lines"][1]["text"] == "general tasks: none are installed"
     assert curve["plots"][0]["curves"][0]["values"] == (0.325,)
     assert cycles["tables"][0]["rows"][0][-1] == "promoted shop-1"
     assert [line[:2] for line in changes["tables"][0]["rows"]] == [

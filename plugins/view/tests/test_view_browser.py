@@ -73,8 +73,8 @@ def nothing_is_complained_about(shown: Page) -> Iterator[None]:
 
 
 VIEWS = (
-    "runs", "groups", "group?id=best", "run?id=best", "run?id=hostile", "run?id=fork", "trainings",
-    "pair?left=hostile-2&right=hostile", "pair?left=best&right=worst",
+    "runs", "runs?by=model", "groups", "group?id=best", "run?id=best", "run?id=hostile", "run?id=fork",
+    "trainings", "pair?left=hostile-2&right=hostile", "pair?left=best&right=worst",
 )  # fmt: skip
 
 
@@ -165,6 +165,41 @@ def test_filters_are_part_of_the_address(shown: Page, root: str) -> None:
         pass
     again.wait_for_timeout(100)
     assert again.locator("text=No run matches.").is_visible()
+
+
+def test_a_list_is_put_in_order_and_added_up(shown: Page, root: str) -> None:
+    page = shown.open(f"{root}#/runs?task=sum")
+    page.wait_for_selector("p:has-text('4 runs, solved 50 % of 4')")
+    page.get_by_label("Order").select_option("worst")
+    page.wait_for_function("() => document.querySelector('tr.row')?.textContent.startsWith('worst')")
+    page.get_by_label("Add up by").select_option("model")
+    row = page.get_by_role("group", name="By model").locator("tbody tr")
+    row.wait_for()
+    assert row.inner_text().split() == ["tiny", "4", "50", "%", "of", "4", "-", "14", "-", "19", "8", "s"]
+    assert {"task=sum", "sort=worst", "by=model"} <= set(page.url.partition("?")[2].split("&"))
+    row.get_by_role("link", name="tiny").click()
+    page.wait_for_function("() => document.querySelector('[name=policy]')?.value === 'tiny'")
+
+
+def test_commands_and_the_first_lines_of_their_output_stand_open(chromium: Browser, tmp_path: Path) -> None:
+    output, named = "\n".join(f"line {n}" for n in range(40)), "sha256:" + "0123456789abcdef" * 4
+    log = log_of(tmp_path / "log.db", [
+        run("open", turn(observation=seen(output)), key=named, prompt="Mend the cart", policy="/a/b/shop-1")
+    ])  # fmt: skip
+    with serving(view_app(LogView(log))) as root, chromium.page() as shown:
+        page = shown.open(f"{root}#/run?id=open")
+        text = page.inner_text(".turn")
+        assert "command = ls" in text
+        assert "line 7" in text
+        assert "line 8" not in text
+        page.get_by_role("button", name="show all 40 lines").click()
+        page.wait_for_selector("pre:has-text('line 39')")
+        head = page.inner_text("main dl")
+        assert "Mend the cart" in head
+        assert named not in head
+        assert page.locator(f"[title='{named}']").inner_text() == "Mend the cart"
+        assert page.locator("main dl [title='/a/b/shop-1']").inner_text() == "shop-1"
+        assert shown.complaints == []
 
 
 def test_the_keyboard_goes_from_the_list_to_the_first_token_that_differs(shown: Page, root: str) -> None:

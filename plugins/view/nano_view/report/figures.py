@@ -7,11 +7,14 @@ horizontal axis is), `share` (the axis is 0 to 1), `span` (its smallest span), `
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, MetricsRow
+from nano_rl.watch import seconds_of
 from nano_view.report.panel import interval_of
 from nano_view.report.training import GOLD, gold_and_proxy, proxy_of
 
@@ -163,6 +166,20 @@ def compared_plots(
         if known:
             share = "success" in title.lower()
             plots.append(_drawn(title, "", list(known.values()), labels=list(known), share=share))
+    return plots
+
+
+def with_hours(plots: list[Plot], rows: Mapping[str, Sequence[MetricsRow]]) -> list[Plot]:
+    """The plots over steps with `hours` beside the steps of each curve: how long the training had worked.
+
+    `rows` are the metrics of the training that a curve is named after; "" of all others.
+    """
+    for curve in (curve for plot in plots if plot["across"] == "step" for curve in plot["curves"]):
+        measured = rows.get(curve["name"], rows.get("", ()))
+        steps = [float(row.get("step") or 0) for row in measured]
+        worked = [0.0, *accumulate(seconds_of(row) / 3600 for row in measured)]
+        if worked[-1]:
+            curve["hours"] = [worked[bisect_right(steps, step)] for step in curve["steps"]]
     return plots
 
 

@@ -66,6 +66,7 @@ def project_page(project: ImprovedProject) -> Shown:
         {"title": "Cycles", "tables": [table]},
     ]
     if decided:
+        sections[1:1] = [_decision(decided[-1])]
         sections.append(_changes(decided[-1]))
     return {"about": f"{project.directory}: nano-rl improve", "tiles": tiles, "sections": sections}
 
@@ -101,6 +102,21 @@ def _point(cycle: Cycle) -> dict[str, float | None]:
     }  # fmt: skip
 
 
+def _decision(cycle: Cycle) -> Shown:
+    """What the gate decided last, and the grounds."""
+    decision, candidate = cycle.decision, cycle.candidate
+    assert decision is not None
+    held, general = decision.held_out, decision.general
+    grounds = [
+        f"held-out tasks, {candidate} against {cycle.baseline}: {held}; p {held.p_better:.4f}",
+        f"general tasks: {general}" if general else "general tasks: none are installed",
+    ]
+    lines = [{"text": text, "bad": False} for text in grounds]
+    lines += [{"text": text, "bad": True} for text in decision.objections]
+    became = f"{candidate} was promoted." if decision.promoted else f"{candidate} was not promoted."
+    return {"title": f"Decision of cycle {cycle.number}", "note": became, "lines": lines}
+
+
 def _changes(cycle: Cycle) -> Shown:
     rows = [
         [sign, place, {"run": run, "text": "the run and its diff"}]
@@ -108,7 +124,7 @@ def _changes(cycle: Cycle) -> Shown:
         for place, run in sorted(places.items())
     ]
     caption = f"Held-out places of cycle {cycle.number}, against the policy before"
-    table = {"caption": caption, "head": ["", "place", "run"], "rows": rows, "numeric": False}
+    table = {"caption": caption, "head": ["outcome", "place", "run"], "rows": rows, "numeric": False}
     return {"title": "What changed", "tables": [table]} if rows else {
         "title": "What changed", "note": "Both solve the same held-out tasks.",
     }  # fmt: skip

@@ -17,7 +17,7 @@ from nano_rl.learn.metrics import METRICS, MetricsRow
 from nano_rl.record import duration, seconds_of
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
-from nano_view.report.figures import compared_plots, main_plots, other_plots
+from nano_view.report.figures import compared_plots, main_plots, other_plots, with_hours
 from nano_view.report.hacks import HackRow
 from nano_view.report.panel import interval_of, sparkline
 from nano_view.report.training import Rate, RateRow, Training, over_optimised, read_training
@@ -87,7 +87,7 @@ def training_page(t: Training, missing: Mapping[str, str] = MappingProxyType({})
     `missing` says of rollouts, by id, why they cannot be shown.
     """
     warning = over_optimised(t.rows)
-    curves = {"title": "Curves", "plots": main_plots(t.rows, t.held_out)}
+    curves = {"title": "Curves", "plots": with_hours(main_plots(t.rows, t.held_out), {"": t.rows})}
     sections = [
         curves | ({"alert": warning.sentence} if warning else {}),
         _success(t), _events(t), _hacks(t), _rollouts(t, missing), _settings(t), _metrics(t),
@@ -235,9 +235,12 @@ def comparison_page(trainings: Sequence[Training]) -> Shown:
     """One curve a training for the main metrics, and the settings in which they differ."""
     names = [t.name for t in trainings]
     plots = compared_plots([(t.name, t.rows, t.held_out) for t in trainings])
+    plots = with_hours(plots, {t.name: t.rows for t in trainings})
     rows = [[t.name, *training_cells(t).values()] for t in trainings]
-    differing = [[name, *(value[:_CUT] for value in values)] for name, values in _differing(trainings)]
+    all_settings = _side_by_side(trainings)
+    differing = [row for row in all_settings if len(set(row[1:])) > 1]
     settings = {"tables": [_table("Settings that differ", ["setting", *names], differing)]}
+    whole = _table("All settings", ["setting", *names], all_settings)
     return {
         "about": "trainings side by side",
         "tiles": [],
@@ -248,20 +251,20 @@ def comparison_page(trainings: Sequence[Training]) -> Shown:
             },
             {"title": "Curves", "plots": plots},
             {"title": "Settings that differ", **(settings if differing else {"note": "None."})},
+            {"title": "All settings", "folded": True, "tables": [whole]},
         ],
     }
 
 
-def _differing(trainings: Sequence[Training]) -> list[tuple[str, list[str]]]:
-    """The settings that differ between the trainings, with the value of each."""
+def _side_by_side(trainings: Sequence[Training]) -> list[list[str]]:
+    """A setting, and its value in each training."""
     settings: list[Mapping[str, str]] = [
         {f"{section}.{name}".lstrip("."): value for section, rows in t.settings for name, value, _ in rows}
         | ({"model": t.record.model or "-", "tasks": str(t.record.tasks)} if t.record else {})
         for t in trainings
     ]
     names = sorted({name for values in settings for name in values})
-    rows = [(name, [values.get(name, "-") for values in settings]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1]
+    return [[name, *(values.get(name, "-")[:_CUT] for values in settings)] for name in names]
 
 
 # ----------------------------------------------------------------------------------- calibration
