@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
@@ -104,7 +105,7 @@ def main() -> None:
     asked.add_argument("--steps", type=int, default=6)
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--minutes", type=float, default=60.0, help="no further kill after them")
-    given = asked.parse_args()
+    given = parse(asked, kills=0, ranks=1, steps=1)
     draw, kills, until = random.Random(given.seed), Counter[str](), time.monotonic() + 60 * given.minutes
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
