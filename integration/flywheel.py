@@ -9,7 +9,7 @@ functions. The exit code is 1 if it gained nothing, or if the best constant answ
     python integration/flywheel.py                   under six minutes on two cores
     python integration/flywheel.py --small           under two; one of the tests
     python integration/flywheel.py --seed S --arms all --out docs/results/flywheel.json
-                                                     with the controls; one row a seed, which is not made again
+                                                     with the controls; adds the seed's row, once
 
 Arms: `log`, the log alone; `trained`, then fresh rollouts too; and three controls from the same warm start:
 `imitation` of its own successes on as many rollouts; `oracles` imitated for as many tokens; `random`, the
@@ -150,21 +150,17 @@ class Flywheel:
             with LogStore.open(home / name / "log.db") as store:
                 runs += store.trajectories()
         sampled = [turn.completion.tokens for run in runs for turn in run.turns]
-        return {"rollouts": len(runs), "tokens": sum(len(one.completion_ids) for one in sampled if one)}
+        return {"rollouts": len(runs), "tokens": sum(len(one.sampled_ids) for one in sampled if one)}
 
     def show_a_diff(self) -> None:
-        """On a held-out task that the old policy failed and the new one solved: what each makes of the file."""
-        before, after = self.runs["start"]["programs"], self.runs["trained"]["programs"]
-        better = [
-            new.task for old, new in zip(before, after, strict=True) if old.reward == 0 and new.reward == 1
-        ]
-        for task in better[:1]:
-            print(task.files["solution.py"])
-            for arm, runs in (("old", before), ("new", after)):
-                (run,) = (run for run in runs if run.task.key == task.key)
-                print(
-                    f"   the {arm} policy, in {len(run.turns)} turns, changes:\n{self._diff(run) or '(nothing)'}"
-                )
+        """On a held-out task that the old policy failed and the new one solved: what each changed."""
+        both = zip(self.runs["start"]["programs"], self.runs["trained"]["programs"], strict=True)
+        better = [(old, new) for old, new in both if old.reward == 0 and new.reward == 1]
+        for old, new in better[:1]:
+            print(new.task.files["solution.py"])
+            for name, run in (("old", old), ("new", new)):
+                print(f"   the {name} policy, in {len(run.turns)} turns, changes:")
+                print(self._diff(run) or "nothing")
         if not better:
             print("there is no such task")
 
@@ -268,8 +264,9 @@ def _run(work: Path, budget: Budget, seed: int, arms: Sequence[str]) -> dict[str
         "above_constant": round(circle.arms["trained"]["programs"] - _best(constant, "programs"), 1),
     }
     say(started, f"held-out programs: {circle.arms['start']['programs']} % before, best constant answer "
-        f"{constant['programs']} % ({constant['answer']!r}, chosen in training; {constant['programs_hindsight']} % "
-        f"in hindsight), {circle.arms['log']['programs']} % by the log alone")  # fmt: skip
+        f"{constant['programs']} % ({constant['answer']!r}, chosen in training; "
+        f"{constant['programs_hindsight']} % in hindsight), {circle.arms['log']['programs']} % by the log "
+        "alone")  # fmt: skip
     for arm in CONTROLS:
         if arm in circle.arms:
             print(f"{arm}: {circle.arms[arm]['programs']} %")
@@ -311,9 +308,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--out", type=Path, help="add the seed's row to this JSON file")
-    parser.add_argument(
-        "--work", type=Path, help="keep logs, checkpoints and states here, and go on from them"
-    )
+    parser.add_argument("--work", type=Path, help="keep logs and checkpoints here, and go on from them")
     return parse(parser, arguments, out=None, work=None)
 
 

@@ -19,7 +19,9 @@ from nano_suites.functions.program import Param, Program, ValueKind, compile_fun
 WORDS = {
     "gather": {"sum": "Add up", "list": "List", "sorted": "Sort"},
     "operator": {"+": "plus", "-": "minus", "*": "times", "//": "over", "%": "modulo"},
-    "comparison": {"<": "below", "<=": "at most", ">": "above", ">=": "at least", "==": "equal to", "!=": "not"},
+    "comparison": {
+        "<": "below", "<=": "at most", ">": "above", ">=": "at least", "==": "equal to", "!=": "not",
+    },
     "start": {"": "from", " + 1": "after"},
     "end": {"": "before", " + 1": "to"},
 }  # fmt: skip
@@ -108,6 +110,8 @@ def make_mend(rng: random.Random, split: Split, level: int) -> Made:
 
 
 def _cases(program: Program, rng: random.Random) -> tuple[Case, ...]:
-    function = compile_function(program.source(), program.name)
-    drawn = [sample_args(program, rng) for _ in range(SHOWN + CASES)]
-    return tuple(Case(args=args, expected=outcome(function, args)[1]) for args in drawn)
+    function, drawn = compile_function(program.source(), program.name), dict[tuple[int, ...], list[int]]()
+    while len(drawn) < SHOWN + CASES:
+        args = sample_args(program, rng)
+        drawn[tuple(args)] = args
+    return tuple(Case(args=args, expected=outcome(function, args)[1]) for args in drawn.values())
