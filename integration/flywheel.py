@@ -55,14 +55,14 @@ class Budget:
 
     logged: int = 96
     """tasks, each tried `GROUP` times"""
-    steps: int = 40
+    steps: int = 20
     """on fresh rollouts"""
-    prompts: int = 8
+    prompts: int = 16
     oracles: int = 300
     held_out: int = 100
     epochs: float = 6.0
     """of the warm start"""
-    learning_rate: float = 1e-4
+    learning_rate: float = 8e-5
     max_tokens: int = 64
     """of one completion"""
 
@@ -75,7 +75,7 @@ class Budget:
         )  # fmt: skip
 
 
-SMALL = Budget(logged=32, steps=12, held_out=60)
+SMALL = Budget(logged=32, steps=8, held_out=60, learning_rate=1.5e-4)
 SMOKE = Budget(logged=1, steps=1, prompts=1, oracles=8, held_out=1, epochs=2.0, max_tokens=12)
 
 

@@ -188,7 +188,7 @@ class Bench:
             checkpoint = make()
             metrics = self.home / "state" / name / METRICS
             rows = read_metrics(metrics) if metrics.exists() else []
-            result = {
+            made = {
                 "arm": name,
                 "seed": self.seed,
                 **told,
@@ -199,8 +199,8 @@ class Bench:
                 ],
                 "seconds": time.monotonic() - started,
             }
-            path.write_text(json.dumps(result, indent=2))
-        result = json.loads(path.read_text())
+            path.write_text(json.dumps(made, indent=2))
+        result: dict[str, Any] = json.loads(path.read_text())
         print(f"{name}: {rate(result):.1%} of the held-out programs", flush=True)
         return result
 

@@ -48,7 +48,8 @@ def parse(
     parser.add_argument("--smoke", action="store_true", help="the smallest true instance, in seconds")
     given = sys.argv[1:] if arguments is None else arguments
     if "--smoke" in given:
-        for part in (*parser._actions, *parser._mutually_exclusive_groups):
+        parts: list[Any] = [*parser._actions, *parser._mutually_exclusive_groups]
+        for part in parts:
             part.required = False
         for name in {action.dest for action in parser._actions} & {"out", "work"} - smallest.keys():
             smallest[name] = Path(tempfile.mkdtemp(prefix="nano-smoke-"))
