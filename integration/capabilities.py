@@ -173,7 +173,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.only:
             home = options.out / f"{name}-{seed}"
             home.mkdir(parents=True, exist_ok=True)
-            of_smoke = {"demonstrations": 4, "epochs": 1.0, "steps": 1, "prompts": 1, "held_out": 1}
+            of_smoke: dict[str, Any] = {
+                "demonstrations": 4,
+                "epochs": 1.0,
+                "steps": 1,
+                "prompts": 1,
+                "held_out": 1,
+            }
             capability = replace(CAPABILITIES[name], **of_smoke) if options.smoke else CAPABILITIES[name]
             Experiment(home, capability, seed).run()
     rows = report(options.out)

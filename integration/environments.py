@@ -158,7 +158,7 @@ def main() -> int:
 def report(home: Path, steps: int) -> int:
     """What the log and the record say of the training; 1 where a step or a run is there twice."""
     folder = home / "trainings" / "tried"
-    rows = [int(row["step"]) for row in read_metrics(folder / METRICS)]
+    rows = [int(row["step"] or 0) for row in read_metrics(folder / METRICS)]
     trained = [run for of_step in read_rollouts(folder / ROLLOUTS).values() for run in of_step]
     store = LogStore.open(str(home / "log.db"), create=False)
     logged = Counter(str(store.get(run.id).stop) for run in store.runs(limit=10_000))

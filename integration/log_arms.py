@@ -70,7 +70,7 @@ class Scale:
     """of the tiny model"""
 
 
-SMOKE = Scale(tasks=40, oracles=32, sft_epochs=24.0, held_out=2, max_tokens=8, positions=256)
+SMOKE = Scale(tasks=40, oracles=32, sft_epochs=16.0, held_out=2, max_tokens=8, positions=256)
 _SMOKE_WARM = "NANO_SMOKE_WARM"
 """names the warm start of SMOKE, which the smokes of all scripts share"""
 

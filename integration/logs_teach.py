@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from log_arms import GROUP, SMOKE, Bench, Scale, difference, rate
 from smoke import parse
@@ -50,7 +51,7 @@ def _run(home: Path, seed: int, scale: Scale = SCALE, steps: int = STEPS, prompt
     warm = bench.warm()
     bench.arm("warm", lambda: warm, logged=0, fresh=0)
     log = bench.log("warm", warm, bench.tasks.train[scale.oracles :])
-    size = {"steps": steps, "prompts": prompts}
+    size: dict[str, Any] = {"steps": steps, "prompts": prompts}
     bench.arm("logs", lambda: bench.train("logs", warm, stores=[log], **size), logged=RUNS, fresh=0)
     bench.arm(
         "both",

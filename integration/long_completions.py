@@ -119,7 +119,8 @@ def imitate(folder: Path, home: Path, seed: int, words: list[str], chance: rando
         if number == 0:
             shown = list(read_tasks(file))
             texts = [message.content for one in shown for message in first_messages(COMPACT_1, one, [])]
-            texts += [f"@write_file path=lines.txt\n{one.oracle[0].arguments['content']}" for one in shown]
+            texts += [f"@write_file path=lines.txt\n{edit.arguments['content']}" for one in shown
+                      for edit in (one.oracle or ())[:1]]  # fmt: skip
             build_tiny(folder / "tiny", texts, seed=seed, layers=2, max_positions=POSITIONS)
         name = "warm" if number == len(STAGES) - 1 else f"stage-{number}"
         nano(
@@ -173,7 +174,7 @@ def success(options: argparse.Namespace, folder: Path, model: str, seed: int) ->
 
 def decoding(folder: Path, rounds: int = 3) -> dict[int, float]:
     """Median seconds of a completion of each length behind one prompt, lengths in turn."""
-    model = load_policy(folder).model
+    model: Any = load_policy(str(folder)).model
     seconds: dict[int, list[float]] = {length: [] for length in LENGTHS}
     prompt = tuple(torch.randint(5, model.config.vocab_size, (64,)).tolist())
     for _ in range(rounds):

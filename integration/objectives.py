@@ -66,7 +66,7 @@ def run_arm(
     bench = Bench(home, scale, seed=seed)
     warm = bench.warm()
     tasks = bench.tasks.train[scale.oracles :]
-    size = {"steps": steps, "prompts": prompts, "fresh": GROUP, "tasks": tasks}
+    size: dict[str, Any] = {"steps": steps, "prompts": prompts, "fresh": GROUP, "tasks": tasks}
 
     def make() -> Path:
         if arm == "warm":
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for arm in options.arms:
             run_arm(options.out / "seed-0", 0, arm, scale=SMOKE, steps=1, prompts=2)
     if options.one:
-        work = {"scale": SMALL, "steps": SMALL_STEPS} if options.small else {}
+        work: dict[str, Any] = {"scale": SMALL, "steps": SMALL_STEPS} if options.small else {}
         run_arm(options.out / f"seed-{options.seeds[0]}", options.seeds[0], options.one, **work)
         return 0
     for seed in [] if options.report else options.seeds:

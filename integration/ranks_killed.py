@@ -95,7 +95,8 @@ def check(home: Path, name: str, steps: int) -> dict[str, torch.Tensor]:
     used = read_used(home / "trainings" / name / USED)
     assert [line["step"] for line in used] == list(range(steps)), f"{name}: each step once"
     (file,) = (home / "checkpoints" / name).rglob("*.safetensors")
-    return load_file(file)
+    weights: dict[str, torch.Tensor] = load_file(file)
+    return weights
 
 
 def main() -> None:

@@ -152,8 +152,8 @@ def main() -> None:
     )
     arguments.add_argument("--vllm", help="the Python of an environment with vLLM, in place of our servers")
     given = parse(arguments, steps=1)
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        home = Path(folder)
+    with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
+        home = Path(made)
         tasks = make_tasks(levels=[0], n=8, seed=1, split=Split.TRAIN, views=["copy"])
         write_tasks(home / "tasks.jsonl", tasks)
         texts = [m.content for task in tasks for m in first_messages(COMPACT_1, task, ())]

@@ -74,7 +74,7 @@ STAGES = (
 def main() -> int:
     options = parse(argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]))
     nano_rl = Path(sys.executable).parent / "nano-rl"
-    stages = STAGES
+    stages: tuple[Stage, ...] = STAGES
     if options.smoke:
         tiny = build_tiny(nano_home() / "tiny", ["You are a coding agent."], hidden=32, layers=1)
         stages = (replace(STAGES[0], name="smoke", parent=str(tiny), mix={("copy",): 2}),)

@@ -24,6 +24,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import negative_controls
 from log_arms import GROUP, SMOKE, Bench, Scale, rate
@@ -66,7 +67,7 @@ def _run(
         )  # fmt: skip
         before = updates
     tasks = bench.tasks.train[-steps * prompts :]
-    size = {"steps": steps, "prompts": prompts}
+    size: dict[str, Any] = {"steps": steps, "prompts": prompts}
     bench.arm("start", lambda: policies[newest], age=0)
     bench.arm(
         "fresh", lambda: bench.train("fresh", policies[newest], tasks=tasks, fresh=GROUP, **size), age=0
