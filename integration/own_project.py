@@ -85,7 +85,9 @@ _KNOWS = """from nano_coder.models.scripted import ScriptedPolicy
 
 
 def knows(name, options):
-    return ScriptedPolicy(["@edit_file path=clock.py old=\\"start - length\\"\\nstart + length", "@submit"] * 9)
+    policy = ScriptedPolicy(["@edit_file path=clock.py old=\\"start - length\\"\\nstart + length", "@submit"])
+    policy.profile = "compact-1"
+    return policy
 """
 MODULES = {name: [row[1] for row in ROWS if row[0] == name] for name in dict.fromkeys(row[0] for row in ROWS)}
 
