@@ -243,7 +243,7 @@ def main() -> None:
     result.before = result.before or success(bench, "warm")
     print(f"held-out success before: {result.before:.1%}", flush=True)
     with ExitStack() as stack:
-        engines = [stack.enter_context(EngineProcess(home, number)) for number in range(2)]
+        engines = [stack.enter_context(EngineProcess(home, number)) for number in range(1 if given.smoke else 2)]
         for engine in engines:
             engine.start(home / "checkpoints" / "warm")
         urls = ",".join(engine.url for engine in engines)
@@ -264,7 +264,7 @@ def main() -> None:
             seed = SEEDS[number % len(SEEDS)]
             result.calm.append(train(f"calm-{number}", seed, result.calm_gaps, lambda _: None))
             path.write_text(json.dumps(asdict(result), indent=1) + "\n")
-        pause = max(0.0, 2 * given.seconds / given.faults - 12)
+        pause = max(0.0, 2 * given.seconds / max(1, given.faults) - 12)
         while sum(result.faults.values()) < given.faults or result.seconds < given.seconds:
             number, began = len(result.disturbed), time.monotonic()
             faults = Faults(home, engines, number)

@@ -92,7 +92,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     given = parse(parser, steps=1)
     home = given.out.resolve()
-    servers: dict[str, str | None] = {"serve": None}
+    # the smoke of remote_engine.py has a server
+    servers: dict[str, str | None] = {} if given.smoke else {"serve": None}
     if given.vllm:
         servers["vllm"] = given.vllm
     train_tiny(home, servers, given.steps, *(((0,), SMOKE) if given.smoke else ()))

@@ -70,7 +70,7 @@ class Budget:
     def scale(self) -> Scale:
         return Scale(
             levels=(2,), views=("mend",), tasks=self.oracles + self.logged + self.steps * self.prompts,
-            oracles=self.oracles, sft_epochs=self.epochs, held_out=self.held_out,
+            oracles=self.oracles, sft_epochs=self.epochs, batch=8, held_out=self.held_out,
             learning_rate=self.learning_rate, max_tokens=self.max_tokens,
         )  # fmt: skip
 

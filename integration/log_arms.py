@@ -62,6 +62,8 @@ class Scale:
     tasks: int = 600
     oracles: int = 300
     sft_epochs: float = 2.4
+    batch: int = 32
+    """rows of a step of the warm start"""
     held_out: int = 100
     learning_rate: float = 2e-4
     max_tokens: int = 64
@@ -151,7 +153,7 @@ class Bench:
         tiny = build_tiny(self.home / "tiny", texts, seed=self.seed, max_positions=self.scale.positions)
         opened = open_weights(str(tiny))
         config = SftConfig(
-            epochs=self.scale.sft_epochs, batch=32, max_tokens=8192, lora_rank=0, seed=self.seed,
+            epochs=self.scale.sft_epochs, batch=self.scale.batch, max_tokens=8192, lora_rank=0, seed=self.seed,
             save_every=1000,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="linear", warmup_steps=20),
         )  # fmt: skip
@@ -329,7 +331,7 @@ class Bench:
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
         folder = self.home / "state" / name
         folder.mkdir(parents=True, exist_ok=True)
-        done = train_sft(model, rows, config, folder, _every(20, name))
+        done = train_sft(model, rows, config, folder, _every(50, name))
         return self.save(name, model, opened, config, parent, done, runs)
 
     def save(

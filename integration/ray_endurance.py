@@ -139,7 +139,7 @@ def main() -> None:
     made = make_tasks(levels=[1], n=40, seed=1, split=Split.TRAIN)
     tasks = [with_turns(task) for task in made if "edit_file" in task.tools][:4]
     events: list[str] = []
-    with tempfile.TemporaryDirectory() as folder, raylets(3) as cluster:
+    with tempfile.TemporaryDirectory() as folder, raylets(1 if given.smoke else 3) as cluster:
         log = Path(folder) / "log.db"
         runtime = Runtime(policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=LogStore.open(log))
         policy = partial(open_by_turn, {task.prompt: texts_of(task) for task in tasks})
