@@ -60,7 +60,7 @@ class Budget:
     prompts: int = 16
     oracles: int = 300
     held_out: int = 100
-    epochs: float = 6.0
+    epochs: float = 4.0
     """of the warm start"""
     learning_rate: float = 8e-5
     max_tokens: int = 64

@@ -120,6 +120,8 @@ def main() -> None:
         ]
         seconds, expected = time.monotonic() - began, check(home, "whole", given.steps)
         print(f"undisturbed: {given.steps} steps on {given.ranks} ranks in {seconds:.0f} s", flush=True)
+        if given.smoke:
+            return
         trainings = slowest = 0.0
         while kills.total() < given.kills and time.monotonic() < until:
             training = start(home, "killed", given.ranks, given.steps)
