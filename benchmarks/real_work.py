@@ -18,7 +18,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nano_mining.releases import source_folder
 from nano_shared.store import LogStore
 
 ENVIRONMENT = "REAL_WORK_SCRIPT"
@@ -93,18 +93,6 @@ def script(bug: Bug, seconds: int) -> tuple[list[str], list[str]]:
     return says, lines
 
 
-def fetch(package: str, folder: Path) -> Path:
-    """The unpacked source distribution."""
-    subprocess.run(
-        [sys.executable, "-m", "pip", "download", "-q", "--no-binary", ":all:", "--no-deps",
-         "--dest", str(folder), package], check=True, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    (archive,) = folder.glob(f"{package.replace('-', '?')}-*.tar.gz")
-    with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
-    return folder / archive.name.removesuffix(".tar.gz")
-
-
 def plain_seconds(project: Path, bug: Bug, lines: Sequence[str], seconds: int) -> float:
     """The time of the commands in a plain copy of the project."""
     copy = project.with_name("plain")
@@ -128,7 +116,7 @@ def plain_seconds(project: Path, bug: Bug, lines: Sequence[str], seconds: int) -
 def measure(bug: Bug, seconds: int, *, plain: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        project = fetch(bug.package, folder)
+        project = source_folder(bug.package, folder)
         source = (project / bug.path).read_text()
         if source.count(bug.right) != 1:
             raise SystemExit(f"{bug.path} of this {bug.package} is another one: plant another bug")

@@ -18,7 +18,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,6 +35,7 @@ from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Jail
 from nano_coder.tools.repair import RepairPlace, find_places
 from nano_coder.tools.tool import ToolContext
+from nano_mining.releases import source_folder
 from nano_rl.tasks.mutate import mutant_of, splices_by_function
 from nano_shared import snapshot
 from nano_shared.errors import GivenUp
@@ -72,15 +72,7 @@ def check_of(name: str) -> str:
 
 
 def source_of(name: str, work: Path) -> Path:
-    """The folder of a package's source, fetched once."""
-    version = PACKAGES[name][0]
-    folder = work / f"{name}-{version}"
-    if not folder.is_dir():
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
-        subprocess.run([*command, "--dest", str(work), f"{name}=={version}"], check=True)
-        with tarfile.open(work / f"{folder.name}.tar.gz") as archive:
-            archive.extractall(work, filter="data")
-    return folder
+    return source_folder(f"{name}=={PACKAGES[name][0]}", work)
 
 
 def planted(name: str, work: Path, count: int) -> list[dict[str, Any]]:

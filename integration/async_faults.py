@@ -243,7 +243,9 @@ def main() -> None:
     result.before = result.before or success(bench, "warm")
     print(f"held-out success before: {result.before:.1%}", flush=True)
     with ExitStack() as stack:
-        engines = [stack.enter_context(EngineProcess(home, number)) for number in range(1 if given.smoke else 2)]
+        engines = [
+            stack.enter_context(EngineProcess(home, number)) for number in range(1 if given.smoke else 2)
+        ]
         for engine in engines:
             engine.start(home / "checkpoints" / "warm")
         urls = ",".join(engine.url for engine in engines)

@@ -20,7 +20,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from nano_coder.agent.profiles import REPAIR_1, first_messages
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.tools.repair import find_places
 from nano_coder.tools.tool import ToolContext
+from nano_mining.releases import source_folder
 from nano_rl.tasks.mutate import Mutant, Splice, mutant_of, splices_by_function
 from nano_shared.errors import GivenUp
 from nano_shared.types import Limits, Task
@@ -55,7 +55,6 @@ PACKAGES = {
     "pyasn1==0.6.5": "",
     "hpack==4.2.0": "--ignore=tests/test_hpack_integration.py",
     "cachetools==8.0.1": "",
-    "marshmallow==4.4.0": "",
     "mistune==3.1.3": "",
     "addict==2.4.0": "",
     "ordered-set==4.1.0": "",
@@ -80,20 +79,6 @@ _TESTS = ("tests", "test", "testing", "docs", "benchmark", "scripts", "build")
 def check_of(options: str) -> str:
     tests = f"python -m pytest -q --maxfail=10 -o addopts= -p no:cacheprovider {options}".strip()
     return f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=src:. timeout -s INT -k 5 15 {tests}"
-
-
-def source_of(requirement: str, work: Path) -> Path:
-    """The folder of a package's source, fetched once."""
-    name, _, version = requirement.partition("==")
-    for stem in (f"{name}-{version}", f"{name.replace('-', '_')}-{version}"):
-        if (archive := work / f"{stem}.tar.gz").is_file() and not (work / stem).is_dir():
-            with tarfile.open(archive) as opened:
-                opened.extractall(work, filter="data")
-        if (work / stem).is_dir():
-            return work / stem
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
-    subprocess.run([*command, "--dest", str(work), requirement], check=True)
-    return source_of(requirement, work)
 
 
 def omissions(source: str) -> Iterator[list[Splice]]:
@@ -202,7 +187,7 @@ def row_of(
     the place is not among those that it shows."""
     path, mutant = bug
     broken = work / f"broken-{os.getpid()}-{abs(hash((path, mutant.line, mutant.new)))}"
-    shutil.copytree(source_of(requirement, work), broken, symlinks=True)
+    shutil.copytree(source_folder(requirement, work), broken, symlinks=True)
     (broken / path).write_text(mutant.source)
     check = check_of(PACKAGES[requirement])
     jail = sandbox.open(broken, LIMITS)
@@ -273,7 +258,7 @@ def gather(requirement: str, work: Path, count: int, known: set[str], sandbox: A
     if kept.is_file():
         return [json.loads(line) for line in kept.read_text().splitlines()]
     draw, rows, dead, tried = random.Random(f"coder {requirement}"), list[dict[str, Any]](), set[int](), 0
-    functions = bugs_of(source_of(requirement, work), draw, known)
+    functions = bugs_of(source_folder(requirement, work), draw, known)
     in_turn = [
         (number, bug)
         for turn in zip_longest(*functions)
@@ -321,7 +306,7 @@ def main() -> None:
     assert not names & {*HELD_OUT}, "a package is in both"
     known = set[str]()
     for name, (version, *_) in HELD_OUT.items():
-        for path in source_of(f"{name}=={version}", asked.work).rglob("*.py"):
+        for path in source_folder(f"{name}=={version}", asked.work).rglob("*.py"):
             known |= codes_of(path.read_text(errors="replace"))
     each = -(-asked.rows // len(PACKAGES)) * 2 // 3
     found = [gather(one, asked.work, each, known, sandbox) for one in PACKAGES]

@@ -29,9 +29,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "coder")]
 
-from mine_packages import download  # noqa: E402
 from smoke import TOY, parse, toy_package  # noqa: E402
 from strict_api import KEY, Call, Handler, Say, call, stream_bytes, strict_api  # noqa: E402
+
+from nano_mining.releases import source_archive  # noqa: E402
 
 Texts = dict[str, str]
 
@@ -296,9 +297,7 @@ def do(name: str, day: Day, out: Path) -> dict[str, Any]:
     folder, home = out / name, out / f"home-{name}"
     shutil.rmtree(home, ignore_errors=True)
     (out / "sdists").mkdir(parents=True, exist_ok=True)
-    archive = download(day.package, out / "sdists")
-    expect(archive is not None, f"pip has no source distribution of {day.package}")
-    unpacked(Path(str(archive)), folder)
+    unpacked(source_archive(day.package, out / "sdists"), folder)
     for path, text in day.before(texts_of(contents(folder))).items():
         (folder / path).write_bytes(text.encode())
     start = contents(folder)

@@ -153,8 +153,8 @@ class Bench:
         tiny = build_tiny(self.home / "tiny", texts, seed=self.seed, max_positions=self.scale.positions)
         opened = open_weights(str(tiny))
         config = SftConfig(
-            epochs=self.scale.sft_epochs, batch=self.scale.batch, max_tokens=8192, lora_rank=0, seed=self.seed,
-            save_every=1000,
+            epochs=self.scale.sft_epochs, batch=self.scale.batch, max_tokens=8192, lora_rank=0,
+            seed=self.seed, save_every=1000,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="linear", warmup_steps=20),
         )  # fmt: skip
         return self._imitate("warm", tiny, opened, self._rows(runs, opened), config, [run.id for run in runs])

@@ -4,9 +4,8 @@
 
 FOLDER/sdists keeps the archives, FOLDER/mined.jsonl the tasks, FOLDER/yield.json what each package gave;
 their workspaces are in the log of NANO_HOME. What was downloaded is not downloaded again, and a mining that
-was stopped goes on. pip runs the build backend of a package on this machine to name it, as in any
-installation; mining runs its code in jails alone. A package whose archive holds no tests is named and left
-out. The exit code is 1 where fewer tasks came out than `--wanted`.
+was stopped goes on. Mining runs a package's code in jails alone. A package whose archive holds no tests is
+named and left out. The exit code is 1 where fewer tasks came out than `--wanted`.
 """
 
 from __future__ import annotations
@@ -43,28 +42,17 @@ PACKAGES = [
 """with fast tests in their archives, and not installed with nano, where an agent could read them"""
 
 
-def download(requirement: str, folder: Path) -> Path | None:
-    """The source distribution of a requirement; None if pip has none."""
-    name, _, version = requirement.partition("==")
-    stem = f"{name.replace('-', '_')}-{version}"
-    known = [*folder.glob(f"{stem}.tar.gz"), *folder.glob(f"{name}-{version}.tar.gz")]
-    if not known:
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-binary", ":all:", "--no-deps"]
-        subprocess.run([*command, "-d", str(folder), requirement], check=False)
-        known = [*folder.glob(f"{stem}.tar.gz"), *folder.glob(f"{name}-{version}.tar.gz")]
-    return known[0] if known else None
-
-
-def with_tests(archive: Path) -> bool:
+def with_tests(requirement: str, folder: Path) -> Path | None:
     from nano_mining.packages import read_package
+    from nano_mining.releases import source_archive
     from nano_shared.errors import UsageError
 
     try:
-        read_package(archive)
+        read_package(archive := source_archive(requirement, folder))
     except UsageError as problem:
         print(f"left out: {problem}", file=sys.stderr)
-        return False
-    return True
+        return None
+    return archive
 
 
 def main() -> int:
@@ -79,8 +67,8 @@ def main() -> int:
     if given.smoke:
         PACKAGES[:0] = [TOY]
         toy_package(folder)
-    found = [download(requirement, folder) for requirement in PACKAGES[: given.packages]]
-    archives = [str(archive) for archive in found if archive is not None and with_tests(archive)]
+    found = [with_tests(requirement, folder) for requirement in PACKAGES[: given.packages]]
+    archives = [str(archive) for archive in found if archive is not None]
     print(f"{len(archives)} of {given.packages} packages have tests", file=sys.stderr)
     tasks, report = given.out / "mined.jsonl", given.out / "yield.json"
     command = [sys.executable, "-m", "nano_rl", "tasks", "mine", *archives]

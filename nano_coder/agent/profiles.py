@@ -83,8 +83,8 @@ REPAIR_1 = InterfaceProfile(
         "{{ prompt }}{% if place %}\n\nThis test fails:\n{{ place.failure }}\n\n{{ place.path }}:\n"
         "{{ place.source }}\n\nThe likeliest lines by the tests that run them: "
         "{{ place.likely | join(', ') }}. {% if tried %}Tried, and the tests still fail:\n"
-        "{{ tried | join('\n') }}\n{% endif %}Write each wrong line again, corrected, behind its number, in the"
-        " form of the lines above, and nothing else.{% endif %}"
+        "{{ tried | join('\n') }}\n{% endif %}Write each wrong line again, corrected, behind its number, in"
+        " the form of the lines above, and nothing else.{% endif %}"
     ),
     observation=ObservationFormat(head_tokens=300, tail_tokens=300),
     chat_template=None,

@@ -155,7 +155,8 @@ class InterfaceProfile(Value):
     system: str
     """Jinja template of the system message; variables: tools"""
     task: str
-    """Jinja template of the first user message; variables: prompt, files, check, instructions, place, tried"""
+    """Jinja template of the first user message; variables: prompt, files, check, instructions, place,
+    tried"""
     observation: ObservationFormat
     chat_template: str | None
     """Jinja chat template, or None for the one that the policy's tokenizer carries"""

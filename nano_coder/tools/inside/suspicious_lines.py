@@ -224,7 +224,7 @@ def ranked(tests: dict[str, dict[str, Any]], most: int) -> dict[str, Any]:
         score = count / math.sqrt(len(failing) * (count + passed[path, line]))
         weight = min(sources[path].weights.get(line, 0), 4)
         rows.append((-(score + 0.1 * near[path, line]), -near[path, line], -weight, path, line, score))
-    lines, functions = [], dict[tuple[str, str], dict[str, Any]]()
+    lines, functions = list[dict[str, Any]](), dict[tuple[str, str], dict[str, Any]]()
     places = list[tuple[str, int, int]]()
     for *_, path, line, score in sorted(rows):
         if len(places) < most and not any(p == path and a <= line <= b for p, a, b in places):

@@ -7,8 +7,10 @@ them. The smallest part found by delta debugging, files first and then hunks, is
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, pairwise
 from operator import attrgetter
+from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
@@ -42,7 +45,7 @@ from nano_rl.tasks.suite import split_of
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, MemoryBlobs, OverlayBlobs
 from nano_shared.errors import UsageError
-from nano_shared.files import content_hash, scratch_folder
+from nano_shared.files import content_hash, replacing, scratch_folder
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.process import own_python
 from nano_shared.snapshot import Snapshot, changed_paths
@@ -102,20 +105,51 @@ def releases_of(package: str) -> list[Release]:
     return [found[version] for version in sorted(found)]
 
 
-@lru_cache(maxsize=8)
-def read_release(release: Release) -> MinedPackage:
-    """Raises UsageError for a release that cannot be fetched, or that has no tests."""
+def _fetched(release: Release) -> bytes:
     try:
         with urllib.request.urlopen(release.url, timeout=_FETCH_S) as answer:
-            data = answer.read(_MOST_BYTES + 1)
+            data: bytes = answer.read(_MOST_BYTES + 1)
     except (urllib.error.URLError, OSError) as problem:
         raise UsageError(f"{release.url} cannot be fetched: {problem}") from None
     if len(data) > _MOST_BYTES:
         raise UsageError(f"{release.url} has more than {_MOST_BYTES >> 20} MB")
+    return data
+
+
+@lru_cache(maxsize=8)
+def read_release(release: Release) -> MinedPackage:
+    """Raises UsageError for a release that cannot be fetched, or that has no tests."""
     with scratch_folder("sdist") as folder:
         path = folder / f"{release.package}-{release.version}.tar.gz"
-        path.write_bytes(data)
+        path.write_bytes(_fetched(release))
         return read_package(path)
+
+
+def source_archive(requirement: str, folder: Path) -> Path:
+    """The source distribution of `NAME==VERSION`, or of the newest release, kept in `folder`; nothing in it
+    is run. Raises UsageError if there is none."""
+    name, _, version = requirement.partition("==")
+    if version and (path := folder / f"{name}-{version}.tar.gz").is_file():
+        return path
+    found = [one for one in releases_of(name) if version in ("", one.version)]
+    if not found:
+        raise UsageError(f"no index of pip has a source distribution of {requirement}")
+    path = folder / f"{name}-{found[-1].version}.tar.gz"
+    if not path.is_file():
+        with replacing(path) as part:
+            part.write_bytes(_fetched(found[-1]))
+    return path
+
+
+def source_folder(requirement: str, folder: Path) -> Path:
+    """The same unpacked, `folder/NAME-VERSION`."""
+    archive = source_archive(requirement, folder)
+    unpacked = folder / archive.name.removesuffix(".tar.gz")
+    if not unpacked.is_dir():
+        with tarfile.open(archive) as packed, scratch_folder("sdist") as scratch:
+            packed.extractall(scratch, filter="data")
+            shutil.copytree(next(scratch.iterdir()), unpacked, symlinks=True)
+    return unpacked
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -20,7 +18,7 @@ def refuse_long_row(model: nn.Module, longest: int, config: TrainConfig) -> None
     """Raises UsageError for a row longer than `max_tokens`, which is a micro-batch of its own, that does not
     fit into what memory is free."""
     device = next(model.parameters()).device
-    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    causal = getattr(model, "get_base_model", lambda: model)()
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         skeleton = build_empty(causal.config, next(causal.parameters()).dtype)
     kept = config.model_copy(update={"gradient_checkpointing": True})
