@@ -97,7 +97,8 @@ def one_seed(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, 
         nano(
             home, "nano-rl", "train", "--tasks", folder / "checked.jsonl", "--name", "long",
             "--model", "warm", "--lora-rank", 0, "--learning-rate", 1e-3, "--steps", options.steps,
-            "--prompts", 3, "--group-size", 8, "--seed", seed, "--set", "max_tokens=8192", "--set", "guards.patience=100",
+            "--prompts", 3, "--group-size", 8, "--seed", seed, "--set", "max_tokens=8192",
+            "--set", "guards.patience=100",
             *options.train,
         )  # fmt: skip
     began.append(time.monotonic())
