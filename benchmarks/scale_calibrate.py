@@ -38,8 +38,7 @@ sys.path.insert(0, str(ROOT / "integration"))
 
 import delays  # noqa: E402
 from engine_process import KEY, EngineProcess  # noqa: E402
-from flywheel import Scale  # noqa: E402
-from log_arms import Bench  # noqa: E402
+from log_arms import Bench, Scale  # noqa: E402
 
 from nano_rl.learn.metrics import METRICS, read_metrics  # noqa: E402
 from nano_rl.tasks.task_file import write_tasks  # noqa: E402

@@ -26,8 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "integration"))
 
-from flywheel import Scale  # noqa: E402
-from log_arms import GROUP, Bench, rate  # noqa: E402
+from log_arms import GROUP, Bench, Scale, rate  # noqa: E402
 
 import nano_rl.train as loop  # noqa: E402
 from nano_coder.models.opening import local_policy, open_weights  # noqa: E402

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from log_arms import over_seeds
+from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_coder.agent.dialects.dialect import DIALECTS
@@ -171,7 +172,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.only:
             home = options.out / f"{name}-{seed}"
             home.mkdir(parents=True, exist_ok=True)
-            Experiment(home, CAPABILITIES[name], seed).run()
+            of_smoke: dict[str, Any] = {
+                "demonstrations": 4,
+                "epochs": 1.0,
+                "steps": 1,
+                "prompts": 1,
+                "held_out": 1,
+            }
+            capability = replace(CAPABILITIES[name], **of_smoke) if options.smoke else CAPABILITIES[name]
+            Experiment(home, capability, seed).run()
     rows = report(options.out)
     if options.write:
         written = {row["capability"]: row for row in json.loads(RESULTS.read_text())["rows"]}
@@ -383,7 +392,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=CAPABILITIES, default=list(CAPABILITIES))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--write", action="store_true", help="into docs/results/capabilities.json")
-    return parser.parse_args(arguments)
+    return parse(parser, arguments, only=["search"], seeds=[0])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """The adapter of coder-1.5b for the profile repair-1: imitation of bugs planted in packages of the registry.
 
-    python integration/coder_policy.py --work DIR [--rows 1200] [--rank 16] [--smoke]
+    python integration/coder_policy.py --work DIR [--rows 1200] [--rank 16]
 
 Downloads the source distributions, plants bugs of one line (the mutants of `nano_rl.tasks.mutate`, and parts
 of an expression left out), and keeps for each that fails the tests what repair-1 would show of its function,
 with the original line as the answer. Then `nano-rl sft` imitates them. None of the packages is one of
 `benchmarks/repair.py`, and no function whose code is in one of those is used. A package is gone through once.
-`--smoke`: two bugs of one package, and no training.
+`--smoke`: two bugs of a made package, and no training.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
+
+from smoke import TOY, parse, toy_package
 
 from nano_coder.agent.profiles import REPAIR_1, first_messages
 from nano_coder.sandbox.backend import open_sandbox
@@ -289,13 +291,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1200)
     parser.add_argument("--rank", type=int, default=16, help="of the adapter")
     parser.add_argument("--name", default="coder-repair")
-    parser.add_argument("--smoke", action="store_true")
-    asked = parser.parse_args()
+    asked = parse(parser)
     asked.work.mkdir(parents=True, exist_ok=True)
     sandbox = open_sandbox(python=sys.executable)
     if asked.smoke:
-        print(json.dumps(gather("webcolors==25.10.0", asked.work, 2, set(), sandbox), indent=1))
-        return
+        toy_package(asked.work)
+        PACKAGES[TOY] = ""
+        rows = gather(TOY, asked.work, 2, set(), sandbox)
+        print(json.dumps(rows, indent=1))
+        sys.exit(None if rows else "no bug of the package made a row")
     from benchmarks.repair import PACKAGES as HELD_OUT
 
     names = {one.partition("==")[0] for one in PACKAGES}

@@ -8,12 +8,15 @@ Prints the image's name. The packed root is kept in /var/tmp, under the hash of 
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from smoke import CANNOT, parse
 
 from nano_shared.files import content_hash
 
@@ -55,5 +58,14 @@ def _pack() -> None:
         os.replace(packed, PACKED)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    options = parse(argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]))
+    missing = [program for program in ("podman", "debootstrap") if not shutil.which(program)]
+    if options.smoke and (missing or not (PACKED.exists() or has_image(DEBIAN_IMAGE))):
+        print(f"{CANNOT}it takes minutes the first time, and needs {' and '.join(missing or ['the root'])}")
+        return
     print(make_debian_image())
+
+
+if __name__ == "__main__":
+    main()

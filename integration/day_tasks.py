@@ -22,16 +22,17 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from nano_mining.releases import source_archive
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "coder")]
 
+from smoke import TOY, parse, toy_package  # noqa: E402
 from strict_api import KEY, Call, Handler, Say, call, stream_bytes, strict_api  # noqa: E402
+
+from nano_mining.releases import source_archive  # noqa: E402
 
 Texts = dict[str, str]
 
@@ -189,6 +190,7 @@ def read(path: str, sees: str) -> Step:
     return Step(call=call("read", path=path), sees=sees)
 
 
+BROKEN_TOY = {"toy.py": [("value < low", "value > low")]}
 PYTEST = "python -m pytest -q -p no:cacheprovider"
 DAYS = {
     "bug": Day(
@@ -338,7 +340,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Three tasks of a day, by a scripted model.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+", choices=DAYS, default=list(DAYS))
-    options = parser.parse_args()
+    options = parse(parser, only=["bug"])
+    if options.smoke:
+        toy_package(options.out / "sdists")
+        DAYS["bug"] = replace(
+            DAYS["bug"], package=TOY, check=f"{PYTEST} tests",
+            before=lambda texts: replaced(texts, BROKEN_TOY),
+            after=lambda texts: replaced(texts, swapped(BROKEN_TOY)), looks=(), apart=False,
+        )  # fmt: skip
     rows, bad = [], 0
     for name in options.only:
         try:

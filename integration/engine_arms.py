@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from async_faults import Training, prepared, success
+from async_faults import SCALE, Training, prepared, success
 from engine_process import EngineProcess
-from log_arms import over_seeds
+from log_arms import SMOKE, Scale, over_seeds
 from remote_engine import check, finish, mean, report, start_training
+from smoke import parse
 
 from nano_rl.tasks.task_file import write_tasks
 from nano_shared.types import Split
@@ -30,29 +32,31 @@ SEEDS = (0, 1, 2)
 IN_PROCESS = "in process"
 
 
-def train_tiny(home: Path, servers: dict[str, str | None], steps: int) -> None:
+def train_tiny(
+    home: Path, servers: dict[str, str | None], steps: int, seeds: Sequence[int] = SEEDS, scale: Scale = SCALE
+) -> None:
     """`servers` names the arms on servers: the Python that has vLLM, or None for a server of ours."""
-    circle, tasks = prepared(home)
+    bench = prepared(home, scale)
     path = home / "result.json"
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    result.setdefault("before", success(circle, "warm", tasks))
+    result.setdefault("before", success(bench, "warm"))
     print(f"held-out success before: {result['before']:.1%}", flush=True)
     for arm in (IN_PROCESS, *servers):
         rows = result.setdefault(arm, [])
         with ExitStack() as stack:
             more: list[str] = []
-            if arm != IN_PROCESS and len(rows) < len(SEEDS):
+            if arm != IN_PROCESS and len(rows) < len(seeds):
                 engine = stack.enter_context(EngineProcess(home, len(more), servers[arm]))
                 engine.start(home / "checkpoints" / "warm")
                 more = ["--engine", engine.url, "--set", "guards.mismatch_max=1e-3"]
-            for seed in SEEDS[len(rows) :]:
+            for seed in seeds[len(rows) :]:
                 name = f"{arm.replace(' ', '-')}-{seed}"
                 training = Training(home, name, seed, steps, *more, bound=0)
                 training.finish()
                 metrics = [row for row in training.check() if not row["skipped"]]
                 rows.append(
                     {
-                        "after": success(circle, name, tasks),
+                        "after": success(bench, name),
                         "reward": mean(metrics[-10:], "reward_mean"),
                         "mismatch": mean(metrics, "mismatch"),
                         "mismatch_max": max(row["mismatch_max"] for row in metrics),
@@ -61,7 +65,8 @@ def train_tiny(home: Path, servers: dict[str, str | None], steps: int) -> None:
                 print(f"{name}: {rows[-1]}", flush=True)
                 path.write_text(json.dumps(result, indent=1) + "\n")
         gains = [row["after"] - result["before"] for row in rows]
-        print("{}: {:+.1%} ({:+.1%} to {:+.1%} over seeds)".format(arm, *over_seeds(gains)), flush=True)
+        if len(gains) > 1:
+            print("{}: {:+.1%} ({:+.1%} to {:+.1%} over seeds)".format(arm, *over_seeds(gains)), flush=True)
 
 
 def train_base(home: Path, base: Path, servers: dict[str, str | None], steps: int) -> None:
@@ -85,12 +90,13 @@ def main() -> None:
     parser.add_argument("--vllm", help="the Python of an environment with vLLM")
     parser.add_argument("--base", type=Path, help="folder of a model that trains as well")
     parser.add_argument("--steps", type=int, default=20)
-    given = parser.parse_args()
+    given = parse(parser, steps=1)
     home = given.out.resolve()
-    servers: dict[str, str | None] = {"serve": None}
+    # the smoke of remote_engine.py has a server
+    servers: dict[str, str | None] = {} if given.smoke else {"serve": None}
     if given.vllm:
         servers["vllm"] = given.vllm
-    train_tiny(home, servers, given.steps)
+    train_tiny(home, servers, given.steps, *(((0,), SMOKE) if given.smoke else ()))
     if given.base:
         train_base(home, given.base.resolve(), servers, given.steps)
     print("all held")

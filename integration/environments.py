@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages, with_specs
@@ -34,6 +35,7 @@ from nano_rl.record import ROLLOUTS, read_rollouts
 from nano_shared.store import LogStore
 from nano_shared.types import Split
 
+GUESS = Path(__file__).parents[1] / "examples/plugins/src/nano_example_plugins/guess.py"
 SECONDS = 300.0
 """for a server to answer"""
 
@@ -126,7 +128,7 @@ def main() -> int:
     parser.add_argument("--server", help="command that serves the environment")
     parser.add_argument("--act", action="append", default=["@submit\n1"], help="action of the warm-up")
     parser.add_argument("--steps", type=int, default=10)
-    options = parser.parse_args()
+    options = parse(parser, env=f"{GUESS}:Guess", act=["@guess number=1"], steps=1)
     home: Path = options.out.resolve()
     home.mkdir(parents=True, exist_ok=True)
     server = Server(options.server, shlex.split(options.env)[0].partition(":")[2]) if options.server else None
@@ -156,7 +158,7 @@ def main() -> int:
 def report(home: Path, steps: int) -> int:
     """What the log and the record say of the training; 1 where a step or a run is there twice."""
     folder = home / "trainings" / "tried"
-    rows = [int(row["step"]) for row in read_metrics(folder / METRICS)]
+    rows = [int(row["step"] or 0) for row in read_metrics(folder / METRICS)]
     trained = [run for of_step in read_rollouts(folder / ROLLOUTS).values() for run in of_step]
     store = LogStore.open(str(home / "log.db"), create=False)
     logged = Counter(str(store.get(run.id).stop) for run in store.runs(limit=10_000))

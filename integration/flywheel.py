@@ -1,343 +1,297 @@
-"""The whole circle on a CPU, narrated: tasks, a warm start, logged runs, training, held-out success, serving.
+"""The whole circle on a CPU, narrated: tasks, a warm start, logged runs, training, held-out success, a diff.
 
-A tiny Llama (about 1 M parameters) is warm-started on oracle trajectories and stopped early. It is run
-through nano-coder, and every execution is logged; it is trained on that log and on fresh rollouts; and it is
-evaluated on programs that training never saw. The last lines print held-out success before and after. The
-exit code is 1 if there was no gain.
+A tiny Llama (about 1 M parameters) learns to mend one wrong line of a file by reading, editing and running
+its check. The functions are synthetic, and what is wrong in them is spread, so that no single answer is right
+often. It imitates oracles and is stopped early; nano-coder runs it, and logs; it is trained on that log and
+then on fresh rollouts; success is measured on programs and on families that training never saw, and on longer
+functions. The exit code is 1 if it gained nothing, or if the best constant answer is as good.
 
     python integration/flywheel.py                   under six minutes on two cores
-    python integration/flywheel.py --small           under three; one of the tests
-    python integration/flywheel.py --shuffle-rewards the negative control: nothing to learn from
-    python integration/flywheel.py --logs-only       no fresh rollouts: the log alone teaches
+    python integration/flywheel.py --small           under two; one of the tests
+    python integration/flywheel.py --seed S --arms all --out docs/results/flywheel.json
+                                                     with the controls; adds the seed's row, once
+
+Arms: `log`, the log alone; `trained`, then fresh rollouts too; and three controls from the same warm start:
+`imitation` of its own successes on as many rollouts; `oracles` imitated for as many tokens; `random`, the
+training with its verdicts dealt out at random, which must stay where it began, or the rate is too high.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
-import shutil
+import re
+import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from log_arms import GROUP, Bench, Scale
 from negative_controls import shuffled_rewards
+from smoke import parse
 
 from integration.paired import paired
-from integration.tiny_model import build_tiny
-from nano_coder.agent.profiles import COMPACT_1, first_messages
-from nano_coder.models.opening import OpenedWeights, local_policy, open_policy, open_weights
-from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import Runtime, run_task
-from nano_coder.sandbox.backend import open_sandbox
-from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
-from nano_rl.checkpoints.evaluate import SuccessRow, table
-from nano_rl.config import SftConfig, TrainConfig
-from nano_rl.gather.rollouts import ORACLE, collect, execute, oracle_policy
-from nano_rl.gather.sources import Sources
-from nano_rl.imitation import imitation_samples, train_sft
-from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
-from nano_rl.learn.learner import prepare
-from nano_rl.logs.reader import lineage, read_logs
-from nano_rl.record import Watch
-from nano_rl.train import train
+from nano_rl.checkpoints.evaluate import row_of
+from nano_shared import snapshot
 from nano_shared.store import LogStore
-from nano_shared.types import Sampling, Split, Task, Trajectory
-from nano_suites.drawing import draw_tasks, make_tasks
+from nano_shared.types import Split, Task, Trajectory
+from nano_suites.drawing import make_tasks
+
+COMMAND = "python integration/flywheel.py --seed S --arms all --out docs/results/flywheel.json"
+PLAIN, CONTROLS = ("start", "log", "trained"), ("imitation", "oracles", "random")
+IMITATION_RATE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """How much of everything; the defaults fill about five minutes of two cores."""
+class Budget:
+    """How much the arms learn from; the defaults fill about five minutes of two cores."""
 
-    levels: tuple[int, ...] = (1,)
-    views: tuple[str, ...] = ("choose",)
-    tasks: int = 600
-    oracles: int = 300
-    sft_epochs: float = 2.4
-    logged_tasks: int = 320
-    group_size: int = 8
-    fresh_steps: int = 60
+    logged: int = 96
+    """tasks, each tried `GROUP` times"""
+    steps: int = 20
+    """on fresh rollouts"""
     prompts: int = 16
+    oracles: int = 300
     held_out: int = 100
-    learning_rate: float = 2e-4
+    epochs: float = 4.0
+    """of the warm start"""
+    learning_rate: float = 8e-5
     max_tokens: int = 64
     """of one completion"""
-    positions: int = 512
-    """of the tiny model"""
-    keep_every: int = 0
-    """steps between checkpoints kept for a curve; 0 keeps the last alone"""
+
+    @property
+    def scale(self) -> Scale:
+        return Scale(
+            levels=(2,), views=("mend",), tasks=self.oracles + self.logged + self.steps * self.prompts,
+            oracles=self.oracles, sft_epochs=self.epochs, batch=8, held_out=self.held_out,
+            learning_rate=self.learning_rate, max_tokens=self.max_tokens,
+        )  # fmt: skip
 
 
-SMALL = Scale(tasks=300, logged_tasks=96, fresh_steps=12, held_out=60)
+SMALL = Budget(logged=32, steps=8, held_out=60, learning_rate=1.5e-4)
+SMOKE = Budget(logged=1, steps=1, prompts=1, oracles=8, held_out=1, epochs=2.0, max_tokens=12)
+
+
+class Flywheel:
+    """One seed: each method is one arrow of the circle, or an arm beside it."""
+
+    def __init__(self, home: Path, budget: Budget, *, seed: int) -> None:
+        self.budget, self.seed = budget, seed
+        self.bench = Bench(home, budget.scale, seed=seed)
+        sets = self.bench.tasks
+        harder = make_tasks(levels=[3], n=budget.held_out, seed=seed, split=Split.TRAIN, views=["mend"])
+        self.held_out = {"programs": sets.held_out, "families": sets.families, "harder": harder}
+        self.new = sets.train[budget.oracles :]
+        """tasks that the warm start did not see"""
+        self.arms: dict[str, dict[str, Any]] = {}
+        self.runs: dict[str, dict[str, list[Trajectory]]] = {}
+
+    def run(self, arm: str) -> None:
+        """Make the arm's checkpoint and measure it."""
+        began = time.monotonic()
+        checkpoint = self.bench.warm() if arm == "start" else getattr(self, f"_{arm}")()
+        runs = {name: self.bench.evaluate(checkpoint, tasks) for name, tasks in self.held_out.items()}
+        rates = {name: round(100 * row_of("", of).rate, 1) for name, of in runs.items()}
+        self.runs[arm] = runs
+        self.arms[arm] = {
+            **rates, "seconds": round(time.monotonic() - began), **self._spent(arm)
+        }  # fmt: skip
+        print(f"   {arm}: " + ", ".join(f"{name} {rate:.1f} %" for name, rate in rates.items()), flush=True)
+
+    def _log(self, prefix: str = "") -> Path:
+        """The checkpoint that learned from the log of the warm start alone."""
+        warm, budget = self.bench.warm(), self.budget
+        with self.bench.log("warm", warm, self.new[: budget.logged]) as store:
+            return self.bench.train(
+                f"{prefix}log", warm, steps=max(1, budget.logged // budget.prompts), prompts=budget.prompts,
+                stores=[store],
+            )  # fmt: skip
+
+    def _trained(self, prefix: str = "") -> Path:
+        budget = self.budget
+        return self.bench.train(
+            f"{prefix}trained", self._log(prefix), steps=budget.steps, prompts=budget.prompts, fresh=GROUP,
+            tasks=self.new[budget.logged :],
+        )  # fmt: skip
+
+    def _random(self) -> Path:
+        with shuffled_rewards():
+            return self._trained("random-")
+
+    def _imitation(self) -> Path:
+        steps = self.budget.logged // self.budget.prompts + self.budget.steps
+        with self.bench.log("all", warm := self.bench.warm(), self.new) as store:
+            return self.bench.imitate(
+                "imitation", warm, store, steps=steps, learning_rate=IMITATION_RATE
+            )  # fmt: skip
+
+    def _oracles(self) -> Path:
+        return self.bench.imitate_oracles(
+            "oracles", self.bench.warm(), self.new, tokens=self.arms["trained"]["tokens"],
+            learning_rate=IMITATION_RATE,
+        )  # fmt: skip
+
+    def _spent(self, arm: str) -> dict[str, int]:
+        """Rollouts that the arm learned from, and their sampled tokens."""
+        home = self.bench.home
+        stores = {
+            "log": ["log-warm"], "trained": ["log-warm", "state/trained"], "imitation": ["log-all"],
+            "random": ["log-warm", "state/random-trained"],
+        }.get(arm, [])  # fmt: skip
+        runs: list[Trajectory] = []
+        for name in stores:
+            with LogStore.open(home / name / "log.db") as store:
+                runs += store.trajectories()
+        sampled = [turn.completion.tokens for run in runs for turn in run.turns]
+        return {"rollouts": len(runs), "tokens": sum(len(one.sampled_ids) for one in sampled if one)}
+
+    def show_a_diff(self) -> None:
+        """On a held-out task that the old policy failed and the new one solved: what each changed."""
+        both = zip(self.runs["start"]["programs"], self.runs["trained"]["programs"], strict=True)
+        better = [(old, new) for old, new in both if old.reward == 0 and new.reward == 1]
+        for old, new in better[:1]:
+            print(new.task.files["solution.py"])
+            for name, run in (("old", old), ("new", new)):
+                print(f"   the {name} policy, in {len(run.turns)} turns, changes:")
+                print(self._diff(run) or "nothing")
+        if not better:
+            print("there is no such task")
+
+    def _diff(self, run: Trajectory) -> str:
+        with LogStore.open(self.bench.home / "evaluation.db") as store:
+            files = snapshot.load(str(run.last_snapshot), store.blobs).by_path
+            entry = files.get("solution.py")
+            text = store.get_blob(str(entry.content)).decode() if entry else ""
+        was = run.task.files["solution.py"]
+        lines = difflib.unified_diff(was.splitlines(), text.splitlines(), n=0, lineterm="")
+        return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
+
+    def constants(self) -> dict[str, Any]:
+        """The success of the best constant answer: chosen on the training tasks, and in hindsight."""
+        print("   histogram of the right answers in training:", _histogram(self.new))
+        chosen = Counter(map(answer, self.new)).most_common(1)[0][0]
+        found: dict[str, Any] = {"answer": chosen}
+        for name, tasks in self.held_out.items():
+            right = Counter(map(answer, tasks))
+            print(f"   and in the held-out {name}: {_histogram(tasks)}")
+            found[name] = round(100 * right[chosen] / len(tasks), 1)
+            found[f"{name}_hindsight"] = round(100 * max(right.values()) / len(tasks), 1)
+        return found
+
+
+def answer(task: Task) -> str:
+    """What belongs in the place of the wrong text: all that a policy says who is told where that is."""
+    wrong = _tokens(task.files["solution.py"].split("\n")[2])
+    (edit,) = (action for action in task.oracle or () if action.name == "edit_file")
+    right = _tokens(str(edit.arguments["new"]))
+    changes = difflib.SequenceMatcher(None, wrong, right, autojunk=False).get_opcodes()
+    return " ".join(token for tag, _, _, one, two in changes if tag != "equal" for token in right[one:two])
+
+
+def _tokens(line: str) -> list[str]:
+    return re.findall(r"\w+|//|[<>=!]=|\S", line)
+
+
+def _histogram(tasks: Sequence[Task]) -> str:
+    counts = Counter(map(answer, tasks)).most_common()
+    shown = ", ".join(f"{text or 'nothing'} {count}" for text, count in counts[:16])
+    return f"{shown}, and {len(counts) - 16} more" if len(counts) > 16 else shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    scale = SMALL if options.small else Scale()
-    home = options.out or Path(tempfile.mkdtemp(prefix="nano-flywheel-"))
-    home.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    circle = Flywheel(home, scale, seed=options.seed, shuffle=options.shuffle_rewards)
+    budget = SMOKE if options.smoke else SMALL if options.small else Budget()
+    if options.learning_rate:
+        budget = replace(budget, learning_rate=options.learning_rate)
+    arms = PLAIN + (CONTROLS if options.arms == ["all"] else tuple(options.arms))
+    rows = json.loads(options.out.read_text())["rows"] if options.out and options.out.exists() else []
+    if any(row["seed"] == options.seed and set(arms) <= set(row["arms"]) for row in rows):
+        print(f"{options.out} has the row of seed {options.seed}")
+        return 0
+    with nullcontext(options.work) if options.work else tempfile.TemporaryDirectory() as work:
+        row = _run(Path(work), budget, options.seed, arms)
+    if options.out:
+        rows = sorted(
+            [row, *(one for one in rows if one["seed"] != options.seed)], key=lambda one: one["seed"]
+        )
+        options.out.write_text(json.dumps({"command": COMMAND, "rows": rows}, indent=1) + "\n")
+    gained = row["gain"]["programs"][1] > 0
+    return 0 if options.smoke or (gained and row["above_constant"] > 0) else 1
 
-    say(started, "1. Tasks: programs of families that the test split does not have, and held-out ones")
-    tasks = circle.make_tasks()
-    say(started, f"2. Warm start: a tiny model imitates {scale.oracles} oracle runs, and is stopped early")
-    warm = circle.warm_start(tasks)
-    before = circle.evaluate(warm, tasks.held_out)
-    before_families = circle.evaluate(warm, tasks.families)
-    show("held-out programs, warm start", before)
+
+def _run(work: Path, budget: Budget, seed: int, arms: Sequence[str]) -> dict[str, Any]:
+    """The narrated circle, and the row of it."""
+    started = time.monotonic()
+    say(started, "1. Tasks: one wrong line a file; held out are programs, families, and longer functions")
+    circle = Flywheel(work, budget, seed=seed)
+    constant = circle.constants()
+    say(started, f"2. Warm start: a tiny model imitates {budget.oracles} oracle runs, and is stopped early")
+    circle.run("start")
     say(
         started,
-        f"3. nano-coder runs it {scale.logged_tasks * scale.group_size} times; every execution is logged",
+        f"3. nano-coder runs it {budget.logged * GROUP} times, logs, and the log alone is learned from",
     )
-    circle.log_runs(warm, tasks.train[: scale.logged_tasks])
-    say(started, "4. Training on the log")
-    trained = circle.train_on_log(warm, tasks.train)
-    after_log = circle.evaluate(trained, tasks.held_out)
-    show("held-out programs, trained on the log alone", after_log)
-    if not options.logs_only:
-        say(started, "5. Training on fresh rollouts through the same runtime")
-        trained = circle.train_afresh(trained, tasks.train)
-    say(started, "6. The same held-out programs again")
-    after = circle.evaluate(trained, tasks.held_out)
-    after_families = circle.evaluate(trained, tasks.families)
-    show("held-out programs, trained", after)
-    say(started, "7. nano-coder runs the new checkpoint on a task that the old one failed")
-    circle.show_a_task(trained, before, after)
-    gained = circle.compare(
-        before, after, before_families, after_families, after_log, time.monotonic() - started
+    circle.run("log")
+    say(
+        started,
+        f"4. Training on {budget.steps * budget.prompts * GROUP} fresh rollouts through the same runtime",
     )
-    if options.out is None:
-        shutil.rmtree(home, ignore_errors=True)
-    return 0 if gained else 1
+    circle.run("trained")
+    plain = time.monotonic() - started
+    say(started, "5. A held-out task that the old policy failed and the new one solved")
+    circle.show_a_diff()
+    for arm in arms[len(PLAIN) :]:
+        say(started, f"Beside it: {arm}")
+        circle.run(arm)
+    runs = circle.runs
+    gain = {name: paired(runs["trained"][name], runs["start"][name]) for name in circle.held_out}
+    by_log = paired(runs["log"]["programs"], runs["start"]["programs"])
+    row = {
+        "seed": seed,
+        "commit": _commit(),
+        "seconds": round(plain),
+        "constant": constant,
+        "arms": circle.arms,
+        "gain": {name: _points(of) for name, of in gain.items()},
+        "log_gain": _points(by_log),
+        "above_constant": round(circle.arms["trained"]["programs"] - _best(constant, "programs"), 1),
+    }
+    say(started, f"held-out programs: {circle.arms['start']['programs']} % before, best constant answer "
+        f"{constant['programs']} % ({constant['answer']!r}, chosen in training; "
+        f"{constant['programs_hindsight']} % in hindsight), {circle.arms['log']['programs']} % by the log "
+        "alone")  # fmt: skip
+    for arm in CONTROLS:
+        if arm in circle.arms:
+            print(f"{arm}: {circle.arms[arm]['programs']} %")
+    print(f"difference on families: {_interval(gain['families'])}; on harder: {_interval(gain['harder'])}")
+    print(f"difference on programs by the log alone: {_interval(by_log)}")
+    print(f"difference on programs: {_interval(gain['programs'])}; {plain:.0f} s")
+    return row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSets:
-    train: list[Task]
-    held_out: list[Task]
-    """same families as training, no program in common"""
-    families: list[Task]
-    """families that training never saw"""
+def _best(constant: dict[str, Any], name: str) -> float:
+    return float(max(constant[name], constant[f"{name}_hindsight"]))
 
 
-class Flywheel:
-    """One circle: each method is one arrow of it."""
-
-    def __init__(self, home: Path, scale: Scale, *, seed: int, shuffle: bool) -> None:
-        self.home, self.scale, self.seed, self.shuffle = home, scale, seed, shuffle
-        self.store = LogStore.open(home / "log.db")
-        self.sandbox = open_sandbox()
-
-    def make_tasks(self) -> TaskSets:
-        scale = self.scale
-        levels, views = scale.levels, scale.views
-        drawn = draw_tasks(levels=levels, seed=self.seed, split=Split.TRAIN, views=views)
-        train_tasks: list[Task] = []
-        held_out: list[Task] = []
-        while len(train_tasks) < scale.tasks or len(held_out) < scale.held_out:
-            task = next(drawn)
-            (held_out if _is_held_out(task) else train_tasks).append(task)
-        train_tasks, held_out = train_tasks[: scale.tasks], held_out[: scale.held_out]
-        families = make_tasks(
-            levels=levels, n=scale.held_out, seed=self.seed + 2000, split=Split.TEST, views=views
-        )
-        return TaskSets(train=train_tasks, held_out=held_out, families=families)
-
-    def warm_start(self, tasks: TaskSets) -> Path:
-        shown = tasks.train[: self.scale.oracles]
-        runs = execute(
-            shown,
-            [oracle_policy(t, COMPACT_1) for t in shown],
-            self._runtime(ScriptedPolicy([]), ORACLE),
-        )
-        texts = [m.content for t in shown for m in first_messages(COMPACT_1, t, sorted(t.files))]
-        texts += [turn.completion.text for run in runs for turn in run.turns]
-        scale = self.scale
-        tiny = build_tiny(
-            self.home / "tiny",
-            texts,
-            seed=self.seed,
-            max_positions=scale.positions,
-        )
-        opened = open_weights(str(tiny))
-        template = local_policy(opened.loaded, opened.profile).template
-        samples = [
-            row
-            for run in runs
-            for row in imitation_samples(run, opened.profile, template, opened.loaded.tokenizer.eos_token_id)
-        ]
-        config = SftConfig(
-            epochs=scale.sft_epochs,
-            batch=32,
-            max_tokens=8192,
-            lora_rank=0,
-            seed=self.seed,
-            save_every=1000,
-            optimizer=OptimizerConfig(learning_rate=2e-3, schedule="linear", warmup_steps=20),
-        )
-        model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
-        folder = self.home / "warm-state"
-        folder.mkdir(exist_ok=True)
-        steps = train_sft(model, samples, config, folder, _every(20, "loss"))
-        return self._save("warm", model, opened, config, steps, [r.id for r in runs], shown)
-
-    def log_runs(self, checkpoint: Path, tasks: Sequence[Task]) -> None:
-        opened = open_weights(str(checkpoint))
-        runtime = self._runtime(local_policy(opened.loaded, opened.profile, version=opened.version), "warm")
-        collect(tasks, runtime, group_size=self.scale.group_size, seed=self.seed)
-
-    def train_on_log(self, checkpoint: Path, tasks: Sequence[Task]) -> Path:
-        opened = open_weights(str(checkpoint))
-        template = local_policy(opened.loaded, opened.profile).template
-        config = TrainConfig(group_size=0)
-        admission = read_logs([self.store], opened, template.template_hash, lineage(opened), config)
-        print(admission.report())
-        steps = len(admission.groups) // self.scale.prompts  # every group once
-        return self._train("from-logs", opened, Sources(logged=admission.groups), 0, steps, tasks)
-
-    def train_afresh(self, checkpoint: Path, tasks: Sequence[Task]) -> Path:
-        opened = open_weights(str(checkpoint))
-        sources = Sources(tasks=tuple(tasks))
-        return self._train("trained", opened, sources, self.scale.group_size, self.scale.fresh_steps, tasks)
-
-    def evaluate(
-        self, checkpoint: Path, tasks: Sequence[Task], *, temperature: float = 1.0
-    ) -> list[Trajectory]:
-        """One run a task, sampled as in training: the success of the policy, not of its likeliest answer."""
-        opened = open_weights(str(checkpoint))
-        policy = local_policy(opened.loaded, opened.profile, version=opened.version)
-        return collect(tasks, self._runtime(policy, checkpoint.name, temperature=temperature), seed=self.seed)
-
-    def show_a_task(self, checkpoint: Path, before: list[Trajectory], after: list[Trajectory]) -> None:
-        better = [b for a, b in zip(before, after, strict=True) if a.reward == 0 and b.reward == 1]
-        if not better:
-            print("there is no such task")
-            return
-        opened = open_policy(str(checkpoint), dtype="float32")
-        runtime = replace(
-            self._runtime(opened.policy, checkpoint.name, temperature=0.0), profile=opened.profile
-        )
-        run = run_task(max(better, key=lambda run: len(run.turns)).task, runtime, seed=self.seed)
-        print(run.task.prompt)
-        for turn in run.turns:
-            print(f"  model: {turn.completion.text!r}")
-            print(f"  saw:   {turn.observations[0].text!r}")
-
-    def compare(
-        self, before: list[Trajectory], after: list[Trajectory], families_before: list[Trajectory],
-        families_after: list[Trajectory], after_log: list[Trajectory], seconds: float,
-    ) -> bool:  # fmt: skip
-        difference = paired(after, before)
-        families = paired(families_after, families_before)
-        result = {
-            "seed": self.seed,
-            "shuffled": self.shuffle,
-            "before": asdict(table(before)[0]),
-            "after": asdict(table(after)[0]),
-            "difference": difference,
-            "after_log": asdict(table(after_log)[0]),
-            "log_difference": paired(after_log, before),
-            "families_before": asdict(table(families_before)[0]),
-            "families_after": asdict(table(families_after)[0]),
-            "families_difference": families,
-            "seconds": seconds,
-        }
-        (self.home / "result.json").write_text(json.dumps(result, indent=2))
-        line("held-out programs, before", table(before)[0])
-        line("held-out programs, after ", table(after)[0])
-        line("held-out families, before", table(families_before)[0])
-        line("held-out families, after ", table(families_after)[0])
-        print(f"difference on programs by the log alone: {_interval(paired(after_log, before))}")
-        print(f"difference on families: {_interval(families)}")
-        print(f"difference on programs: {_interval(difference)}; {seconds:.0f} s")
-        return difference[1] > 0
-
-    def _train(
-        self,
-        name: str,
-        opened: OpenedWeights,
-        sources: Sources,
-        group_size: int,
-        steps: int,
-        tasks: Sequence[Task],
-    ) -> Path:
-        config = TrainConfig(
-            steps=steps,
-            prompts_per_step=self.scale.prompts,
-            group_size=group_size,
-            seed=self.seed,
-            save_every=1000,
-            optimizer=OptimizerConfig(learning_rate=self.scale.learning_rate),
-            # a greedy shortage of signal in one step is no reason to stop so short a training
-            guards=GuardConfig(patience=steps + 1),
-        )
-        model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
-        folder = self.home / f"{name}-state"
-        folder.mkdir(exist_ok=True)
-        runtime = self._runtime(ScriptedPolicy([]), name)
-        report_step = _every(2, "reward_mean")
-
-        def on_step(done: int, total: int, values: dict[str, float]) -> None:
-            report_step(done, total, values)
-            if self.scale.keep_every and done % self.scale.keep_every == 0 and done < total:
-                self._save(f"{name}-{done}", model, opened, config, done, [], tasks)
-
-        with shuffled_rewards() if self.shuffle else nullcontext():
-            used = train(model, opened, runtime, sources, config, folder, Watch(on_step))
-        return self._save(name, model, opened, config, steps, used, tasks)
-
-    def _save(
-        self, name: str, model: object, opened: OpenedWeights, config: Config, steps: int, runs: list[str],
-        tasks: Sequence[Task],
-    ) -> Path:  # fmt: skip
-        target = self.home / "checkpoints" / name
-        save_checkpoint(
-            target, model, opened, parent=str(opened.loaded.path), config=config,
-            learned=Learned(steps=steps, run_ids=runs, tasks=tasks),
-        )  # fmt: skip
-        return target
-
-    def _runtime(self, policy: object, name: str, *, temperature: float = 1.0) -> Runtime:
-        return Runtime(
-            policy=policy,  # type: ignore[arg-type]
-            sandbox=self.sandbox,
-            store=self.store,
-            sampling=Sampling(temperature=temperature, max_tokens=self.scale.max_tokens),
-            policy_name=name,
-        )
+def _points(difference: tuple[float, float, float]) -> list[float]:
+    return [round(100 * part, 1) for part in difference]
 
 
-def _every(n: int, key: str):  # type: ignore[no-untyped-def]
-    def on_step(done: int, total: int, values: dict[str, float]) -> None:
-        if done % n == 0 or done == total:
-            print(f"   step {done}/{total}  {key} {values.get(key, float('nan')):.3f}", flush=True)
-
-    return on_step
-
-
-def _is_held_out(task: Task) -> bool:
-    """One program in five, by its hash: held out are as common and as long ones as those of training."""
-    return int(str(task.program_hash)[-8:], 16) % 5 == 0
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=8"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def say(started: float, text: str) -> None:
     print(f"\n[{time.monotonic() - started:4.0f} s] {text}", flush=True)
-
-
-def show(title: str, runs: list[Trajectory]) -> None:
-    print(title)
-    for row in table(runs):
-        line(f"  {row.name:20}", row)
-
-
-def line(label: str, row: SuccessRow) -> None:
-    interval = f"95 % interval {row.low:.1%} to {row.high:.1%}"
-    print(f"{label}: {row.rate:6.1%}  ({row.successes}/{row.graded}; {interval})")
 
 
 def _interval(difference: tuple[float, float, float]) -> str:
@@ -348,11 +302,14 @@ def _interval(difference: tuple[float, float, float]) -> str:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The whole circle on a CPU, narrated.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--small", action="store_true", help="under three minutes")
-    parser.add_argument("--shuffle-rewards", action="store_true", help="negative control")
-    parser.add_argument("--logs-only", action="store_true", help="no fresh rollouts")
-    parser.add_argument("--out", type=Path, help="keep log, checkpoints and result.json here")
-    return parser.parse_args(arguments)
+    parser.add_argument("--small", action="store_true", help="under two minutes")
+    parser.add_argument(
+        "--arms", nargs="+", choices=(*CONTROLS, "all"), default=(), help="controls beside the circle"
+    )
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--out", type=Path, help="add the seed's row to this JSON file")
+    parser.add_argument("--work", type=Path, help="keep logs and checkpoints here, and go on from them")
+    return parse(parser, arguments, out=None, work=None)
 
 
 if __name__ == "__main__":

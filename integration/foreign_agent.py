@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from own_project import nano, told, write
+from smoke import CANNOT, parse
 
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1
@@ -86,8 +87,11 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=4, help="of the tiny policy")
     parser.add_argument("--small", action="store_true", help="one step of two small groups")
     parser.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="more for nano-rl train")
-    options = parser.parse_args()
-    if options.small:
+    options = parse(parser)
+    if options.smoke and not options.agent_folder:
+        print(f"{CANNOT}it needs an agent of others, in the folder of --agent-folder")
+        return 0
+    if options.small or options.smoke:
         options.tasks, options.held_out, options.repeat = 2, 1, 1
         options.group_size, options.steps, options.max_turns, options.seeds = 2, 1, 3, options.seeds[:1]
         options.demonstrations, options.epochs = 4, 1.0

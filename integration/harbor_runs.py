@@ -19,6 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from smoke import CANNOT, parse
+
 IMAGE = "debian:nano"
 TASKS = {
     "greet": ("echo hello > greeting.txt", "grep -qx hello greeting.txt", {}),
@@ -134,7 +136,10 @@ def main() -> int:
     )
     parser.add_argument("--model", help="a further policy, by nano's names")
     parser.add_argument("--base-url")
-    given = parser.parse_args()
+    given = parse(parser)
+    if given.smoke and not given.harbor:
+        print(f"{CANNOT}it needs an environment with Harbor, named by --harbor")
+        return 0
     tasks, harbor = given.out.resolve() / "tasks", given.harbor.absolute()
     shutil.rmtree(tasks, ignore_errors=True)
     for name in TASKS:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
@@ -258,7 +259,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=10, help="of each training")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--out", type=Path, help="keep everything there")
-    return parser.parse_args(arguments)
+    return parse(parser, arguments, kills=1, steps=2)
 
 
 if __name__ == "__main__":

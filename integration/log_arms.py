@@ -1,4 +1,4 @@
-"""What the experiments on logs share: a tiny policy, its logs, and arms that train from them.
+"""What the experiments with a tiny policy share: its tasks, its warm start, its logs, and arms that train it.
 
 Everything of a seed lies in one folder. What is there is not made again, so that a run that was stopped goes
 on, and an arm is done when its JSON file is there.
@@ -7,40 +7,81 @@ on, and an arm is done when its JSON file is there.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from flywheel import Flywheel, Scale, TaskSets
 from scipy.stats import t as student_t
 
 from integration.paired import paired_bootstrap
+from integration.tiny_model import build_tiny
+from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
+from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.checkpoints.evaluate import cluster_of, table
 from nano_rl.config import SftConfig, TrainConfig
-from nano_rl.gather.rollouts import collect
+from nano_rl.gather.rollouts import ORACLE, collect, execute, oracle_policy
 from nano_rl.gather.sources import Sources
-from nano_rl.imitation import logged_successes, reader_of, train_sft
+from nano_rl.imitation import imitation_samples, logged_successes, reader_of, train_sft
 from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.learn.rows import TrainSample
 from nano_rl.logs.reader import lineage, read_logs
 from nano_rl.record import Watch, learned_from
 from nano_rl.train import train
+from nano_shared.policy import Policy
 from nano_shared.store import LogStore
-from nano_shared.types import Sampling, Task
+from nano_shared.types import Sampling, Split, Task, Trajectory
+from nano_suites.drawing import draw_tasks, make_tasks
 
 GROUP = 8
 _SHOWN = 10
 """steps between lines of progress"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much of everything."""
+
+    levels: tuple[int, ...] = (1,)
+    views: tuple[str, ...] = ("choose",)
+    tasks: int = 600
+    oracles: int = 300
+    sft_epochs: float = 2.4
+    batch: int = 32
+    """rows of a step of the warm start"""
+    held_out: int = 100
+    learning_rate: float = 2e-4
+    max_tokens: int = 64
+    """of one completion"""
+    positions: int = 512
+    """of the tiny model"""
+
+
+SMOKE = Scale(tasks=40, oracles=32, sft_epochs=16.0, held_out=2, max_tokens=8, positions=256)
+_SMOKE_WARM = "NANO_SMOKE_WARM"
+"""names the warm start of SMOKE, which the smokes of all scripts share"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSets:
+    train: list[Task]
+    held_out: list[Task]
+    """same families as training, no program in common"""
+    families: list[Task]
+    """families that training never saw"""
 
 
 def by_program(result: dict[str, Any]) -> dict[str, float]:
@@ -92,13 +133,40 @@ class Bench:
     def __init__(self, home: Path, scale: Scale, *, seed: int) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.home, self.scale, self.seed = home, scale, seed
-        self.circle = Flywheel(home, scale, seed=seed, shuffle=False)
-        self.tasks: TaskSets = self.circle.make_tasks()
+        self.sandbox = open_sandbox()
+        self.tasks = task_sets(scale, seed)
 
     def warm(self) -> Path:
-        """The policy that all begins from: a tiny model that has imitated a few oracles."""
+        """The policy that all begins from: a tiny model that has imitated a few oracles, stopped early."""
         target = self.home / "checkpoints" / "warm"
-        return target if target.exists() else self.circle.warm_start(self.tasks)
+        if (made := os.environ.get(_SMOKE_WARM)) and self.scale == SMOKE:
+            shutil.copytree(made, target, dirs_exist_ok=True)
+        if target.exists():
+            return target
+        shown = self.tasks.train[: self.scale.oracles]
+        runs = self.oracle_runs(shown)
+        texts = [m.content for t in shown for m in first_messages(COMPACT_1, t, sorted(t.files))]
+        texts += [part for run in runs for turn in run.turns
+                  for part in (turn.completion.text, *(seen.text for seen in turn.observations))]  # fmt: skip
+        tiny = build_tiny(self.home / "tiny", texts, seed=self.seed, max_positions=self.scale.positions)
+        opened = open_weights(str(tiny))
+        config = SftConfig(
+            epochs=self.scale.sft_epochs, batch=self.scale.batch, max_tokens=8192, lora_rank=0,
+            seed=self.seed, save_every=1000,
+            optimizer=OptimizerConfig(learning_rate=2e-3, schedule="linear", warmup_steps=20),
+        )  # fmt: skip
+        return self._imitate("warm", tiny, opened, self._rows(runs, opened), config, [run.id for run in runs])
+
+    def oracle_runs(self, tasks: Sequence[Task]) -> list[Trajectory]:
+        with LogStore.open(self.home / "oracles.db") as store:
+            runtime = self._runtime(ScriptedPolicy([]), store, ORACLE)
+            return execute(tasks, [oracle_policy(task, COMPACT_1) for task in tasks], runtime)
+
+    @staticmethod
+    def _rows(runs: Sequence[Trajectory], opened: OpenedWeights) -> list[TrainSample]:
+        template = local_policy(opened.loaded, opened.profile).template
+        end = opened.loaded.tokenizer.eos_token_id
+        return [row for run in runs for row in imitation_samples(run, opened.profile, template, end)]
 
     def log(self, name: str, checkpoint: Path, tasks: Sequence[Task]) -> LogStore:
         """A log of its own in which the checkpoint tried each task `GROUP` times."""
@@ -120,7 +188,7 @@ class Bench:
             checkpoint = make()
             metrics = self.home / "state" / name / METRICS
             rows = read_metrics(metrics) if metrics.exists() else []
-            result = {
+            made = {
                 "arm": name,
                 "seed": self.seed,
                 **told,
@@ -131,20 +199,24 @@ class Bench:
                 ],
                 "seconds": time.monotonic() - started,
             }
-            path.write_text(json.dumps(result, indent=2))
-        result = json.loads(path.read_text())
+            path.write_text(json.dumps(made, indent=2))
+        result: dict[str, Any] = json.loads(path.read_text())
         print(f"{name}: {rate(result):.1%} of the held-out programs", flush=True)
         return result
 
     def success(self, checkpoint: Path) -> dict[str, Any]:
         """Held-out programs, one run a task, sampled as in training: the row of all, and each by itself."""
-        with LogStore.open(self.home / "evaluation.db") as store:
-            runs = collect(self.tasks.held_out, self.runtime(checkpoint, store), seed=self.seed)
+        runs = self.evaluate(checkpoint, self.tasks.held_out)
         return {
             "row": asdict(table(runs)[0]),
             "rewards": [run.reward or 0.0 for run in runs],
             "programs": [cluster_of(run.task) for run in runs],
         }
+
+    def evaluate(self, checkpoint: Path, tasks: Sequence[Task]) -> list[Trajectory]:
+        """One run a task, sampled as in training: the success of the policy, not of its likeliest answer."""
+        with LogStore.open(self.home / "evaluation.db") as store:
+            return collect(tasks, self.runtime(checkpoint, store), seed=self.seed)
 
     def train(
         self,
@@ -201,6 +273,8 @@ class Bench:
                 way = lineage(opened)
                 contents = read_logs(stores, opened, template, way, config)
                 print(f"   {name}: {contents.report()}", flush=True)
+                if not (contents.groups or fresh):
+                    return checkpoint
                 sources = Sources(
                     logged=contents.groups,
                     policy_versions=contents.policy_versions,
@@ -229,11 +303,34 @@ class Bench:
             seed=self.seed,
             optimizer=OptimizerConfig(learning_rate=learning_rate or self.scale.learning_rate),
         )
+        return self._imitate(name, checkpoint, opened, rows, config, [run.id for run in runs])
+
+    def imitate_oracles(
+        self, name: str, checkpoint: Path, tasks: Sequence[Task], *, tokens: float, learning_rate: float
+    ) -> Path:
+        """Maximum likelihood on oracle runs, passed through until so many tokens were learned from."""
+        target = self.home / "checkpoints" / name
+        if target.exists():
+            return target
+        opened = open_weights(str(checkpoint))
+        runs = self.oracle_runs(tasks)
+        rows = self._rows(runs, opened)
+        config = SftConfig(
+            epochs=tokens / sum(sum(row.mask) for row in rows), batch=32, max_tokens=8192, lora_rank=0,
+            seed=self.seed, save_every=1000,
+            optimizer=OptimizerConfig(learning_rate=learning_rate, schedule="linear"),
+        )  # fmt: skip
+        return self._imitate(name, checkpoint, opened, rows, config, [run.id for run in runs])
+
+    def _imitate(
+        self, name: str, parent: Path, opened: OpenedWeights, rows: list[TrainSample], config: SftConfig,
+        runs: list[str],
+    ) -> Path:  # fmt: skip
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
         folder = self.home / "state" / name
         folder.mkdir(parents=True, exist_ok=True)
-        done = train_sft(model, rows, config, folder, lambda *_: None)
-        return self.save(name, model, opened, config, checkpoint, done, [run.id for run in runs])
+        done = train_sft(model, rows, config, folder, _every(50, name))
+        return self.save(name, model, opened, config, parent, done, runs)
 
     def save(
         self, name: str, model: Any, opened: OpenedWeights, config: Any, parent: Path, steps: int,
@@ -249,10 +346,49 @@ class Bench:
 
     def runtime(self, checkpoint: Path, store: LogStore) -> Runtime:
         opened = open_weights(str(checkpoint))
+        policy = local_policy(opened.loaded, opened.profile, version=opened.version)
+        return self._runtime(policy, store, checkpoint.name)
+
+    def _runtime(self, policy: Policy, store: LogStore, name: str) -> Runtime:
+        sampling = Sampling(temperature=1.0, max_tokens=self.scale.max_tokens)
         return Runtime(
-            policy=local_policy(opened.loaded, opened.profile, version=opened.version),
-            sandbox=self.circle.sandbox,
-            store=store,
-            sampling=Sampling(temperature=1.0, max_tokens=self.scale.max_tokens),
-            policy_name=checkpoint.name,
-        )
+            policy=policy, sandbox=self.sandbox, store=store, sampling=sampling, policy_name=name
+        )  # fmt: skip
+
+
+@cache
+def task_sets(scale: Scale, seed: int) -> TaskSets:
+    train_tasks, held_out = list[Task](), list[Task]()
+    drawn = draw_tasks(levels=scale.levels, seed=seed, split=Split.TRAIN, views=scale.views)
+    while len(train_tasks) < scale.tasks or len(held_out) < scale.held_out:
+        task = next(drawn)
+        (held_out if _is_held_out(task) else train_tasks).append(task)
+    families = make_tasks(
+        levels=scale.levels, n=scale.held_out, seed=seed + 2000, split=Split.TEST, views=scale.views
+    )
+    return TaskSets(train=train_tasks[: scale.tasks], held_out=held_out[: scale.held_out], families=families)
+
+
+def prepare_smokes(folder: Path) -> None:
+    """Make the tasks and the warm start of SMOKE, in a fork, since sandboxes have threads."""
+    task_sets(SMOKE, 0)
+    if (child := os.fork()) == 0:
+        Bench(folder, SMOKE, seed=0).warm()
+        sys.stdout.flush()
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit("the warm start of the smokes could not be made")
+    os.environ[_SMOKE_WARM] = str(folder / "checkpoints" / "warm")
+
+
+def _is_held_out(task: Task) -> bool:
+    """One program in five, by its hash: held out are as common and as long ones as those of training."""
+    return int(str(task.program_hash)[-8:], 16) % 5 == 0
+
+
+def _every(n: int, name: str) -> Callable[[int, int, dict[str, float]], None]:
+    def on_step(done: int, total: int, values: dict[str, float]) -> None:
+        if done % n == 0 or done == total:
+            print(f"   {name}: step {done}/{total}  loss {values.get('loss', float('nan')):.3f}", flush=True)
+
+    return on_step

@@ -22,9 +22,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
-from flywheel import Scale
-from log_arms import GROUP, Bench, difference, rate
+from log_arms import GROUP, SMOKE, Bench, Scale, difference, rate
+from smoke import parse
 
 from nano_rl.learn.config import LogsConfig
 
@@ -40,16 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     if not options.report:
         for seed in options.seeds:
-            _run(options.out / f"seed-{seed}", seed)
-    return _report(options.out)
+            _run(options.out / f"seed-{seed}", seed, *((SMOKE, 2, 1) if options.smoke else ()))
+    reached = _report(options.out)
+    return 0 if options.smoke else reached
 
 
-def _run(home: Path, seed: int) -> None:
-    bench = Bench(home, SCALE, seed=seed)
+def _run(home: Path, seed: int, scale: Scale = SCALE, steps: int = STEPS, prompts: int = PROMPTS) -> None:
+    bench = Bench(home, scale, seed=seed)
     warm = bench.warm()
     bench.arm("warm", lambda: warm, logged=0, fresh=0)
-    log = bench.log("warm", warm, bench.tasks.train[SCALE.oracles :])
-    size = {"steps": STEPS, "prompts": PROMPTS}
+    log = bench.log("warm", warm, bench.tasks.train[scale.oracles :])
+    size: dict[str, Any] = {"steps": steps, "prompts": prompts}
     bench.arm("logs", lambda: bench.train("logs", warm, stores=[log], **size), logged=RUNS, fresh=0)
     bench.arm(
         "both",
@@ -59,13 +61,13 @@ def _run(home: Path, seed: int) -> None:
     bench.arm(
         "fresh",
         lambda: bench.train(
-            "fresh", warm, tasks=bench.tasks.train[SCALE.oracles :], fresh=GROUP, keep=[STEPS // 2], **size
+            "fresh", warm, tasks=bench.tasks.train[scale.oracles :], fresh=GROUP, keep=[steps // 2], **size
         ),
         logged=0, fresh=RUNS,
     )  # fmt: skip
-    half = home / "checkpoints" / f"fresh-{STEPS // 2}"
+    half = home / "checkpoints" / f"fresh-{steps // 2}"
     bench.arm("fresh-half", lambda: half, logged=0, fresh=RUNS // 2)
-    bench.arm("imitation", lambda: bench.imitate("imitation", warm, log, steps=STEPS), logged=RUNS, fresh=0)
+    bench.arm("imitation", lambda: bench.imitate("imitation", warm, log, steps=steps), logged=RUNS, fresh=0)
 
 
 def _report(out: Path) -> int:
@@ -99,7 +101,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="a folder a seed, a JSON file an arm")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--report", action="store_true", help="train nothing; the table of what is there")
-    return parser.parse_args(arguments)
+    return parse(parser, arguments)
 
 
 if __name__ == "__main__":

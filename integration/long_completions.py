@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from own_project import nano, told, write
+from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
@@ -60,7 +61,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=4, help="runs of each held-out task, before and after")
     parser.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="more for nano-rl train")
-    options = parser.parse_args()
+    options = parse(parser, steps=1, repeat=1)
+    if options.smoke:
+        globals().update(
+            LINES=2, STAGES=((1, 3, 1, 1.0),), HELD_OUT=1, WORDS=WORDS[:3], POSITIONS=256, COMPLETION=16,
+            LENGTHS=(8,),
+        )  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "results.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
@@ -71,7 +77,8 @@ def main() -> int:
         print(f"seed {seed}:", json.dumps(results[seed]), flush=True)
     for length, seconds in decoding(options.out / f"seed-{options.seeds[0]}" / "tiny").items():
         print(f"a completion of {length} tokens: {seconds:.2f} s, {1000 * seconds / length:.2f} ms a token")
-    return told([results[str(seed)]["gain"] for seed in options.seeds])
+    gained = told([results[str(seed)]["gain"] for seed in options.seeds])
+    return 0 if options.smoke else gained
 
 
 def one_seed(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, Any]:
@@ -86,10 +93,12 @@ def one_seed(options: argparse.Namespace, folder: Path, seed: int) -> dict[str, 
     before = success(options, folder, "warm", seed)
     began.append(time.monotonic())
     if not (home / "checkpoints" / "long").exists():
+        nano(home, "nano-rl", "tasks", "check", folder / "train.jsonl", "--out", folder / "checked.jsonl")
         nano(
-            home, "nano-rl", "train", "--tasks", folder / "train.jsonl", "--name", "long", "--model", "warm",
-            "--lora-rank", 0, "--learning-rate", 1e-3, "--steps", options.steps, "--prompts", 3,
-            "--group-size", 8, "--seed", seed, "--set", "max_tokens=8192", "--set", "guards.patience=100",
+            home, "nano-rl", "train", "--tasks", folder / "checked.jsonl", "--name", "long",
+            "--model", "warm", "--lora-rank", 0, "--learning-rate", 1e-3, "--steps", options.steps,
+            "--prompts", 3, "--group-size", 8, "--seed", seed, "--set", "max_tokens=8192",
+            "--set", "guards.patience=100",
             *options.train,
         )  # fmt: skip
     began.append(time.monotonic())
@@ -112,7 +121,8 @@ def imitate(folder: Path, home: Path, seed: int, words: list[str], chance: rando
         if number == 0:
             shown = list(read_tasks(file))
             texts = [message.content for one in shown for message in first_messages(COMPACT_1, one, [])]
-            texts += [f"@write_file path=lines.txt\n{one.oracle[0].arguments['content']}" for one in shown]
+            texts += [f"@write_file path=lines.txt\n{edit.arguments['content']}" for one in shown
+                      for edit in (one.oracle or ())[:1]]  # fmt: skip
             build_tiny(folder / "tiny", texts, seed=seed, layers=2, max_positions=POSITIONS)
         name = "warm" if number == len(STAGES) - 1 else f"stage-{number}"
         nano(
@@ -166,7 +176,7 @@ def success(options: argparse.Namespace, folder: Path, model: str, seed: int) ->
 
 def decoding(folder: Path, rounds: int = 3) -> dict[int, float]:
     """Median seconds of a completion of each length behind one prompt, lengths in turn."""
-    model = load_policy(folder).model
+    model: Any = load_policy(str(folder)).model
     seconds: dict[int, list[float]] = {length: [] for length in LENGTHS}
     prompt = tuple(torch.randint(5, model.config.vocab_size, (64,)).tolist())
     for _ in range(rounds):

@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from smoke import TOY, parse, toy_package
+
 PACKAGES = [
     "boltons==26.2.0",
     "cachetools==8.0.1",
@@ -59,9 +61,12 @@ def main() -> int:
     parser.add_argument("--workers", type=int)
     parser.add_argument("--packages", type=int, default=len(PACKAGES), help="the first so many of the list")
     parser.add_argument("--wanted", type=int, default=5000)
-    given = parser.parse_args()
+    given = parse(parser, workers=1, packages=1, wanted=1)
     folder = given.out / "sdists"
     folder.mkdir(parents=True, exist_ok=True)
+    if given.smoke:
+        PACKAGES[:0] = [TOY]
+        toy_package(folder)
     found = [with_tests(requirement, folder) for requirement in PACKAGES[: given.packages]]
     archives = [str(archive) for archive in found if archive is not None]
     print(f"{len(archives)} of {given.packages} packages have tests", file=sys.stderr)

@@ -26,11 +26,11 @@ from typing import Any
 from unittest.mock import patch
 
 import negative_controls
-from flywheel import Scale
-from log_arms import GROUP, Bench, difference, rate
+from log_arms import GROUP, SMOKE, Bench, Scale, difference, rate
 from negative_controls import mask_off, shuffled_rewards, wrong_groups
 from rich.console import Console
 from rich.table import Table
+from smoke import parse
 
 from nano_coder.models.opening import open_weights
 from nano_preferences import critic
@@ -59,12 +59,14 @@ PPO_GAE = "ppo-gae-0.95"
 ARMS = ("warm", *OBJECTIVES, PPO_GAE, *DPO, *CONTROLS)
 
 
-def run_arm(home: Path, seed: int, arm: str, *, scale: Scale = SCALE, steps: int = STEPS) -> None:
+def run_arm(
+    home: Path, seed: int, arm: str, *, scale: Scale = SCALE, steps: int = STEPS, prompts: int = PROMPTS
+) -> None:
     """Train and evaluate one arm, unless its file is there."""
     bench = Bench(home, scale, seed=seed)
     warm = bench.warm()
     tasks = bench.tasks.train[scale.oracles :]
-    size = {"steps": steps, "prompts": PROMPTS, "fresh": GROUP, "tasks": tasks}
+    size: dict[str, Any] = {"steps": steps, "prompts": prompts, "fresh": GROUP, "tasks": tasks}
 
     def make() -> Path:
         if arm == "warm":
@@ -156,9 +158,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="two steps of each arm: that it runs")
     parser.add_argument("--report", action="store_true", help="train nothing; the table of what is there")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = parse(parser, arguments, arms=("warm", "grpo", "dpo", "shuffled"))
+    if options.smoke:
+        for arm in options.arms:
+            run_arm(options.out / "seed-0", 0, arm, scale=SMOKE, steps=1, prompts=2)
     if options.one:
-        work = {"scale": SMALL, "steps": SMALL_STEPS} if options.small else {}
+        work: dict[str, Any] = {"scale": SMALL, "steps": SMALL_STEPS} if options.small else {}
         run_arm(options.out / f"seed-{options.seeds[0]}", options.seeds[0], options.one, **work)
         return 0
     for seed in [] if options.report else options.seeds:

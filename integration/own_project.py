@@ -27,6 +27,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from smoke import parse
+
 PROMPT, CHECK = "The tests fail. Find the bug and fix it.", "python -m pytest -q"
 OURS = ("end_of", "adults", "failed", "pay", "cheapest")
 """the functions that are broken where the user works"""
@@ -79,6 +81,14 @@ texts|shortest|words|the length of the shortest of the words|min(len(w) for w in
 levels|top|levels|the highest of the levels, at least 1|max([1, *levels])|max >> min|[3, 2] ; []
 levels|bottom|levels|the lowest of the levels, at most 9|min([9, *levels])|min >> max|[3, 2] ; []
 """.strip().splitlines()]  # fmt: skip
+_KNOWS = """from nano_coder.models.scripted import ScriptedPolicy
+
+
+def knows(name, options):
+    policy = ScriptedPolicy(["@edit_file path=clock.py old=\\"start - length\\"\\nstart + length", "@submit"])
+    policy.profile = "compact-1"
+    return policy
+"""
 MODULES = {name: [row[1] for row in ROWS if row[0] == name] for name in dict.fromkeys(row[0] for row in ROWS)}
 
 
@@ -88,7 +98,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--repeat", type=int, default=3, help="runs of each sibling, before and after")
     parser.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="more for nano-rl train")
-    options = parser.parse_args()
+    options = parse(parser)
+    if options.smoke:
+        return _smoke(options.out)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "results.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
@@ -98,6 +110,22 @@ def main() -> int:
             file.write_text(json.dumps(results, indent=2) + "\n")
         print(f"seed {seed}:", json.dumps(results[seed]), flush=True)
     return told([results[str(seed)]["gain"] for seed in options.seeds])
+
+
+def _smoke(folder: Path) -> int:
+    """One bug, mended and measured by a policy that knows the line: no weights are loaded."""
+    module, function = "clock", "end_of"
+    knows = folder / "knows.py"
+    write(folder, {knows.name: _KNOWS})
+    write(folder / "project", files_of(module, function))
+    model, row = (
+        ("--model", f"{knows}:knows"),
+        {"key": function, "prompt": PROMPT, "check": CHECK, "split": "test"},
+    )
+    nano(folder / "home", "nano-coder", "run", PROMPT, "-C", folder / "project", "--check", CHECK, *model)
+    write(folder, {"siblings.jsonl": json.dumps(row | {"files": files_of(module, function)}) + "\n"})
+    said = nano(folder / "home", "nano-rl", "eval", "--tasks", folder / "siblings.jsonl", *model, "--json")
+    return int(json.loads(said)["rows"][0]["rate"] != 1)
 
 
 def one_seed(folder: Path, seed: str, repeat: int, more: list[str]) -> dict[str, Any]:

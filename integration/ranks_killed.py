@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
@@ -94,7 +95,8 @@ def check(home: Path, name: str, steps: int) -> dict[str, torch.Tensor]:
     used = read_used(home / "trainings" / name / USED)
     assert [line["step"] for line in used] == list(range(steps)), f"{name}: each step once"
     (file,) = (home / "checkpoints" / name).rglob("*.safetensors")
-    return load_file(file)
+    weights: dict[str, torch.Tensor] = load_file(file)
+    return weights
 
 
 def main() -> None:
@@ -104,7 +106,7 @@ def main() -> None:
     asked.add_argument("--steps", type=int, default=6)
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--minutes", type=float, default=60.0, help="no further kill after them")
-    given = asked.parse_args()
+    given = parse(asked, kills=0, ranks=1, steps=1)
     draw, kills, until = random.Random(given.seed), Counter[str](), time.monotonic() + 60 * given.minutes
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -118,6 +120,8 @@ def main() -> None:
         ]
         seconds, expected = time.monotonic() - began, check(home, "whole", given.steps)
         print(f"undisturbed: {given.steps} steps on {given.ranks} ranks in {seconds:.0f} s", flush=True)
+        if given.smoke:
+            return
         trainings = slowest = 0.0
         while kills.total() < given.kills and time.monotonic() < until:
             training = start(home, "killed", given.ranks, given.steps)

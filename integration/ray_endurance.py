@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from smoke import parse
+
 from nano_cluster.ray_cluster import set_variables
 from nano_cluster.ray_rollouts import RayRollouts
 from nano_cluster.ray_setup import setup_of
@@ -132,12 +134,12 @@ def main() -> None:
     arguments.add_argument("--every", type=float, default=5.0, help="seconds between two kills")
     arguments.add_argument("--raylets", type=int, default=0, choices=(0, 1), help="raylets to kill")
     arguments.add_argument("--seed", type=int, default=0)
-    given = arguments.parse_args()
+    given = parse(arguments, runs=4, kills=0, workers=1)
     random.seed(given.seed)
     made = make_tasks(levels=[1], n=40, seed=1, split=Split.TRAIN)
     tasks = [with_turns(task) for task in made if "edit_file" in task.tools][:4]
     events: list[str] = []
-    with tempfile.TemporaryDirectory() as folder, raylets(3) as cluster:
+    with tempfile.TemporaryDirectory() as folder, raylets(1 if given.smoke else 3) as cluster:
         log = Path(folder) / "log.db"
         runtime = Runtime(policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=LogStore.open(log))
         policy = partial(open_by_turn, {task.prompt: texts_of(task) for task in tasks})

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_process import KEY, EngineProcess
+from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_cluster.adapter_publisher import ADAPTERS
@@ -150,9 +151,9 @@ def main() -> None:
         "--bound", type=int, default=4, help="--max-off-policy-steps of the second training"
     )
     arguments.add_argument("--vllm", help="the Python of an environment with vLLM, in place of our servers")
-    given = arguments.parse_args()
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        home = Path(folder)
+    given = parse(arguments, steps=1)
+    with tempfile.TemporaryDirectory() as made, ExitStack() as stack:
+        home = Path(made)
         tasks = make_tasks(levels=[0], n=8, seed=1, split=Split.TRAIN, views=["copy"])
         write_tasks(home / "tasks.jsonl", tasks)
         texts = [m.content for task in tasks for m in first_messages(COMPACT_1, task, ())]
@@ -164,10 +165,13 @@ def main() -> None:
             print(f"{engine.url}: answers after {engine.start(home / 'tiny'):.0f} s")
         urls = [engine.url for engine in engines]
         training, folder = start_training(home, "in-step", urls, given.steps), home / "trainings/in-step"
-        wait_until(training, lambda: steps_done(folder) >= given.steps // 3, "its server was killed")
-        restart(training, engines[0], home, folder)
+        if not given.smoke:
+            wait_until(training, lambda: steps_done(folder) >= given.steps // 3, "its server was killed")
+            restart(training, engines[0], home, folder)
         finish(training)
         report("in step", folder, check(folder, home, given.steps, 0))
+        if given.smoke:
+            return
         ahead = ("--async", "--max-off-policy-steps", str(given.bound))
         training, folder = start_training(home, "ahead", urls, given.steps, *ahead), folder.with_name("ahead")
         wait_until(training, lambda: steps_done(folder) >= given.steps // 2, "it was killed")

@@ -24,13 +24,15 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from math import exp
 from pathlib import Path
 from random import Random
 from statistics import mean
 from typing import Any
+
+from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
@@ -99,6 +101,7 @@ SMALL = Scale(
     evaluated=1,
 )  # fmt: skip
 """runs every part and shows nothing; one of the tests"""
+SMOKE = replace(SMALL, numbers=8, demonstrations=4, runs=4, comparisons=4, steps=1)
 
 
 # ------------------------------------------------------------------------------------ what is asked
@@ -454,12 +457,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.report:
         found = sorted(options.report.glob(f"seed-*/{RESULT}"))
         return 0 if report([json.loads(path.read_text()) for path in found]) and found else 1
-    scale = SMALL if options.small else Scale()
+    scale = SMOKE if options.smoke else SMALL if options.small else Scale()
     results = [
         run_seed(options.out / f"seed-{seed}", scale, seed, options.arms or ARMS) for seed in options.seeds
     ]
     fine = report(results)
-    return 0 if fine or options.small else 1
+    return 0 if fine or options.small or options.smoke else 1
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -470,7 +473,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--arms", nargs="+", choices=ARMS, help="all of them, unless given")
     parser.add_argument("--small", action="store_true", help="runs every part and shows nothing")
-    return parser.parse_args(arguments)
+    return parse(parser, arguments)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from statistics import mean
 from typing import Any
 
 import torch
-from flywheel import Scale, TaskSets
-from log_arms import Bench, over_seeds
+from log_arms import SMOKE, Bench, Scale, TaskSets, over_seeds
+from smoke import parse
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import offered_tools, serving_profile
@@ -102,24 +102,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _run_shipped(Shipped.at(options.out / "shipped", options.seeds[0]))
         return 0
     for seed in () if options.write else options.seeds:
-        _run(options.out / f"seed-{seed}", seed)
+        _run(options.out / f"seed-{seed}", seed, *((SMOKE, 1, 2, 4) if options.smoke else ()))
     row = report(options.out)
     if options.write:
         RESULTS.write_text(json.dumps({"command": COMMAND, **row}, indent=1) + "\n")
     return 0
 
 
-def _run(home: Path, seed: int) -> None:
-    bench = Bench(home, SCALE, seed=seed)
+def _run(
+    home: Path, seed: int, scale: Scale = SCALE, steps: int = STEPS, prompts: int = PROMPTS,
+    corrected: int = CORRECTED,
+) -> None:  # fmt: skip
+    bench = Bench(home, scale, seed=seed)
     warm = bench.warm()
     measured(bench, "warm", warm)
-    behind = bench.tasks.train[SCALE.oracles :]
-    with corrections(bench, warm, behind[:CORRECTED]) as seconds:
+    behind = bench.tasks.train[scale.oracles :]
+    with corrections(bench, warm, behind[:corrected]) as seconds:
         taught = bench.imitate("taught", warm, seconds, steps=40, learning_rate=1e-3)
     measured(bench, "taught", taught)
     for arm, first in FIRST.items():
         trained = bench.train(
-            arm, taught, steps=STEPS, prompts=PROMPTS, fresh=first, tasks=behind[CORRECTED:],
+            arm, taught, steps=steps, prompts=prompts, fresh=first, tasks=behind[corrected:],
             reflect=SECOND if arm == "on" else 0,
         )  # fmt: skip
         measured(bench, arm, trained)
@@ -282,7 +285,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--shipped", action="store_true", help="the shipped policy instead of tiny ones")
     parser.add_argument("--write", action="store_true", help="into docs/results/second_attempts.json")
-    return parser.parse_args(arguments)
+    return parse(parser, arguments)
 
 
 if __name__ == "__main__":

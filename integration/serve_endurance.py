@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_coder.models.opening import local_policy, open_weights
@@ -328,7 +329,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--reloads", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parse(parser, requests=6, clients=2)
     home = options.out / "home"
     if home.exists():
         parser.error(f"{home} is there already; name another folder")
@@ -346,7 +347,7 @@ def main() -> int:
     for thread in (*clients, disturbing):
         thread.start()
     while any(client.is_alive() for client in clients):
-        time.sleep(2)
+        time.sleep(0.2 if options.smoke else 2)
         try:
             server.note_memory()
         except (FileNotFoundError, ProcessLookupError, IndexError):  # killed just now

@@ -8,12 +8,16 @@ a training goes on from its last saved state. Neither the families nor the code 
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from smoke import parse
+
+from integration.tiny_model import build_tiny
 from nano_rl.tasks.task_file import write_tasks
 from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.files import nano_home
@@ -68,8 +72,13 @@ STAGES = (
 
 
 def main() -> int:
+    options = parse(argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]))
     nano_rl = Path(sys.executable).parent / "nano-rl"
-    for stage in STAGES:
+    stages: tuple[Stage, ...] = STAGES
+    if options.smoke:
+        tiny = build_tiny(nano_home() / "tiny", ["You are a coding agent."], hidden=32, layers=1)
+        stages = (replace(STAGES[0], name="smoke", parent=str(tiny), mix={("copy",): 2}),)
+    for stage in stages:
         if (checkpoints_dir() / stage.name).exists():
             continue
         file = nano_home() / f"{stage.name}-tasks.jsonl"
@@ -82,6 +91,8 @@ def main() -> int:
         done = subprocess.run([nano_rl, "sft", "--tasks", file, *flags.split()], check=False)
         if done.returncode:
             return done.returncode
+    if options.smoke:
+        return 0
     shutil.rmtree(SHIPPED, ignore_errors=True)
     shutil.copytree(checkpoints_dir() / STAGES[-1].name, SHIPPED)
     return 0

@@ -24,10 +24,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import negative_controls
-from flywheel import Scale
-from log_arms import GROUP, Bench, rate
+from log_arms import GROUP, SMOKE, Bench, Scale, rate
+from smoke import parse
 
 from nano_rl.learn import update
 from nano_rl.learn.config import LogsConfig, ObjectiveConfig
@@ -46,32 +47,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     if not options.report:
         for seed in options.seeds:
-            _run(options.out / f"seed-{seed}", seed)
-    return _report(options.out)
+            _run(options.out / f"seed-{seed}", seed, *((SMOKE, (1,), 1, 1) if options.smoke else ()))
+    harmless = _report(options.out)
+    return 0 if options.smoke else harmless
 
 
-def _run(home: Path, seed: int) -> None:
-    bench = Bench(home, SCALE, seed=seed)
+def _run(
+    home: Path, seed: int, scale: Scale = SCALE, ages: Sequence[int] = AGES, steps: int = STEPS,
+    prompts: int = PROMPTS,
+) -> None:  # fmt: skip
+    bench = Bench(home, scale, seed=seed)
     policies = {0: bench.warm()}
     before = 0
-    for updates in (12, 15, 16):
+    newest = max(ages)
+    for updates in sorted({newest, *(newest - age for age in ages if age < newest)}):
         policies[updates] = bench.train(
-            f"updates-{updates}", policies[before], steps=updates - before, prompts=PROMPTS,
+            f"updates-{updates}", policies[before], steps=updates - before, prompts=prompts,
             tasks=bench.tasks.train, fresh=GROUP,
         )  # fmt: skip
         before = updates
-    tasks = bench.tasks.train[-STEPS * PROMPTS :]
-    size = {"steps": STEPS, "prompts": PROMPTS}
-    bench.arm("start", lambda: policies[16], age=0)
-    bench.arm("fresh", lambda: bench.train("fresh", policies[16], tasks=tasks, fresh=GROUP, **size), age=0)
-    for age in AGES:
-        log = bench.log(f"age-{age}", policies[16 - age], tasks)
+    tasks = bench.tasks.train[-steps * prompts :]
+    size: dict[str, Any] = {"steps": steps, "prompts": prompts}
+    bench.arm("start", lambda: policies[newest], age=0)
+    bench.arm(
+        "fresh", lambda: bench.train("fresh", policies[newest], tasks=tasks, fresh=GROUP, **size), age=0
+    )
+    for age in ages:
+        log = bench.log(f"age-{age}", policies[newest - age], tasks)
         for name, (logs, objective) in CORRECTIONS.items():
             arm = f"{name}-{age}"
             bench.arm(
                 arm,
                 lambda arm=arm, log=log, logs=logs, objective=objective: bench.train(  # type: ignore[misc]
-                    arm, policies[16], stores=[log], logs=logs, objective=objective, **size
+                    arm, policies[newest], stores=[log], logs=logs, objective=objective, **size
                 ),
                 age=age,
             )  # fmt: skip
@@ -118,7 +126,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="a folder a seed, a JSON file an arm")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--report", action="store_true", help="train nothing; the table of what is there")
-    return parser.parse_args(arguments)
+    return parse(parser, arguments)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,9 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 
-from flywheel import Flywheel, Scale, say, show
+from flywheel import say
+from log_arms import GROUP, SMOKE, Bench, Scale
+from smoke import parse
 
 from integration.paired import paired
 from nano_rl.checkpoints.evaluate import table
@@ -30,8 +32,9 @@ from nano_shared.types import Task, Trajectory
 
 SCALE = Scale(
     levels=(1, 2), views=("choose", "replace"), tasks=1200, oracles=600, held_out=200, sft_epochs=3.0,
-    fresh_steps=140, keep_every=35, max_tokens=32, learning_rate=1.5e-4,
+    max_tokens=32, learning_rate=1.5e-4,
 )  # fmt: skip
+STEPS, PROMPTS, KEEP_EVERY = 140, 16, 35
 RESULT = "result.json"
 
 
@@ -45,42 +48,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.exit("give --out FOLDER, where log, checkpoints and result.json are kept, or --report FOLDER...")
     options.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    circle = Flywheel(options.out, SCALE, seed=options.seed, shuffle=False)
     say(started, "1. Tasks of levels 1 and 2: to train on, held-out programs, held-out families")
-    tasks = circle.make_tasks()
-    say(started, f"2. Warm start on {SCALE.oracles} oracle runs")
-    points = {0: circle.warm_start(tasks)}
-    say(started, f"3. {SCALE.fresh_steps} steps on fresh rollouts of the supply")
-    last = circle.train_afresh(points[0], tasks.train)
-    kept = range(SCALE.keep_every, SCALE.fresh_steps, SCALE.keep_every)
-    points |= {step: last.with_name(f"{last.name}-{step}") for step in kept} | {SCALE.fresh_steps: last}
+    steps, prompts, scale = (1, 1, SMOKE) if options.smoke else (STEPS, PROMPTS, SCALE)
+    bench = Bench(options.out, scale, seed=options.seed)
+    say(started, f"2. Warm start on {scale.oracles} oracle runs")
+    points = {0: bench.warm()}
+    say(started, f"3. {steps} steps on fresh rollouts of the supply")
+    kept = range(KEEP_EVERY, steps, KEEP_EVERY)
+    last = bench.train(
+        "trained", points[0], steps=steps, prompts=prompts, fresh=GROUP, tasks=bench.tasks.train, keep=kept
+    )
+    points |= {step: last.with_name(f"{last.name}-{step}") for step in kept} | {steps: last}
     say(started, "4. Held-out success along the way")
     curve = {
         step: {
-            "programs": _evaluate(circle, checkpoint, tasks.held_out, f"programs, step {step}"),
-            "families": _evaluate(circle, checkpoint, tasks.families, f"families, step {step}"),
+            "programs": _evaluate(bench, checkpoint, bench.tasks.held_out, f"programs, step {step}"),
+            "families": _evaluate(bench, checkpoint, bench.tasks.families, f"families, step {step}"),
         }
         for step, checkpoint in points.items()
     }
-    first, final = curve[0], curve[SCALE.fresh_steps]
+    first, final = curve[0], curve[steps]
     result = {
         "seed": options.seed,
         "curve": {step: {kind: _rates(runs) for kind, runs in at.items()} for step, at in curve.items()},
         "gain": {kind: paired(final[kind], first[kind]) for kind in first},
         "gain_by_level": {
-            kind: {level: paired(_of(final[kind], level), _of(first[kind], level)) for level in SCALE.levels}
+            kind: {level: paired(_of(final[kind], level), _of(first[kind], level)) for level in scale.levels}
             for kind in first
         },
         "seconds": time.monotonic() - started,
     }
     (options.out / RESULT).write_text(json.dumps(result, indent=2))
-    return _report([json.loads(json.dumps(result))])
+    gained = _report([json.loads(json.dumps(result))])
+    return 0 if options.smoke else gained
 
 
 def _constants(seed: int) -> int:
     """Print which operator is the right answer most often in each held-out set, and how often."""
     with tempfile.TemporaryDirectory() as home:
-        tasks = Flywheel(Path(home), SCALE, seed=seed, shuffle=False).make_tasks()
+        tasks = Bench(Path(home), SCALE, seed=seed).tasks
     for kind, held_out in (("programs", tasks.held_out), ("families", tasks.families)):
         answers = Counter(
             call.arguments.get("answer", call.arguments.get("new"))
@@ -91,9 +97,9 @@ def _constants(seed: int) -> int:
     return 0
 
 
-def _evaluate(circle: Flywheel, checkpoint: Path, tasks: list[Task], title: str) -> list[Trajectory]:
-    runs = circle.evaluate(checkpoint, tasks)
-    show(title, runs)
+def _evaluate(bench: Bench, checkpoint: Path, tasks: list[Task], title: str) -> list[Trajectory]:
+    runs = bench.evaluate(checkpoint, tasks)
+    print(title, *(f"{row.name} {row.rate:.1%}" for row in table(runs)))
     return runs
 
 
@@ -133,7 +139,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="keep log, checkpoints and result.json here")
     parser.add_argument("--constants", action="store_true", help="print the best constant answers, and end")
     parser.add_argument("--report", type=Path, nargs="+", help="folders of seeds that ran")
-    return parser.parse_args(arguments)
+    return parse(parser, arguments)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ import httpx
 from engine_process import EngineProcess
 from own_project import nano
 from remote_engine import check, finish, report, start_training
+from smoke import CANNOT, parse
 from tool_calling_policy import MEND, Script, build, written
 
 from nano_coder.models.endpoint.token_server import TokenServer
@@ -73,7 +74,10 @@ def main() -> None:
     parser.add_argument("--vllm", required=True, help="the Python of an environment with vLLM")
     parser.add_argument("--out", type=Path, required=True, help="folder of homes, exports and logs")
     parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
-    given = parser.parse_args()
+    given = parse(parser, only=["engine"])
+    if given.smoke and not given.vllm:
+        print(f"{CANNOT}it needs an environment with vLLM, named by --vllm")
+        return
     given.out.mkdir(parents=True, exist_ok=True)
     for part in given.only:
         print(f"== {part}", flush=True)

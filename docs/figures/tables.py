@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any
 
 Row = dict[str, Any]
@@ -47,20 +47,63 @@ def shipped_policy(data: Row) -> str:
     )
 
 
+T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
+"""of Student's t, by degrees of freedom"""
+
+
+def over_seeds(values: list[float]) -> str:
+    """The mean, and behind it its 95 % interval over seeds, where there are two or more."""
+    if len(values) < 2:
+        return f"{fmean(values):+.1f}"
+    half = T_975[len(values) - 1] * stdev(values) / len(values) ** 0.5
+    return f"{fmean(values):+.1f} ({fmean(values) - half:+.1f} to {fmean(values) + half:+.1f})"
+
+
 def flywheel(data: Row) -> str:
+    """`data`: what integration/flywheel.py writes."""
+    rows = data["rows"]
+
+    def rates(arm: str, kind: str = "programs") -> Cell:
+        def cell(row: Row) -> str:
+            found = [one["arms"][arm][kind] for one in row.get("all", [row]) if arm in one["arms"]]
+            return f"{fmean(found):.0f}" if found else ""
+
+        return cell
+
+    def gain(row: Row) -> str:
+        if "all" in row:
+            return over_seeds([one["gain"]["programs"][0] for one in row["all"]])
+        return "{:+.0f} ({:.0f} to {:.0f})".format(*row["gain"]["programs"])
+
+    def above(row: Row) -> str:
+        return over_seeds([one["above_constant"] for one in row["all"]]) if "all" in row else ""
+
+    def pair(kind: str) -> Cell:
+        return lambda row: f"{rates('start', kind)(row)}, {rates('trained', kind)(row)}"
+
+    def constant(row: Row) -> str:
+        each = [one["constant"] for one in row.get("all", [row])]
+        return ", ".join(
+            f"{fmean(one[name] for one in each):.0f}" for name in ("programs", "programs_hindsight")
+        )
+
+    total = [{"seed": "mean", "all": rows}] if rows else []
     return table(
         {
             "seed": of("{seed}"),
-            "programs before": of("{before} %"),
-            "best constant": of("{constant} %"),
-            "after": of("{after} %"),
-            "gain (95 %, paired)": of("{gain:+} ({low} to {high})"),
-            "by the log alone": of("{log_gain:+} ({log_low} to {log_high})"),
-            "families before, constant, after": of(
-                "{families_before}, {families_constant}, {families_after} %"
-            ),
+            "start": rates("start"),
+            "constant, in hindsight": constant,
+            "log alone": rates("log"),
+            "trained": rates("trained"),
+            "gain (95 %)": gain,
+            "above the constant": above,
+            "imitation": rates("imitation"),
+            "oracles": rates("oracles"),
+            "random": rates("random"),
+            "families": pair("families"),
+            "harder": pair("harder"),
         },
-        data["rows"],
+        [*rows, *total],
     )
 
 

@@ -1,10 +1,12 @@
-"""Scripts of integration/: each is imported, and calls our functions by keywords that they have."""
+"""Scripts of integration/: each calls our functions by keywords that they have, and its `--smoke` runs."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import inspect
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "integration").glob("*.py"))
 OURS = ("nano_", "integration.", *(path.stem for path in SCRIPTS))
+PARTS = {
+    "engine_process",
+    "log_arms",
+    "negative_controls",
+    "paired",
+    "smoke",
+    "tiny_model",
+    "tool_calling_policy",
+}
+"""of the scripts, which are no scripts themselves"""
+ELSEWHERE = {"container_image", "foreign_agent", "harbor_runs", "with_vllm"}
+"""scripts that need what no wheel of ours brings: an image, agents of others, Harbor, vLLM"""
 sys.path.append(str(ROOT / "integration"))
 
 
@@ -60,3 +74,16 @@ def test_a_keyword_that_is_gone_is_found() -> None:
         "line 1: Sources(born=...)",
         "line 2: Bench(critic=...)",
     ]
+
+
+@pytest.mark.timeout(900)
+def test_the_smallest_instance_of_each_script_runs() -> None:
+    """One test, and one process for all of them, since importing torch takes longer than most."""
+    done = subprocess.run(
+        [sys.executable, "integration/smoke.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    results = {one["script"]: one for one in map(json.loads, done.stdout.splitlines())}
+    assert results.keys() == {script.stem for script in SCRIPTS} - PARTS, done.stderr[-3000:]
+    assert {name: one["said"] for name, one in results.items() if one["code"] != 0} == {}
+    not_here = {name for name, one in results.items() if one["said"].startswith("cannot be tried here: ")}
+    assert not_here <= ELSEWHERE

@@ -26,7 +26,6 @@ from nano_coder.run.execution import Runtime
 from nano_rl.gather.rollouts import OnRun, member_seed, members
 from nano_rl.rewards import Reward
 from nano_shared.errors import NanoError, RolloutsFailed
-from nano_shared.run_facts import facts_of
 from nano_shared.store import new_run_id
 from nano_shared.types import Task, Trajectory
 
@@ -105,7 +104,7 @@ class RayRollouts:
                 if on_run:
                     on_run(run)
                 # the log-probs of a redacted run belong to a prompt that is not in the log
-                if not any(turn.redacted for turn in facts_of(run).turns):
+                if not run.is_redacted:
                     done.append(run)
         finally:
             for one in queued:

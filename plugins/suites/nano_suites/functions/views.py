@@ -21,6 +21,7 @@ from nano_suites.functions.literal_views import (
     make_predict,
     make_replace,
 )
+from nano_suites.functions.mend_views import make_mend
 from nano_suites.functions.refactor_views import make_refactor
 from nano_suites.functions.repair_views import (
     make_body,
@@ -49,6 +50,8 @@ VIEWS = (
     View("fix_again", 2, make_fix_again, extra=True),
     View("repair_again", 2, make_repair_again, extra=True),
     View("write_body", 3, make_body, extra=True),
+    View("mend", 2, make_mend, extra=True),
+    View("mend", 3, make_mend, extra=True),
     View("write_body", 4, make_write_body),
     View("write_test", 5, make_write_test),
     View("repair", 5, make_traced_repair),
