@@ -8,6 +8,7 @@ import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
 
+from hatchling.builders.wheel import WheelBuilder
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
@@ -95,19 +96,7 @@ def test_no_child_interpreter_on_the_host_imports_from_the_current_folder() -> N
 
 
 def wheel_names(project: Path, folder: Path) -> set[str]:
-    build = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(folder),
-        str(project),
-    ]
-    done = subprocess.run(build, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = folder.glob("*.whl")
+    (wheel,) = WheelBuilder(str(project)).build(directory=str(folder))
     return set(zipfile.ZipFile(wheel).namelist())
 
 

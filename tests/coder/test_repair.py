@@ -78,7 +78,9 @@ def shown(run: Trajectory) -> list[str]:
 
 
 def test_places_are_shown_one_after_another_until_the_check_passes(tmp_path: Path) -> None:
-    runtime = repairing(tmp_path, [WRONG, "2|    return n", "The line is:\n```\n7|    return n - share\n```\n"])
+    runtime = repairing(
+        tmp_path, [WRONG, "2|    return n", "The line is:\n```\n7|    return n - share\n```\n"]
+    )
     run = grade_run(run_task(broken(), runtime), runtime)
     assert (run.stop, run.reward, len(run.turns)) == (StopReason.FINISHED, 1.0, 3)
     assert run.diff.count("\n-") == 2  # the file's head, and the one line

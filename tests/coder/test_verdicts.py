@@ -97,7 +97,7 @@ def test_a_forger_is_heard(sandbox: Sandbox) -> None:
     assert "forged_name" in _suite(STRICT, FORGE_STRICT + told, sandbox, "unittest", strict=True).checks
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("attack", REPORTS)
 def test_a_forged_report_earns_nothing_and_is_no_retry(attack: str, sandbox: Sandbox) -> None:
     verdict = _cases(FORGE + "    " + REPORTS[attack], sandbox)
@@ -156,7 +156,7 @@ SUITES = {
 }  # fmt: skip
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("attack", SUITES)
 def test_what_a_solution_does_to_its_tests_is_its_own_failure(attack: str, sandbox: Sandbox) -> None:
     source, tests = SUITES[attack]
@@ -197,7 +197,7 @@ STRICTS = {
 }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("attack", STRICTS)
 def test_a_report_forged_beside_strict_tests_earns_nothing(attack: str, sandbox: Sandbox) -> None:
     verdict = _suite(STRICT, FORGE_STRICT + STRICTS[attack], sandbox, "unittest", strict=True)
@@ -230,7 +230,7 @@ def _ruined(source: str, folder: Path, first: tuple[str, ...] = ()) -> tuple[Tra
     return grade_run(run_task(task, runtime), runtime), runtime
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("attack", [*LOST, *KEPT])
 def test_a_hostile_workspace_is_seen_and_earns_nothing(attack: str, tmp_path: Path) -> None:
     run, runtime = _ruined((LOST | KEPT)[attack], tmp_path)

@@ -52,14 +52,14 @@ def _reward(task: Task, files: dict[str, str], answer: str | None, sandbox: Sand
     return grade(task, files=left, answer=answer, sandbox=sandbox).reward
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @each_view
 def test_the_oracle_earns_one(view: View, sandbox: Sandbox) -> None:
     for task in sample(view)[:6]:
         assert _reward(task, *follow(task), sandbox) == 1.0, task.key
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @each_view
 def test_the_start_earns_nothing(view: View, sandbox: Sandbox) -> None:
     for task in sample(view)[:6]:
