@@ -33,10 +33,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     served = EngineServer(tiny, tmp_path_factory.mktemp("server"))
-    served.start()
-    served.wait()
-    yield served
-    served.kill()
+    with served.here():
+        yield served
 
 
 @pytest.fixture(autouse=True)
@@ -226,7 +224,6 @@ def test_an_update_below_the_bound_does_not_hide_stale_weights(
         Loop(tiny, tmp_path / "loop").go(on(liar.url, guards=wide), score=alternating())
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_server_killed_in_a_step_comes_back_with_old_weights(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
