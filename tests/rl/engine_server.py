@@ -9,31 +9,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
-from unittest.mock import patch
 
 import httpx
-import uvicorn
-from typer.main import get_command
-
-from nano_coder.cli import cli
 
 KEY = "boss"
-
-
-class _Kept(uvicorn.Server):
-    """Can be asked to end."""
-
-    last: _Kept | None = None
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        type(self).last = self
 
 
 class EngineServer:
@@ -45,15 +29,12 @@ class EngineServer:
         self.url = f"http://127.0.0.1:{self.port}/v1"
         self._model, self._folder = model, folder
         self._process: subprocess.Popen[bytes] | None = None
-        self._arguments = [
-            "serve", "--model", str(model), "--port", str(self.port), "--set", "dtype=float32",
-            "--log", str(folder / "served.db"),
-        ]  # fmt: skip
 
     def start(self) -> None:
         code = "import sys; from nano_coder.cli import main; sys.exit(main())"
+        arguments = ["serve", "--model", str(self._model), "--port", str(self.port), "--set", "dtype=float32"]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code, *self._arguments],
+            [sys.executable, "-c", code, *arguments, "--log", str(self._folder / "served.db")],
             env={**os.environ, "NANO_SERVE_ADMIN_KEY": KEY, "NANO_HOME": str(self._folder)},
         )
 
@@ -74,21 +55,6 @@ class EngineServer:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-    @contextmanager
-    def here(self) -> Iterator[None]:
-        """The same in a thread of this process, which has imported torch already."""
-        command = get_command(cli)
-        arguments = [*self._arguments, "--admin-key", KEY]
-        with patch("uvicorn.Server", _Kept):
-            thread = Thread(target=command.main, args=(arguments,), kwargs={"standalone_mode": False})
-            thread.start()
-            while not (_Kept.last and _Kept.last.started):
-                assert thread.is_alive(), "the server ended"
-                time.sleep(0.05)
-        yield
-        _Kept.last.should_exit = True
-        thread.join()
 
     def models(self) -> list[str]:
         headers = {"Authorization": f"Bearer {KEY}"}

@@ -33,8 +33,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     served = EngineServer(tiny, tmp_path_factory.mktemp("server"))
-    with served.here():
-        yield served
+    served.start()
+    served.wait()
+    yield served
+    served.kill()
 
 
 @pytest.fixture(autouse=True)
