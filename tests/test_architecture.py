@@ -85,7 +85,11 @@ def test_no_child_interpreter_on_the_host_imports_from_the_current_folder() -> N
     for _, path in modules():
         tree = ast.parse(path.read_text())
         commands = [node.elts[0] for node in ast.walk(tree) if isinstance(node, ast.List) and node.elts]
-        own += [path.name for first in commands if ast.unparse(first) == "sys.executable"]
+        own += [
+            path.name
+            for first in commands
+            if isinstance(first, ast.Attribute) and ast.unparse(first) == "sys.executable"
+        ]
         spawns = any(
             isinstance(n, ast.Constant) and n.value in ("spawn", "forkserver") for n in ast.walk(tree)
         )

@@ -756,7 +756,7 @@ def test_an_editable_install_is_imported_from_the_workspace(
         assert (done.stdout, done.stderr) == (f"it is /work/{found}/__init__.py\n".replace("./", ""), "")
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "command", ["train --from-logs", "sft --from-logs", "dpo --from-logs", "reward-model --from-logs", "plan"]
 )

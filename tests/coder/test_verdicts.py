@@ -231,7 +231,9 @@ def _ruined(source: str, folder: Path, first: tuple[str, ...] = ()) -> tuple[Tra
 
 
 @pytest.mark.some(4)
-@pytest.mark.parametrize("attack", [*LOST, *KEPT])
+@pytest.mark.parametrize(
+    "attack", [pytest.param(a, marks=pytest.mark.slow) if a == "a full disk" else a for a in [*LOST, *KEPT]]
+)
 def test_a_hostile_workspace_is_seen_and_earns_nothing(attack: str, tmp_path: Path) -> None:
     run, runtime = _ruined((LOST | KEPT)[attack], tmp_path)
     assert run.stop == (StopReason.GAVE_UP if attack in LOST else StopReason.FINISHED)
@@ -264,12 +266,12 @@ def test_a_project_with_names_of_no_encoding_is_worked_on_logged_and_graded(tmp_
     assert [os.fsencode(name) for name in changed] == [b"caf\xe9.txt"]
 
 
-def test_thousands_of_planted_results_make_a_verdict_of_some_lines(tmp_path: Path) -> None:
-    plant = "import os\nfor i in range(3000): os.mkdir(d := f'{i}' + 'n' * 240); open(f'{d}/reward.txt', 'w')"
+def test_hundreds_of_planted_results_make_a_verdict_of_some_lines(tmp_path: Path) -> None:
+    plant = "import os\nfor i in range(300): os.mkdir(d := f'{i}' + 'n' * 240); open(f'{d}/reward.txt', 'w')"
     run, _ = _ruined(plant, tmp_path)
     assert run.verdict is not None
     assert run.reward == 0.0
-    assert run.verdict.tampering[-1].detail == "and 2950 more findings"
+    assert run.verdict.tampering[-1].detail == "and 250 more findings"
     assert len(run.verdict.model_dump_json()) < 50_000
 
 
