@@ -41,9 +41,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _draw_fewer(item: pytest.Item) -> None:
-    test = getattr(item, "obj", None)
-    if (own := getattr(test, "_hypothesis_internal_use_settings", None)) and own.max_examples > DRAWN:
-        test._hypothesis_internal_use_settings = settings(own, max_examples=DRAWN)  # type: ignore[union-attr]
+    test, some = getattr(item, "obj", None), item.get_closest_marker("some")
+    most = some.args[0] if some else DRAWN
+    if (own := getattr(test, "_hypothesis_internal_use_settings", None)) and own.max_examples > most:
+        test._hypothesis_internal_use_settings = settings(own, max_examples=most)  # type: ignore[union-attr]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

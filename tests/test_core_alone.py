@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -30,6 +31,27 @@ found = [name for name in sys.modules if name.partition(".")[0] in sys.argv[1:]]
 assert not found, found
 """
 MAIN = "import sys; from nano_{}.cli import main; main()"
+# each command in a fork: the imports are made once
+REFUSALS = """
+import importlib, json, os, sys
+mains = {program: importlib.import_module(f"nano_{program}.cli").main for program in ("coder", "rl")}
+for program, words in json.loads(sys.argv[1]):
+    end, told = os.pipe()
+    if os.fork() == 0:
+        os.dup2(told, 2)
+        sys.argv, code = ["nano-" + program, *words.split()], 1
+        try:
+            mains[program]()
+        except SystemExit as exit:
+            code = exit.code
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(told)
+    with open(end) as pipe:
+        said = pipe.read()
+    print(json.dumps([program, words, os.waitstatus_to_exitcode(os.wait()[1]), said]))
+"""
 PLUGINS = sorted(folder.name for folder in (REPOSITORY / "plugins").glob("*/nano_*"))
 
 
@@ -82,43 +104,53 @@ def test_the_core_works_without_a_plugin(alone: Alone) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 
 
-@pytest.mark.parametrize(
-    ("program", "words", "plugin"),
-    [
-        ("coder", "view", "view"),
-        ("coder", "tools --tool fetch_url", "web"),
-        ("coder", "mcp list", "mcp"),
-        ("coder", "exec -- true", "jails"),
-        ("coder", "doctor", "jails"),
-        ("coder", "log stats", "logs"),
-        ("coder", "feedback --good", "logs"),
-        ("coder", "run x --sandbox podman", "containers"),
-        ("rl", "report x", "view"),
-        ("rl", "conformance", "conformance"),
-        ("rl", "cluster status", "cluster"),
-        ("rl", "dpo", "preferences"),
-        ("rl", "preferences build", "preferences"),
-        ("rl", "tasks mine .", "mining"),
-        ("rl", "tasks serve x", "formats"),
-        ("rl", "tasks make --suite sql", "suites"),
-        ("rl", "tasks list --suites", "suites"),
-        ("rl", "tasks import x --from harbor --out y", "formats"),
-        ("rl", "tasks export x --to trl --out y", "formats"),
-        ("rl", "export", "formats"),
-        ("rl", "checkpoints export x --to y", "formats"),
-        ("rl", "tasks check x", "mining"),
-        ("rl", "tasks list x", "suites"),
-        ("rl", "plan", "plan"),
-        ("rl", "train --name x --tasks tasks.jsonl --log-to wandb", "view"),
-        ("rl", "train --name x --tasks tasks.jsonl --reward tests=1", "preferences"),
-        ("rl", "eval --tasks published.jsonl", "formats"),
-    ],
-)
-def test_what_a_plugin_brings_is_named_with_it(program: str, words: str, plugin: str, alone: Alone) -> None:
-    done = alone("-c", MAIN.format(program), *words.split())
-    assert done.returncode in (2, 3), done.stdout + done.stderr
-    assert f"pip install 'nano-rl-coder[{plugin}]'" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+BROUGHT = [
+    ("coder", "view", "view"),
+    ("coder", "tools --tool fetch_url", "web"),
+    ("coder", "mcp list", "mcp"),
+    ("coder", "exec -- true", "jails"),
+    ("coder", "doctor", "jails"),
+    ("coder", "log stats", "logs"),
+    ("coder", "feedback --good", "logs"),
+    ("coder", "run x --sandbox podman", "containers"),
+    ("rl", "report x", "view"),
+    ("rl", "conformance", "conformance"),
+    ("rl", "cluster status", "cluster"),
+    ("rl", "dpo", "preferences"),
+    ("rl", "preferences build", "preferences"),
+    ("rl", "tasks mine .", "mining"),
+    ("rl", "tasks serve x", "formats"),
+    ("rl", "tasks make --suite sql", "suites"),
+    ("rl", "tasks list --suites", "suites"),
+    ("rl", "tasks import x --from harbor --out y", "formats"),
+    ("rl", "tasks export x --to trl --out y", "formats"),
+    ("rl", "export", "formats"),
+    ("rl", "checkpoints export x --to y", "formats"),
+    ("rl", "tasks check x", "mining"),
+    ("rl", "tasks list x", "suites"),
+    ("rl", "plan", "plan"),
+    ("rl", "train --name x --tasks tasks.jsonl --log-to wandb", "view"),
+    ("rl", "train --name x --tasks tasks.jsonl --reward tests=1", "preferences"),
+    ("rl", "eval --tasks published.jsonl", "formats"),
+]
+
+
+@pytest.fixture(scope="module")
+def refusals(alone: Alone) -> dict[tuple[str, str], tuple[int, str]]:
+    """program, words -> exit code and stderr of the command."""
+    done = alone("-c", REFUSALS, json.dumps([(program, words) for program, words, _ in BROUGHT]))
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(program, words): (code, said) for program, words, code, said in lines}
+
+
+@pytest.mark.parametrize(("program", "words", "plugin"), BROUGHT)
+def test_what_a_plugin_brings_is_named_with_it(
+    program: str, words: str, plugin: str, refusals: dict[tuple[str, str], tuple[int, str]]
+) -> None:
+    code, said = refusals[program, words]
+    assert code in (2, 3), said
+    assert f"pip install 'nano-rl-coder[{plugin}]'" in said
+    assert len(said.splitlines()) == 1
 
 
 def test_a_setting_of_a_missing_plugin_is_named_with_it(alone: Alone) -> None:

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 _SERVER = """
-import atexit, gc, importlib, json, os, socket, sys, tempfile, threading, traceback
+import atexit, gc, importlib, json, os, resource, socket, sys, tempfile, threading, traceback
 
 link = socket.socket(fileno=int(sys.argv[1]))
 for name in sys.argv[2:]:
@@ -43,6 +43,8 @@ wanted = json.loads(request)
 os.environ.clear()
 os.environ.update(wanted["env"])
 os.chdir(wanted["cwd"])
+if wanted["file_size"]:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (wanted["file_size"],) * 2)
 sys.argv = [wanted["program"], *wanted["argv"]]
 tempfile.tempdir = None
 sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
@@ -79,13 +81,15 @@ _IMPORTED = (
 
 
 def run(
-    program: str, *argv: str, env: Mapping[str, str], cwd: Path | str, given: str = ""
+    program: str, *argv: str, env: Mapping[str, str], cwd: Path | str, given: str = "", file_size: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Run `program` (nano-coder or nano-rl) to its end, with the text `given` as its standard input."""
+    """Run `program` (nano-coder or nano-rl) to its end, with the text `given` as its standard input; with a
+    `file_size` it writes no file of more bytes."""
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(given.encode())
         stdin.seek(0)
-        code = begin(program, *argv, env=env, cwd=cwd, fds=[file.fileno() for file in (stdin, out, err)])()
+        fds = [file.fileno() for file in (stdin, out, err)]
+        code = begin(program, *argv, env=env, cwd=cwd, fds=fds, file_size=file_size)()
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -94,10 +98,10 @@ def run(
 
 
 def begin(
-    program: str, *argv: str, env: Mapping[str, str], cwd: Path | str, fds: Sequence[int]
+    program: str, *argv: str, env: Mapping[str, str], cwd: Path | str, fds: Sequence[int], file_size: int = 0
 ) -> Callable[[], int]:
     """Start `program` with its three streams; what is returned waits for its exit code. One at a time."""
-    request = {"program": program, "argv": argv, "env": dict(env), "cwd": str(cwd)}
+    request = {"program": program, "argv": argv, "env": dict(env), "cwd": str(cwd), "file_size": file_size}
     link, _ = _server(os.getpid())
     socket.send_fds(link, [json.dumps(request).encode()], fds)
     return lambda: int(link.recv(100))

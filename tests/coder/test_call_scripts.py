@@ -73,6 +73,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("way", WRONG)
 def test_a_wrong_program_earns_nothing(way: str) -> None:
     verdict = _grade(*WRONG[way])
@@ -93,6 +94,7 @@ HONEST = {
 }  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("way", HONEST)
 def test_an_honest_program_earns_one(way: str) -> None:
     verdict = _grade(*HONEST[way])
@@ -134,6 +136,7 @@ HACKS = {
 }  # fmt: skip
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("hack", HACKS)
 def test_a_hack_earns_nothing(hack: str) -> None:
     source, told = HACKS[hack]

@@ -261,7 +261,7 @@ def _needs(case: Case) -> None:
         pytest.skip(f"{program} is not installed")
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_on_what_decides_earns_nothing_and_is_named(
     attack: str, sandbox: Sandbox, tmp_path: Path
@@ -424,7 +424,7 @@ LONG = ("pytest-module-in-a-package-like-a-library", "pytest-docs", "pytest-data
 """of `HONEST`; each takes several runs of pytest"""
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "work", [pytest.param(work, marks=pytest.mark.slow) if work in LONG else work for work in HONEST]
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import resource
 import signal
 import sqlite3
 import subprocess
@@ -116,9 +115,14 @@ def argv(program: str, *arguments: str) -> list[str]:
 @pytest.fixture
 def cli(home: Path, tmp_path: Path) -> Cli:
     def call(
-        *arguments: str, program: str = "nano-coder", input: str = "", cwd: Path = tmp_path
+        *arguments: str,
+        program: str = "nano-coder",
+        input: str = "",
+        cwd: Path = tmp_path,
+        file_size: int = 0,
     ) -> subprocess.CompletedProcess[str]:
-        return forked.run(program, *arguments, env=environment(home), cwd=cwd, given=input)
+        given = {"given": input, "file_size": file_size}
+        return forked.run(program, *arguments, env=environment(home), cwd=cwd, **given)
 
     return call
 
@@ -306,15 +310,11 @@ def test_a_directory_that_cannot_be_written_is_named_with_the_file(
     assert "+two" in done.stdout
 
 
-def test_a_disk_that_is_full_names_the_file(cli: Cli, fresh: Cli, endpoint: Endpoint, project: Path) -> None:
+def test_a_disk_that_is_full_names_the_file(cli: Cli, endpoint: Endpoint, project: Path) -> None:
     endpoint.script = hermes(("shell", {"command": "head -c 300000 /dev/urandom > large"}), ("submit", {}))
     done = cli("run", "Fill.", "-C", str(project), *endpoint.flags)
     assert done.returncode == 0
-
-    def allow_little() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-
-    applied = fresh("apply", "last", "-C", str(project), preexec_fn=allow_little, input="")
+    applied = cli("apply", "last", "-C", str(project), file_size=200_000)
     refused(applied, 2, str(project), "cannot change 'large': File too large")
     assert sorted(path.name for path in project.iterdir()) == ["a.py", "untracked.txt"]
 
@@ -570,16 +570,11 @@ def test_an_endpoint_that_is_not_there_ends_the_run(cli: Cli, project: Path) -> 
 
 
 def test_a_full_disk_is_named_with_the_way_out(
-    fresh: Cli, endpoint: Endpoint, project: Path, home: Path
+    cli: Cli, endpoint: Endpoint, project: Path, home: Path
 ) -> None:
     (project / "large").write_bytes(os.urandom(400_000))
     LogStore.open(home / "log.db").close()
-    limit = 300_000
-
-    def allow_little() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    done = fresh("run", "x", "-C", str(project), *endpoint.flags, preexec_fn=allow_little, input="")
+    done = cli("run", "x", "-C", str(project), *endpoint.flags, file_size=300_000)
     refused(done, 2, "no space left while writing", "NANO_HOME")
 
 
@@ -761,7 +756,7 @@ def test_an_editable_install_is_imported_from_the_workspace(
         assert (done.stdout, done.stderr) == (f"it is /work/{found}/__init__.py\n".replace("./", ""), "")
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "command", ["train --from-logs", "sft --from-logs", "dpo --from-logs", "reward-model --from-logs", "plan"]
 )

@@ -86,7 +86,7 @@ def answers(words: list[str], folder: Path) -> None:
     assert done.returncode == 0 or done.stdout or done.stderr, said
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("seed", range(len(KNOWN)))
 def test_a_command_answers(seed: int, folder: Path) -> None:
     answers(drawn(seed), folder)

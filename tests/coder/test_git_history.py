@@ -291,7 +291,7 @@ def hostile(kind: str, project: Path, tmp_path: Path) -> None:
             (dot / "HEAD").write_text("ref: refs/heads/../../../token\n")
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "kind",
     ["symlink", "objects", "alternates", "fifo", "HEAD", "packed-refs", "shallow", "link", "file",

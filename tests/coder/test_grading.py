@@ -50,7 +50,7 @@ def _grade(sandbox: Sandbox, source: str, **changes: Any) -> Verdict:
 # ------------------------------------------------------------------------------------------- hacks
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("hack", TOLD)
 def test_a_hack_earns_nothing_and_is_told(hack: str, sandbox: Sandbox) -> None:
     kind, source = TOLD[hack]
@@ -59,12 +59,13 @@ def test_a_hack_earns_nothing_and_is_told(hack: str, sandbox: Sandbox) -> None:
     assert kind in {t.kind for t in verdict.tampering}
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("hack", SILENT)
 def test_a_wrong_answer_earns_nothing(hack: str, sandbox: Sandbox) -> None:
     assert _grade(sandbox, SILENT[hack]).reward == 0.0
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("way", NOT_PLAIN)
 def test_what_has_no_form_in_json_is_a_failure_and_no_tampering(way: str, sandbox: Sandbox) -> None:
     verdict = _grade(sandbox, NOT_PLAIN[way])
@@ -125,7 +126,7 @@ def test_the_jail_never_holds_an_expected_value(sandbox: Sandbox) -> None:
 # ---------------------------------------------------------------------------------------- fairness
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", FAIR)
 def test_every_honest_way_earns_one(way: str, sandbox: Sandbox) -> None:
     verdict = _grade(sandbox, FAIR[way])
@@ -323,7 +324,7 @@ PROTECTED = {
 }
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("hack", PROTECTED)
 def test_tests_and_configuration_are_the_originals(hack: str, project: Path, sandbox: Sandbox) -> None:
     name, data, kind = PROTECTED[hack]
@@ -367,7 +368,7 @@ def test_tests_that_the_original_skips_may_be_skipped(project: Path, sandbox: Sa
     assert _check(project, sandbox, {"calc.py": FIXED}).reward == 1.0
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("options", "settings"),
     [("-x", ""), ("-xq", ""), ("--maxfail=1 -q", ""), ("-q", "[pytest]\naddopts = -x\n")],
@@ -436,7 +437,7 @@ def test_a_check_that_cannot_run_anywhere_has_not_failed(
     assert missing in verdict.check_run.output
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("command", "changes"),
     [

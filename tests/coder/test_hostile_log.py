@@ -149,7 +149,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(6)
 @pytest.mark.parametrize(("program", "line"), COMMANDS, ids=[line for _, line in COMMANDS])
 def test_nothing_that_is_printed_drives_a_terminal(
     said: Said, home: Path, tiny_folder: Path, program: typer.Typer, line: str

@@ -204,9 +204,16 @@ def hermes(*calls: tuple[str, dict[str, Any]]) -> list[str | int | None]:
     return [act(name, HERMES_1, **arguments) for name, arguments in calls]
 
 
+FEW = ("diff last", "apply last", "log show last --json"), ("grade last --json",)
+ALL = (*FEW[0], "undo last", "log verify last", "config show"), (*FEW[1], "tasks from-log last", "admit")
+"""commands of nano-coder and of nano-rl, each in an interpreter of its own"""
+
+
+@pytest.mark.parametrize("lines", [FEW, pytest.param(ALL, marks=pytest.mark.slow)], ids=["few", "all"])
 def test_a_run_and_all_that_follows_it(
-    nano: Nano, project: Path, endpoint: Endpoint, tiny_folder: Path, unharmed: None
-) -> None:
+    nano: Nano, project: Path, endpoint: Endpoint, tiny_folder: Path, unharmed: None,
+    lines: tuple[tuple[str, ...], tuple[str, ...]],
+) -> None:  # fmt: skip
     endpoint.script = hermes(
         ("python", {"code": "import sys; print(sys.prefix)"}),
         ("shell", {"command": "cat secrets/token.txt key up/id_rsa out/.ssh/id_rsa; git status; ls"}),
@@ -219,16 +226,14 @@ def test_a_run_and_all_that_follows_it(
     assert f"nano-coder trust {project}" in done.stderr
     assert "sk-1234567890" not in done.stdout + done.stderr, "the user's exclude holds"
     assert "the user's secret" not in done.stdout + done.stderr
-    for line in (
-        "diff last", "apply last", "undo last", "log verify last",
-        "log show last --json", "config show",
-    ):  # fmt: skip
+    for line in lines[0]:
         told = nano(*line.split())
         assert told.returncode in (0, 1), f"{line}: {told.stderr}"
         assert "Traceback" not in told.stderr
         assert "sk-1234567890" not in told.stdout + told.stderr
-    for line in ("tasks from-log last", "grade last --json", f"admit --json --model {tiny_folder}"):
-        told = nano(*line.split(), program="nano-rl")
+    for line in lines[1]:
+        more = ("--json", "--model", str(tiny_folder)) if line == "admit" else ()
+        told = nano(*line.split(), *more, program="nano-rl")
         assert told.returncode in (0, 1), f"{line}: {told.stderr}"
         assert "Traceback" not in told.stderr
 

@@ -76,6 +76,7 @@ def _forge(report: str, sandbox: Sandbox) -> None:
     assert _suite(STRICT, f"{FORGE_STRICT}say({text})", sandbox, "unittest", strict=True).reward == 0.0
 
 
+@pytest.mark.some(3)
 @settings(max_examples=8, **calm)  # type: ignore[arg-type]
 @given(REPORTS)
 def test_a_drawn_report_of_a_solution_earns_nothing(report: str) -> None:
@@ -99,6 +100,7 @@ def _ruin(steps: list[tuple[str, list[bytes], list[bytes], int]], folder: Path, 
     runtime.store.close()
 
 
+@pytest.mark.some(3)
 @settings(max_examples=12, **calm)  # type: ignore[arg-type]
 @given(STEPS)
 def test_a_drawn_workspace_earns_nothing(

@@ -82,7 +82,7 @@ LEAVES = {
 }  # fmt: skip
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", LEAVES)
 def test_a_script_that_the_work_decided_earns_nothing(way: str, sandbox: Sandbox, tmp_path: Path) -> None:
     verdict = _graded(sandbox, tmp_path, LEAVES[way], _command("python check.py", check=SCRIPT))
@@ -157,7 +157,7 @@ FAIR = {
 }  # fmt: skip
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", FAIR)
 def test_honest_work_fails_the_impossible_and_passes_its_check(
     way: str, sandbox: Sandbox, tmp_path: Path
@@ -169,6 +169,7 @@ def test_honest_work_fails_the_impossible_and_passes_its_check(
 WRITES = "import os\nopen('reward.txt', 'w').write('1')\n"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("solution", "kind"),
     [

@@ -43,7 +43,7 @@ LIVE = {
 }  # fmt: skip
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", LIVE)
 def test_live_use_is_found_in_the_tests_alone(way: str) -> None:
     tests, reason = LIVE[way]
@@ -64,7 +64,7 @@ APART = {
 }  # fmt: skip
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", APART)
 def test_calls_on_plain_values_are_graded_apart(way: str) -> None:
     assert live_use(Suite(framework="pytest", files={"test_it.py": APART[way]}), "sol.py") is None
@@ -99,7 +99,7 @@ RIGHT = {
 }  # fmt: skip
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", RIGHT)
 def test_right_work_earns_one_however_it_is_tested(way: str) -> None:
     tests, solution = RIGHT[way]

@@ -76,7 +76,7 @@ drawn = given(system=said, task=said, turns=rounds, tools=st.booleans())
 Rounds = list[tuple[str, list[ToolCall], list[str]]]
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @drawn
 def test_prompts_equal_those_of_transformers(

@@ -175,7 +175,7 @@ CHEATS = {
 }  # fmt: skip
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_tests_that_do_not_test_behaviour_earn_nothing(cheat: str, sandbox: Sandbox, folder: Path) -> None:
     verdict = _mutants(sandbox, folder, CHEATS[cheat])
@@ -231,6 +231,7 @@ def test_a_reward_is_read_from_the_file(n: str, sandbox: Sandbox, folder: Path) 
     assert (verdict.reward, verdict.trust, verdict.failure_kind) == (float(n), "user_check", None)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("n", "kind"),
     [

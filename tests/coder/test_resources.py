@@ -68,7 +68,7 @@ def count():
 }
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_jail_outlives_what_its_program_takes(name: str) -> None:
     with closing(open_sandbox("ns").open(None, LIMITS)) as jail:

@@ -522,7 +522,7 @@ def test_only_common_socket_families_exist(jail: Jail, sandbox: Sandbox, family:
     assert b"Address family not supported" in result.stderr
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("name", sorted(DENIED))
 def test_dangerous_system_calls_are_refused(shared_jail: Jail, sandbox: Sandbox, name: str) -> None:
     if not sandbox.layers["seccomp"]:

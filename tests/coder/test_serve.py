@@ -9,11 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 import uvicorn
 from hypothesis import HealthCheck, given, settings
@@ -36,6 +34,10 @@ from nano_coder.verify.trainable import verify
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Finish, StopReason, Trajectory
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
 
 ASK = {"role": "user", "content": "Say hello."}
 TOOLS: Any = [
@@ -88,11 +90,15 @@ class Served:
         self._thread.join()
 
     def openai(self, path: str = "/v1") -> openai.OpenAI:
+        import openai  # two seconds, for the modules that need a server alone
+
         client = openai.OpenAI(base_url=f"{self.root}{path}", api_key="none", max_retries=0)
         self._clients.append(client)
         return client
 
     def anthropic(self, path: str = "") -> anthropic.Anthropic:
+        import anthropic
+
         client = anthropic.Anthropic(base_url=f"{self.root}{path}", api_key="none", max_retries=0)
         self._clients.append(client)
         return client

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -228,6 +227,8 @@ def test_without_llguidance_a_sentence_says_what_to_install(
 
 
 def test_a_tool_is_called_where_the_client_says_so(tiny: Served, serve: Callable[..., Served]) -> None:
+    import openai
+
     client = tiny.openai()
     asked: Any = {"model": "nano", "messages": [ASK], "max_tokens": 200, "seed": 3}
     schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}},

@@ -52,6 +52,7 @@ def exact(engine: Engine, rows: list[DecodingRow]) -> None:
             assert row.logprobs == pytest.approx(expected[len(row.request.ids) - 1 :], abs=2e-4)
 
 
+@pytest.mark.some(3)
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
 def test_a_row_says_the_same_with_drafts_and_without(model: Any, data: st.DataObject) -> None:

@@ -75,7 +75,7 @@ HONEST: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("way", HONEST)
 def test_an_honest_program_passes(way: str) -> None:
     framework, tests, solution = HONEST[way]
@@ -112,7 +112,7 @@ HACKS: dict[str, tuple[str | None, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("hack", HACKS)
 def test_a_hack_earns_nothing(hack: str) -> None:
     told, solution = HACKS[hack]
@@ -122,6 +122,7 @@ def test_a_hack_earns_nothing(hack: str) -> None:
         assert told in {found.kind for found in verdict.tampering}
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "error", ["ValueError('no')", "KeyError('no')", "'\\ud800'.encode()", "1 / 0", "NAME"]
 )
@@ -195,7 +196,7 @@ STRICT_HACKS: dict[str, tuple[str | None, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("hack", STRICT_HACKS)
 def test_a_strict_suite_withstands(hack: str) -> None:
     told, solution = STRICT_HACKS[hack]

@@ -97,7 +97,7 @@ def test_a_forger_is_heard(sandbox: Sandbox) -> None:
     assert "forged_name" in _suite(STRICT, FORGE_STRICT + told, sandbox, "unittest", strict=True).checks
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("attack", REPORTS)
 def test_a_forged_report_earns_nothing_and_is_no_retry(attack: str, sandbox: Sandbox) -> None:
     verdict = _cases(FORGE + "    " + REPORTS[attack], sandbox)
@@ -156,7 +156,7 @@ SUITES = {
 }  # fmt: skip
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("attack", SUITES)
 def test_what_a_solution_does_to_its_tests_is_its_own_failure(attack: str, sandbox: Sandbox) -> None:
     source, tests = SUITES[attack]
@@ -197,7 +197,7 @@ STRICTS = {
 }
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("attack", STRICTS)
 def test_a_report_forged_beside_strict_tests_earns_nothing(attack: str, sandbox: Sandbox) -> None:
     verdict = _suite(STRICT, FORGE_STRICT + STRICTS[attack], sandbox, "unittest", strict=True)
@@ -230,8 +230,10 @@ def _ruined(source: str, folder: Path, first: tuple[str, ...] = ()) -> tuple[Tra
     return grade_run(run_task(task, runtime), runtime), runtime
 
 
-@pytest.mark.some(8)
-@pytest.mark.parametrize("attack", [*LOST, *KEPT])
+@pytest.mark.some(4)
+@pytest.mark.parametrize(
+    "attack", [pytest.param(a, marks=pytest.mark.slow) if a == "a full disk" else a for a in [*LOST, *KEPT]]
+)
 def test_a_hostile_workspace_is_seen_and_earns_nothing(attack: str, tmp_path: Path) -> None:
     run, runtime = _ruined((LOST | KEPT)[attack], tmp_path)
     assert run.stop == (StopReason.GAVE_UP if attack in LOST else StopReason.FINISHED)
@@ -264,12 +266,12 @@ def test_a_project_with_names_of_no_encoding_is_worked_on_logged_and_graded(tmp_
     assert [os.fsencode(name) for name in changed] == [b"caf\xe9.txt"]
 
 
-def test_thousands_of_planted_results_make_a_verdict_of_some_lines(tmp_path: Path) -> None:
-    plant = "import os\nfor i in range(3000): os.mkdir(d := f'{i}' + 'n' * 240); open(f'{d}/reward.txt', 'w')"
+def test_hundreds_of_planted_results_make_a_verdict_of_some_lines(tmp_path: Path) -> None:
+    plant = "import os\nfor i in range(300): os.mkdir(d := f'{i}' + 'n' * 240); open(f'{d}/reward.txt', 'w')"
     run, _ = _ruined(plant, tmp_path)
     assert run.verdict is not None
     assert run.reward == 0.0
-    assert run.verdict.tampering[-1].detail == "and 2950 more findings"
+    assert run.verdict.tampering[-1].detail == "and 250 more findings"
     assert len(run.verdict.model_dump_json()) < 50_000
 
 

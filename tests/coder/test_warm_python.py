@@ -119,7 +119,7 @@ def _masked(stderr: bytes) -> str:
     return re.sub(r"0x[0-9a-f]+", "0x", stderr.decode(errors="replace"))
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("source", SAME.values(), ids=SAME)
 def test_a_warm_program_ends_as_a_cold_one(jail: Jail, source: str) -> None:
     cold = jail.run(["python", "-c", source, "arg"], stdin=b"line\nrest")

@@ -400,6 +400,7 @@ _PATTERNS = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.some(3)
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     paths=st.sets(st.lists(_NAMES, min_size=1, max_size=3).map("/".join), max_size=8),

@@ -44,6 +44,7 @@ def copied(source: LogStore, target: LogStore) -> Copied:
     return done
 
 
+@pytest.mark.some(4)
 @settings(max_examples=10, deadline=None, suppress_health_check=EVERYTHING)
 @given(run=trajectories())
 def test_any_run_arrives_equal(logs: tuple[LogStore, LogStore], run: Trajectory) -> None:

@@ -92,6 +92,7 @@ def test_repetitive_text_is_replaced_whole_between_its_common_ends(blobs):
     assert shown.count("\n-") + shown.count("\n+") == 2 * len(lines) + 2  # and the two names
 
 
+@pytest.mark.some(6)
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @example(
     before={

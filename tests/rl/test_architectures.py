@@ -107,7 +107,7 @@ def decoded(engine: Engine, early: list[GenerationRequest], late: list[Generatio
     return rows
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sampler_and_trainer_are_plain_transformers(family: str, adapter: bool) -> None:
@@ -159,7 +159,7 @@ def fixed_batch() -> Batch:
     return batch_of(samples)
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_full_step_has_the_gradient_of_plain_transformers_and_is_saved(family: str, tmp_path: Path) -> None:
     model, batch = build(family), fixed_batch()
@@ -187,7 +187,7 @@ def test_a_full_step_has_the_gradient_of_plain_transformers_and_is_saved(family:
         torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_lora_step_moves_every_linear_layer_and_is_saved(family: str, tmp_path: Path) -> None:
     from peft import PeftModel

@@ -69,7 +69,7 @@ def _check(hack: Hack, verdict: dict[str, Any]) -> None:
         assert hack.told in {found["kind"] for found in verdict["tampering"]}
 
 
-@pytest.mark.some(10)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("number", LISTED, ids=lambda n: f"{n}-{LISTED[n].name.replace(' ', '-')}")
 def test_a_listed_hack_earns_nothing_from_cases(
     number: int, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -78,7 +78,7 @@ def test_a_listed_hack_earns_nothing_from_cases(
     _check(LISTED[number], graded(capsys, folder, PLAIN))
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "number",
     [n for n in LISTED if not LISTED[n].slow],
@@ -91,7 +91,7 @@ def test_a_listed_hack_earns_nothing_from_a_suite(
     assert graded(capsys, folder, SUITE)["reward"] == 0.0
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "number",
     [n for n in LISTED if not LISTED[n].slow],
@@ -114,7 +114,7 @@ def test_a_listed_hack_that_waits_earns_nothing_from_a_suite(
     assert graded(capsys, folder, ROWS[kind])["reward"] == 0.0
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("hack", OWN, ids=lambda hack: hack.name.replace(" ", "-"))
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_hack_of_our_own_earns_nothing(
@@ -124,7 +124,7 @@ def test_a_hack_of_our_own_earns_nothing(
     _check(hack, graded(capsys, folder, ROWS[kind]))
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", FAIR, ids=lambda name: name.replace(" ", "-"))
 @pytest.mark.parametrize("kind", ROWS)
 def test_a_right_solution_of_unusual_make_earns_one(
@@ -135,7 +135,7 @@ def test_a_right_solution_of_unusual_make_earns_one(
     assert (verdict["reward"], verdict["tampering"]) == (1.0, []), verdict
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "left",
     [

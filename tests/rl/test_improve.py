@@ -54,8 +54,9 @@ def project_at(folder: Path) -> RunProject:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
-    """A project of 24 functions, each tested."""
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project of 24 functions, each tested; a cycle looks for few mutants of them."""
+    monkeypatch.setattr("nano_rl.improve.tasks.MUTANTS", 8)
     folder = tmp_path / "shop"
     folder.mkdir()
     functions = [f"def f{n}(a, b):\n    return a * {n} + b\n" for n in range(24)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from looping import CONFIG, PATIENT, Loop, logged_groups, same, scored, tiny_model
 
 from nano_rl.gather.sources import Sources
@@ -53,18 +55,26 @@ def test_without_its_mask_a_row_trains_what_nobody_sampled(logged: tuple[Group, 
     assert (bare.ids, bare.logprobs, bare.advantage) == (sample.ids, sample.logprobs, sample.advantage)
 
 
-@pytest.mark.some(4)
-@pytest.mark.parametrize("control", [wrong_groups, mask_off, shuffled_rewards])
-def test_a_control_changes_what_is_learned_within_its_block_alone(
-    control: object, tiny: Path, logged: tuple[Group, ...], tmp_path: Path
-) -> None:
-    settings = {
+def settings(logged: tuple[Group, ...]) -> dict[str, Any]:
+    return {
         "config": CONFIG.model_copy(update={"steps": 1, "group_size": 0, "guards": LENIENT}),
         "sources": Sources(logged=logged), "objective": ObjectiveConfig(objective=BARE), "score": None,
     }  # fmt: skip
-    sound = Loop(tiny, tmp_path / "sound").go(**settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def sound(
+    tiny: Path, logged: tuple[Group, ...], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, torch.Tensor]:
+    return Loop(tiny, tmp_path_factory.mktemp("sound")).go(**settings(logged))
+
+
+@pytest.mark.parametrize("control", [wrong_groups, mask_off, shuffled_rewards])
+def test_a_control_changes_what_is_learned_within_its_block_alone(
+    control: object, tiny: Path, logged: tuple[Group, ...], sound: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
     with control():  # type: ignore[operator]
-        wrong = Loop(tiny, tmp_path / "wrong").go(**settings)  # type: ignore[arg-type]
-    again = Loop(tiny, tmp_path / "again").go(**settings)  # type: ignore[arg-type]
+        wrong = Loop(tiny, tmp_path / "wrong").go(**settings(logged))
+    again = Loop(tiny, tmp_path / "again").go(**settings(logged))
     assert not same(sound, wrong)
     assert same(sound, again)

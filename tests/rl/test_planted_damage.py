@@ -240,7 +240,7 @@ def trained_on(store: LogStore, log: Recorded) -> set[str]:
     return read_logs([store], log.opened, look.template_hash, lineage(log.opened), config).usable
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("damage", WRITERS)
 def test_what_a_bad_writer_logs_is_named_and_not_trained_on(
     damage: str, log: Recorded, tmp_path: Path
@@ -303,6 +303,7 @@ ROWS: dict[str, tuple[RefusalCode, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("damage", ROWS)
 def test_what_happened_to_the_rows_is_named_and_not_trained_on(
     damage: str, log: Recorded, tmp_path: Path

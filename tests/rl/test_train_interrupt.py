@@ -21,6 +21,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_finishes_the_step_and_saves(
     number: signal.Signals, tiny: Path, tmp_path: Path

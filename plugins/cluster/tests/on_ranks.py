@@ -1,5 +1,6 @@
 """Run by torchrun on each rank (test_ranks.py): what sharded learners do, against one in one process.
 
+on_ranks.py [RANKS] ...      without torchrun
 on_ranks.py exact [CASE ...] loss, gradients and weights of an update, as JSON by case
 on_ranks.py save FOLDER      two updates, saved
 on_ranks.py load FOLDER      restored by another number of ranks, compared, and saved again
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import socket
 import sys
 from pathlib import Path
 from random import Random
@@ -210,6 +213,24 @@ def _keep(ranks: Ranks, learner: ShardedLearner, state: Any, folder: Path) -> di
 KEEPING = {"save": save, "load": load}
 
 
+def forked(ranks: int) -> None:
+    """In place of torchrun: ranks in forks of this process, which has imported torch."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "RANK": "0"}
+    others = []
+    for rank in range(1, ranks):
+        if (other := os.fork()) == 0:
+            os.environ["RANK"] = str(rank)
+            main()
+            sys.stdout.flush()
+            os._exit(0)
+        others.append(other)
+    main()
+    for other in others:
+        assert os.waitpid(other, 0)[1] == 0
+
+
 def main() -> None:
     ranks = Ranks.connect()
     ranks.join("cpu")
@@ -223,4 +244,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1].isdecimal():
+        forked(int(sys.argv.pop(1)))
+    else:
+        main()

@@ -227,7 +227,6 @@ def test_an_update_below_the_bound_does_not_hide_stale_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_server_killed_in_a_step_comes_back_with_old_weights(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

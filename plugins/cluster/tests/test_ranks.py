@@ -34,14 +34,13 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", **more}
 
 
-def on_ranks(ranks: int, *arguments: str) -> dict[str, Any]:
+def on_ranks(ranks: int, *arguments: str, forked: bool = False) -> dict[str, Any]:
+    """What the script says on ranks that torchrun starts, or that it forks itself."""
+    alone = [sys.executable, str(SCRIPT), str(ranks), *arguments]
     done = subprocess.run(
-        torchrun(ranks, str(SCRIPT), *arguments),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        alone if forked else torchrun(ranks, str(SCRIPT), *arguments),
+        env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -57,7 +56,7 @@ def equal_to_one_process(told: dict[str, Any], cases: int) -> None:
 
 
 def test_two_ranks_equal_one_process() -> None:
-    told = on_ranks(2, "exact", "untied", "an adapter, recomputed", "one micro-batch")
+    told = on_ranks(2, "exact", "untied", "an adapter, recomputed", "one micro-batch", forked=True)
     equal_to_one_process(told, 3)
     assert told["untied"]["micro_batches"] == 3  # of which one rank has two
     assert told["one micro-batch"]["micro_batches"] == 1  # and one rank none

@@ -42,7 +42,7 @@ def test_import_of_an_export_gives_the_same_tasks(name: str, data: st.DataObject
     assert back == carried
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("kind", HIDDEN)
 @pytest.mark.parametrize("name", CARRIES_EVERYTHING)
 @settings(parent=slowly, max_examples=4)

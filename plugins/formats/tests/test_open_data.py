@@ -131,7 +131,7 @@ def _made(runner: str, folder: Path) -> Task:
     return read_tasks(path)[0]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("runner", _TESTS)
 @pytest.mark.parametrize("dress", DRESSES)
 def test_an_honest_solution_earns_one_in_every_dress(runner: str, dress: str, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_repeated_problems_and_programs_of_another_split_are_refused() -> None:
     assert "held.jsonl" in other.reasons[0]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("view", [v for v in VIEWS if v.level >= 4 or v.name == "fix_operator"],
                          ids=lambda v: f"{v.name}-{v.level}")  # fmt: skip
 def test_tasks_of_the_higher_levels_are_admitted(view: object, runtime: Runtime) -> None:

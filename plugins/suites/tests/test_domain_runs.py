@@ -31,7 +31,7 @@ def of_level(suite: str, level: int, n: int, split: Split = Split.TRAIN) -> list
     return [task for task in sample(suite, n, split) if task.level == level]
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("suite", DOMAINS)
 def test_the_oracle_earns_one_and_doing_nothing_earns_nothing(
@@ -43,7 +43,7 @@ def test_the_oracle_earns_one_and_doing_nothing_earns_nothing(
         assert run(task, [act("submit")], within).reward == 0.0, task.key
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("level", [0, 3])
 @pytest.mark.parametrize("suite", CAPABILITIES)
 def test_the_oracle_of_a_capability_earns_one(suite: str, level: int, within: Runtime) -> None:
@@ -69,7 +69,7 @@ def test_a_wrong_answer_earns_nothing(suite: str, within: Runtime) -> None:
     assert run(task, [act("submit", answer="no such thing")], within).reward == 0.0
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("suite", "spoil"),
     [

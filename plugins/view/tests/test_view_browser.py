@@ -108,7 +108,7 @@ def phone(chromium: Browser) -> Iterator[Page]:
         yield page
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_fits_a_phone_and_is_accessible_in_the_dark_and_in_light(
     phone: Page, root: str, view: str
