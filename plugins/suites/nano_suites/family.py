@@ -10,6 +10,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -136,6 +137,35 @@ def split_families(families: Sequence[Family], salt: str) -> dict[Split, tuple[F
 def act(tool: str, /, **arguments: JsonValue) -> OracleAction:
     """One action of an oracle."""
     return OracleAction(name=tool, arguments=arguments)
+
+
+Draw = Callable[[random.Random, Any], Any]
+
+
+def draw_gaps(draws: Iterable[Draw], rng: random.Random, given: Any) -> dict[str, Any]:
+    """The values of `{x}` and `{y}`; a draw that gives a tuple gives both."""
+    values: list[Any] = []
+    for draw in draws:
+        value = draw(rng, given)
+        values += value if isinstance(value, tuple) else [value]
+    return dict(zip("xy", values, strict=False))
+
+
+def filled(text: str, gaps: Mapping[str, object]) -> str:
+    """The text with the values in its {gaps}, and their literals in those with !r; other braces stay."""
+    for key, value in gaps.items():
+        text = text.replace(f"{{{key}}}", str(value)).replace(f"{{{key}!r}}", repr(value))
+    return text
+
+
+def said(words: str, code: str, *draws: Draw) -> Callable[[random.Random, Any], tuple[str, str]]:
+    """Words and code about what is given, with the same drawn values in both."""
+
+    def fill(rng: random.Random, given: Any) -> tuple[str, str]:
+        gaps = draw_gaps(draws, rng, given)
+        return filled(words, gaps), filled(code, gaps)
+
+    return fill
 
 
 def answered(

@@ -17,21 +17,20 @@ from nano_suites.family import (
     CITIES,
     COLORS,
     FEW,
-    NAMES,
     SHORTEST,
-    SURNAMES,
     THINGS,
     WORDS,
     Family,
     act,
     answered,
+    person,
     view,
 )
 
 TOOLS = ("search", "read_file", "submit")
 
 KINDS: dict[str, Callable[[random.Random], str]] = {
-    "person": lambda rng: f"{rng.choice(NAMES)} {rng.choice(SURNAMES)}",
+    "person": person,
     "company": lambda rng: f"{rng.choice(WORDS).capitalize()} {rng.choice(('Works', 'Brothers', 'Limited'))}",
     "city": lambda rng: rng.choice(CITIES),
     "product": lambda rng: (

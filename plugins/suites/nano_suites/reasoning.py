@@ -97,20 +97,14 @@ def draw(dataset: str, level: int, rng: random.Random) -> Made:
         raise UsageError(made["error"])
     answer = made["answer"]
     scorer = Scorer(
-        version=made["version"],
-        dataset=dataset,
-        seed=seed,
-        config=made["config"],
+        version=made["version"], dataset=dataset, seed=seed, config=made["config"],
         question=content_hash(made["question"]),
-    )
+    )  # fmt: skip
+    prompt = made["question"] + _ENDING
     return Made(
-        prompt=made["question"] + _ENDING,
-        hidden=AnswerChecks(answer=answer, scorer=scorer),
-        oracle=() if answer is None else (act("submit", answer=answer),),
-        program_hash=content_hash(made["question"] + _ENDING),
-        tools=TOOLS,
-        limits=LIMITS,
-    )
+        prompt=prompt, hidden=AnswerChecks(answer=answer, scorer=scorer), tools=TOOLS, limits=LIMITS,
+        oracle=() if answer is None else (act("submit", answer=answer),), program_hash=content_hash(prompt),
+    )  # fmt: skip
 
 
 def _any(rng: random.Random, split: Split, level: int) -> Made:

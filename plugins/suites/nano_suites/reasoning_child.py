@@ -48,12 +48,8 @@ def question(dataset: str, seed: int, level: int) -> dict[str, Any]:
             answer = solution(made, entry)
         except _REFUSALS:
             continue
-        return {
-            "question": entry["question"],
-            "answer": answer,
-            "config": config,
-            "version": version("reasoning-gym"),
-        }
+        made_by = version("reasoning-gym")
+        return {"question": entry["question"], "answer": answer, "config": config, "version": made_by}
     return {"error": f"dataset {dataset} makes no question of seed {seed}"}
 
 

@@ -12,15 +12,8 @@ import types
 from collections.abc import Iterator
 
 BRANCHES = (
-    ast.If,
-    ast.For,
-    ast.AsyncFor,
-    ast.While,
-    ast.IfExp,
-    ast.ExceptHandler,
-    ast.match_case,
-    ast.Assert,
-)
+    ast.If, ast.For, ast.AsyncFor, ast.While, ast.IfExp, ast.ExceptHandler, ast.match_case, ast.Assert,
+)  # fmt: skip
 BLOCKS = (
     ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match,
 )  # fmt: skip
@@ -127,11 +120,8 @@ _PARTS = (ast.expr, ast.arguments, ast.alias, ast.keyword, ast.withitem, ast.pat
 def hidden(tree: ast.AST) -> Iterator[str]:
     """Number of ways to run text or bytes as code, or to reach such a function, after resolving names."""
     modules = dict(imported(tree))
-    bound = {
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
-    }
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
     bound |= {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
     bound |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
     for node in ast.walk(tree):

@@ -129,15 +129,8 @@ def compile_function(source: str, name: str) -> Callable[..., Any]:
 
 
 FAILURES = (
-    ArithmeticError,
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    NameError,
-    MemoryError,
-    OutOfSteps,
-)
+    ArithmeticError, LookupError, TypeError, ValueError, AttributeError, NameError, MemoryError, OutOfSteps,
+)  # fmt: skip
 """what a small function or a mutant of one may raise"""
 
 
