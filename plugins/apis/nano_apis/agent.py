@@ -91,10 +91,9 @@ class ForeignAgent:
 def run_foreign_agent(
     agent: ForeignAgent, begun: Trajectory, runtime: Runtime
 ) -> Trajectory | tuple[StopReason, str]:
-    """Let the agent work on the task of `begun`, from its workspace. Its requests are the turns.
-
-    The longest of its conversations is the run; others are logged without a verdict. Of an agent that sent no
-    request nothing is logged: returns why, a stop reason that counts as our failure."""
+    """Let the agent work on the task of `begun`, from its workspace. Its requests are the turns. The longest
+    of its conversations is the run; others are logged without a verdict. Of an agent that sent no request
+    nothing is logged: returns why, a stop reason that counts as our failure."""
     from nano_apis.episode import AgentEpisode
     from nano_coder.serve.app import episode_app
     from nano_coder.serve.served_model import ServedModel
@@ -149,10 +148,8 @@ def _why(ended: ExecResult, reached: StopReason | None) -> tuple[StopReason, str
 
 @contextmanager
 def _ended_after(episode: AgentEpisode, jail: InterruptibleJail) -> Iterator[None]:
-    """Interrupt the jail's program when its time is up, or some seconds after it reached another limit.
-
-    A client may retry a refused request for minutes; its run is over at the first refusal.
-    """
+    """Interrupt the jail's program when its time is up, or some seconds after it reached another limit. A
+    client may retry a refused request for minutes; its run is over at the first refusal."""
     ended, longest = threading.Event(), episode.run.task.limits.max_seconds
     episode.began = time.monotonic()
 

@@ -104,11 +104,9 @@ class AgentEpisode(Conversations):
         return self.run.model_copy(update={"id": id, "tools_hash": tools_hash})
 
     def _rewritten(self, request: ModelRequest, model: ServedModel) -> HeldConversation | None:
-        """The agent's conversation whose history the request wrote anew, marked as busy, or None.
-
-        An agent that leaves out a refused answer, or shortens what it read, still makes one run: the request
-        begins a token row of it. Without tokens there are no rows.
-        """
+        """The agent's conversation whose history the request wrote anew, marked as busy, or None. An agent
+        that leaves out a refused answer, or shortens what it read, still makes one run: the request begins a
+        token row of it. Without tokens there are no rows."""
         if request.prompt_ids:
             return None
         opening = model.rendered(request.messages[:2], request.tools, opening=True)[:1]
@@ -147,10 +145,8 @@ class AgentEpisode(Conversations):
         super()._go_on(held, turn, answer, answered)
 
     def end(self, snapshot: str, diff: str, stop: StopReason, detail: str | None) -> Trajectory | None:
-        """End the conversations, once what is being sampled is logged.
-
-        Returns the longest, which left the workspace `snapshot`; None if the agent had no conversation.
-        """
+        """End the conversations, once what is being sampled is logged. Returns the longest, which left the
+        workspace `snapshot`; None if the agent had no conversation."""
         with self._lock:
             self._lock.wait_for(lambda: not any(held.busy for held in self._held.values()), _PATIENCE_SECONDS)
             found = sorted(self._held.values(), key=lambda held: -len(held.run.own_turns))

@@ -167,11 +167,9 @@ AnnounceAdapter = Callable[[PublishedAdapter, tuple[EngineState, ...]], Collecti
 
 
 class EnginePool:
-    """Servers that hold the same adapter. Thread-safe.
-
-    A server that fails, answers nothing for a while, or is found wrong by a probe or an answer, is left out
-    with its reason; `publish` probes it anew, and so does a request when no server is left.
-    """
+    """Servers that hold the same adapter. Thread-safe. A server that fails, answers nothing for a while, or
+    is found wrong by a probe or an answer, is left out with its reason; `publish` probes it anew, and so does
+    a request when no server is left."""
 
     def __init__(
         self,
@@ -209,10 +207,8 @@ class EnginePool:
         return engine
 
     def publish(self, adapter: PublishedAdapter) -> None:
-        """Load an adapter on every server, probe each, and send requests to it from now on.
-
-        Raises PolicyError if no server holds it, and none comes back in time.
-        """
+        """Load an adapter on every server, probe each, and send requests to it from now on. Raises
+        PolicyError if no server holds it, and none comes back in time."""
         with self._mending:
             # a server that was never there is a slip of the pen, and not waited for
             until = time.monotonic() + (self._patience if self._adapter else 0)

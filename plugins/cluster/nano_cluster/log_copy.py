@@ -96,9 +96,7 @@ def copy_into(
     target: LogStore, source: LogStore, done: Copied, tell: Callable[[int], None] = lambda _runs: None
 ) -> None:
     """Add all that the source holds; what the target has already stays. `tell` gets the number of runs.
-
-    Raises LogError, before anything is written, if both hold different runs of one id.
-    """
+    Raises LogError, before anything is written, if both hold different runs of one id."""
     for ids in _pages(source.database):
         _plan(source.database, target.database, ids)
     _copy_blobs(source.blobs, target.blobs, done)  # first, so that no row names a blob that is not there

@@ -57,10 +57,8 @@ def find_bubblewrap() -> str:
 def bubblewrap_options(
     plan: dict[str, Any], folders: Sequence[str], hand_over: Callable[[bytes], int]
 ) -> list[str]:
-    """Command-line options for all layers, over the workspace and the state (`folders`).
-
-    `hand_over` makes a file descriptor that bubblewrap inherits, of bytes.
-    """
+    """Command-line options for all layers, over the workspace and the state (`folders`). `hand_over` makes a
+    file descriptor that bubblewrap inherits, of bytes."""
     given = [f"--unshare-{name}" for name in _NAMESPACES]
     given += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
     given += ["--die-with-parent", "--new-session", "--clearenv"]
@@ -264,10 +262,8 @@ class BwrapSandbox:
 
     def __init__(self, python: str | None = None, project: Path | None = None) -> None:
         """`python` is the path of the interpreter on the host; None: the running one. `project`: as
-        `find_interpreter` has it.
-
-        Raises SandboxError if bubblewrap is missing or too old, or the interpreter cannot be mounted.
-        """
+        `find_interpreter` has it. Raises SandboxError if bubblewrap is missing or too old, or the interpreter
+        cannot be mounted."""
         program = find_bubblewrap()
         interpreter = find_interpreter(python or sys.executable, project)
         self.python = interpreter.path

@@ -83,10 +83,8 @@ class FolderJail(abc.ABC):
         self, limits: Limits, python: str, environment: Mapping[str, str], owner: int | None = None
     ) -> None:
         """`environment` is what programs get before a caller's additions, `owner` the uid and gid that they
-        run as on the host, if it is not ours.
-
-        Raises SandboxError if that user cannot reach the directory for temporary files.
-        """
+        run as on the host, if it is not ours. Raises SandboxError if that user cannot reach the directory for
+        temporary files."""
         self._limits = limits
         self._python = python
         self._environment = environment

@@ -41,10 +41,8 @@ class EpisodeOver(UsageError):
 
 
 class Episode:
-    """One task in its own jail. `act` takes an action, `finish` ends and grades it, `close` releases it.
-
-    An episode without actions for the time limit of the task ends without a reward. Not thread-safe.
-    """
+    """One task in its own jail. `act` takes an action, `finish` ends and grades it, `close` releases it. An
+    episode without actions for the time limit of the task ends without a reward. Not thread-safe."""
 
     def __init__(self, task: Task, sandbox: Sandbox, store: LogStore, *, actor: str = "external") -> None:
         """Raises UsageError for a task whose tools this runtime does not have."""
@@ -84,10 +82,8 @@ class Episode:
         raise EpisodeOver(f"the episode has ended ({self.trajectory.stop}); no further action is taken")
 
     def finish(self, answer: str | None = None) -> Verdict | None:
-        """End the episode, with an optional answer, and grade it once.
-
-        None if the task has no check. An answer that was submitted before is kept.
-        """
+        """End the episode, with an optional answer, and grade it once. None if the task has no check. An
+        answer that was submitted before is kept."""
         self.touched = time.monotonic()
         if self.trajectory is None:
             self._inbox.put(ToolCall(name=SUBMIT, arguments=_answering(answer)))

@@ -98,10 +98,8 @@ def _contents(repo: Path, digests: list[str]) -> list[bytes]:
 
 
 def _git(folder: Path, *arguments: str, stdin: bytes = b"", field: str = "base_commit") -> bytes:
-    """Run git without programs or network access by the repository's configuration.
-
-    Raises Refused with the message of git.
-    """
+    """Run git without programs or network access by the repository's configuration. Raises Refused with the
+    message of git."""
     env = {
         "PATH": os.environ.get("PATH", ""), "HOME": "/nonexistent", "LC_ALL": "C",
         "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_NO_REPLACE_OBJECTS": "1",

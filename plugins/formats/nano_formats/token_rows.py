@@ -85,10 +85,7 @@ def token_rows(
     runs: Iterable[Trajectory], refused: Counter[str], *, baseline: Baseline = "mean", std: Std = "none"
 ) -> Iterator[dict[str, Any]]:
     """The rows of the runs of one task. Runs of different templates or profiles, and the forks of each step,
-    form separate groups for the advantages.
-
-    Runs without rows are counted in `refused` by reason.
-    """
+    form separate groups for the advantages. Runs without rows are counted in `refused` by reason."""
     groups: dict[tuple[str, ...], list[Trajectory]] = {}
     for run in runs:
         reason = _refusal(run)

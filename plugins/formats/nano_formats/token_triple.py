@@ -59,10 +59,8 @@ class TokenRows:
     """what each row holds"""
 
     def tokens(self, triple: Triple | None, row: int | None = None) -> TurnTokens | None:
-        """The delta of a call; `row` says which row it is of, where that was written down.
-
-        Raises Refused where ids and log-probs differ in number, or the prompt is not what its row holds.
-        """
+        """The delta of a call; `row` says which row it is of, where that was written down. Raises Refused
+        where ids and log-probs differ in number, or the prompt is not what its row holds."""
         if triple is None:
             return None
         if row is None:
@@ -86,10 +84,7 @@ class TokenRows:
 
 def triple_of(values: Mapping[str, object], names: tuple[str, str, str], at: str = "") -> Triple | None:
     """A triple out of JSON, `names` being prompt, sampled ids and log-probs: None where any is missing, or
-    all are empty.
-
-    Raises Refused, by `at` and its name, for what is no list of ids, or of log-probs.
-    """
+    all are empty. Raises Refused, by `at` and its name, for what is no list of ids, or of log-probs."""
     prompt, sampled, logprobs = (values.get(name) for name in names)
     first, second, third = (at + name for name in names)
     if prompt is None or sampled is None or logprobs is None or not (prompt or sampled):

@@ -140,10 +140,8 @@ class Transcript:
         sampling: Sampling | None = None,
         verdict: Verdict | None = None,
     ) -> LoggedRun:
-        """The run, its id a function of `source`, so that an import twice is an import once.
-
-        Raises Refused for a transcript in which nobody asked or nobody answered.
-        """
+        """The run, its id a function of `source`, so that an import twice is an import once. Raises Refused
+        for a transcript in which nobody asked or nobody answered."""
         prompt = "\n\n".join(m.content for m in self.opening if m.role is Role.USER)
         if not prompt.strip():
             raise Refused("prompt", "nobody asks for anything before the model's first words")

@@ -58,10 +58,8 @@ class EscapeFinding:
 
 
 def examine(sandbox: Sandbox) -> list[EscapeFinding]:
-    """Run every attempt, in a warm jail's interpreter and in one that is started in the jail.
-
-    Raises SandboxError if no jail can be opened.
-    """
+    """Run every attempt, in a warm jail's interpreter and in one that is started in the jail. Raises
+    SandboxError if no jail can be opened."""
     with host_bait() as outside, closing(sandbox.open(None, _LIMITS)) as jail:
         cold = _reported(jail.run([sandbox.python, "-I", "-c", _PROGRAM], stdin=json.dumps(outside).encode()))
         found = try_to_escape(jail, outside) | _abuses(jail)

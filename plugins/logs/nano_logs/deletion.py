@@ -51,11 +51,9 @@ def plan_deletion(store: LogStore, ids: Sequence[str]) -> Deletion:
 
 
 def delete_runs(store: LogStore, ids: Sequence[str]) -> Deletion:
-    """Delete runs with all that is said of them, and the blobs that only they need.
-
-    Raises UsageError for a run that others go on from, which are not deleted with it, and LogError for one
-    that another process executes.
-    """
+    """Delete runs with all that is said of them, and the blobs that only they need. Raises UsageError for a
+    run that others go on from, which are not deleted with it, and LogError for one that another process
+    executes."""
     chosen = frozenset(ids)
     store.read(partial(_refuse_parents, chosen=chosen))
     for some in _chunks(ids):

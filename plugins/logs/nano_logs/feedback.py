@@ -241,10 +241,8 @@ def _show(said: Iterable[Said], store: LogStore, *, as_json: bool) -> None:
 
 
 def exported(said: Iterable[Said], store: LogStore) -> Iterator[dict[str, Any]]:
-    """Each row with the task of its run and the sampled tokens that it speaks of, as plain JSON.
-
-    `tokens` is null where the run has none, and for a span whose tokenizer is not at hand.
-    """
+    """Each row with the task of its run and the sampled tokens that it speaks of, as plain JSON. `tokens` is
+    null where the run has none, and for a span whose tokenizer is not at hand."""
     decoder = cache(load_decode)
     run: Trajectory | None = None
     for row in said:
@@ -290,11 +288,9 @@ def token_ranges(
     trajectory: Trajectory, feedback: Feedback, decode: DecodeIds | None = None
 ) -> list[dict[str, int]] | None:
     """The sampled tokens that a feedback row is about, of the whole run, a turn, or a span of its text: for
-    each turn `sampled_ids[start:end]`.
-
-    None if a turn has no tokens (a text-only run), and for a span if `decode` is missing or belongs to
-    another vocabulary. Raises IndexError for a turn that the run does not have.
-    """
+    each turn `sampled_ids[start:end]`. None if a turn has no tokens (a text-only run), and for a span if
+    `decode` is missing or belongs to another vocabulary. Raises IndexError for a turn that the run does not
+    have."""
     turns = trajectory.turns if feedback.turn is None else (trajectory.turns[feedback.turn],)
     found = []
     for turn in turns:
@@ -316,11 +312,9 @@ def token_ranges(
 def token_range(
     tokens: TurnTokens, text: str, span: tuple[int, int], decode: DecodeIds
 ) -> tuple[int, int] | None:
-    """[start, end) of the sampled tokens that wrote the characters [start, end) of `text`.
-
-    Includes tokens that wrote only a part of a character's bytes; an empty span is an empty range. None if
-    the tokens do not spell the text.
-    """
+    """[start, end) of the sampled tokens that wrote the characters [start, end) of `text`. Includes tokens
+    that wrote only a part of a character's bytes; an empty span is an empty range. None if the tokens do not
+    spell the text."""
     ids = tokens.sampled_ids
     if not decode(ids).startswith(text):
         return None
@@ -342,10 +336,8 @@ def _common(one: str, other: str) -> int:
 
 
 def load_decode(policy: str) -> DecodeIds | None:
-    """The decoder of a logged policy; None if its tokenizer is not available here.
-
-    Reads tokenizer.json of a checkpoint, a folder or the base model; loads no weights.
-    """
+    """The decoder of a logged policy; None if its tokenizer is not available here. Reads tokenizer.json of a
+    checkpoint, a folder or the base model; loads no weights."""
     file = _tokenizer_file(policy)
     if file is None:
         return None

@@ -49,9 +49,7 @@ class ResidentProgram:
         workspace: Jail | None = None,
     ) -> None:
         """Takes over `jail`, and starts the program there on the files of `workspace` (None: on none).
-
-        `on_output` gets what it writes to standard output, `on_end` once how it ended.
-        """
+        `on_output` gets what it writes to standard output, `on_end` once how it ended."""
         self._jail, self._workspace = jail, workspace
         self._on_output, self._on_end = on_output, on_end
         self._known = ""

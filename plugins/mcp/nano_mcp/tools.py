@@ -105,10 +105,8 @@ def _change(tool: ToolSpec, store: LogStore) -> str | None:
 def offer_servers(
     servers: Mapping[str, McpServer], sandbox: Sandbox, limits: Limits, warn: Callable[[str], None]
 ) -> list[Tool]:
-    """Ask the enabled servers for their tools.
-
-    A server that cannot be started is left out with a warning. Raises ConfigError for one that is required.
-    """
+    """Ask the enabled servers for their tools. A server that cannot be started is left out with a warning.
+    Raises ConfigError for one that is required."""
     enabled = {name: server for name, server in servers.items() if server.enabled}
     offered: list[Tool] = []
     with ThreadPoolExecutor(max(1, len(enabled))) as pool:  # each takes seconds to start

@@ -134,10 +134,8 @@ class MinedTarget:
 def mined_targets(
     package: MinedPackage, targets: Iterable[Target], tests: Sequence[TracedTest], by_file: bool
 ) -> Iterator[tuple[Target, tuple[TracedTest, ...], str]]:
-    """(target, tests that call it, family) for the targets that any test calls.
-
-    A family is the package, or one of its modules.
-    """
+    """(target, tests that call it, family) for the targets that any test calls. A family is the package, or
+    one of its modules."""
     ranked = sorted(tests, key=lambda test: (len(test.calls), test.seconds, test.file, test.name))
     for target in targets:
         places = {(target.path, line) for line in target.functions}

@@ -138,11 +138,9 @@ def _together(cases: Sequence[TestOutcome]) -> TestOutcome:
 
 
 def asks_for_feature(outcome: TestOutcome, source: Collection[str]) -> bool:
-    """Whether a test fails for want of something that the old source lacks, whose words are `source`.
-
-    It does if one of its cases could not import a name, or found an attribute, a name or a keyword argument
-    missing that stands nowhere in the source, or was refused a number of arguments.
-    """
+    """Whether a test fails for want of something that the old source lacks, whose words are `source`. It does
+    if one of its cases could not import a name, or found an attribute, a name or a keyword argument missing
+    that stands nowhere in the source, or was refused a number of arguments."""
     return any(_lacks(error, source) for error in outcome.errors)
 
 

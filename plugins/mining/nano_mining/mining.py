@@ -170,10 +170,8 @@ class Miner:
     interrupted: bool = False
 
     def mine(self, packages: Sequence[MinedPackage]) -> tuple[list[Task], list[PackageYield]]:
-        """The tasks of all packages in their order, and what each package gave.
-
-        Ctrl-C ends it with what is there by then; `interrupted` says so.
-        """
+        """The tasks of all packages in their order, and what each package gave. Ctrl-C ends it with what is
+        there by then; `interrupted` says so."""
         files = [(package, file) for package in packages for file in package.tests]
         self._run("traced", files, _trace_id, lambda job: {"rows": trace_file(*job, self.sandbox)})
         yields = [PackageYield(origin=str(p.origin), licence=p.origin.licence) for p in packages]

@@ -132,10 +132,8 @@ class _Notes:
 
 
 def check_task(task: Task, runtime: Runtime) -> TaskFinding:
-    """Run all checks of one task. The policy of `runtime` is not used.
-
-    Expensive checks are skipped after a failure that makes them pointless.
-    """
+    """Run all checks of one task. The policy of `runtime` is not used. Expensive checks are skipped after a
+    failure that makes them pointless."""
     started, notes, kill_rate = time.monotonic(), _Notes(), None
     if _readable(task, notes) and _nothing_is_nothing(task, runtime, notes):
         run = _oracle(task, runtime, notes)
@@ -342,11 +340,9 @@ def check_tasks(
     blobs: str | Path | None = None,
     opener: Callable[[], Sandbox] = open_sandbox,
 ) -> Iterator[tuple[Task, TaskFinding]]:
-    """Each task with its finding, in order. `tasks` may be infinite; it is read a few tasks ahead.
-
-    `blobs` are those of the log whose snapshots tasks start from, `opener` opens the sandbox. One job
-    runs in this process, several in worker processes.
-    """
+    """Each task with its finding, in order. `tasks` may be infinite; it is read a few tasks ahead. `blobs`
+    are those of the log whose snapshots tasks start from, `opener` opens the sandbox. One job runs in this
+    process, several in worker processes."""
     with log_folder() as folder, safe_workers():
         if jobs == 1:
             runtime = scratch_runtime(folder, blobs, opener)
@@ -375,10 +371,8 @@ def check_tasks(
 def without_repeats(
     found: Iterable[tuple[Task, TaskFinding]], *, others: Mapping[str, str] = {}
 ) -> Iterator[tuple[Task, TaskFinding]]:
-    """Refuse repeated problems (same prompt and files), and programs that occur in another split.
-
-    `others` maps hashes of programs that must not occur to their origin.
-    """
+    """Refuse repeated problems (same prompt and files), and programs that occur in another split. `others`
+    maps hashes of programs that must not occur to their origin."""
     problems: dict[str, str] = {}
     programs: dict[str, tuple[Split | None, str]] = {}
     for task, finding in found:
@@ -399,10 +393,8 @@ def without_repeats(
 def admitted_tasks(
     candidates: Iterable[Task], n: int, *, jobs: int = 2, on_task: Callable[[TaskFinding], None] | None = None
 ) -> tuple[list[Task], list[TaskFinding]]:
-    """(the first `n` admitted candidates, all findings up to the last of them).
-
-    A smaller `n` gives a prefix. Raises UsageError if PATIENCE candidates in a row are refused.
-    """
+    """(the first `n` admitted candidates, all findings up to the last of them). A smaller `n` gives a prefix.
+    Raises UsageError if PATIENCE candidates in a row are refused."""
     kept: list[Task] = []
     findings: list[TaskFinding] = []
     refused: list[TaskFinding] = []

@@ -41,9 +41,7 @@ def judged(
     name: str, part: Part, groups: Sequence[Sequence[Trajectory]], runtime: Runtime, refused: Counter[str]
 ) -> dict[str, float]:
     """Run -> what the part says of it, between 0 and 1; runs that it is silent on or failed at are counted.
-
-    The runs of a group tried one task and are compared with each other.
-    """
+    The runs of a group tried one task and are compared with each other."""
     worth: dict[str, float] = {}
     for runs in groups:
         if len(runs) < 2:

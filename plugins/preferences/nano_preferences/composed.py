@@ -45,10 +45,8 @@ class Gate:
     def counted(
         self, outcome: float | None, scores: Mapping[str, float | None], *, step: float = 1.0
     ) -> dict[str, float | None]:
-        """Part -> the value that counts, between 0 and 1; None for a part without a score.
-
-        `step` is the smallest difference between two compared outcomes, which bounds tie-breaks.
-        """
+        """Part -> the value that counts, between 0 and 1; None for a part without a score. `step` is the
+        smallest difference between two compared outcomes, which bounds tie-breaks."""
         is_open = self.is_open(outcome)
         scale = 1.0 if is_open else self._tie_scale(step)
         values: dict[str, float | None] = {}

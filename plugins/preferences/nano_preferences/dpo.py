@@ -44,11 +44,9 @@ Scores = dict[str, float]
 def train_dpo(
     model: nn.Module, pairs: Sequence[PairRows], config: DpoConfig, folder: Path, on_step: OnStep
 ) -> int:
-    """Train in place, continuing from a state saved in `folder`. Returns the total of steps done.
-
-    Metrics, as means over the pairs of a step: `accuracy` (pairs with h > 0), `margin` (beta h), and
-    `chosen_logprob` and `rejected_logprob` per side.
-    """
+    """Train in place, continuing from a state saved in `folder`. Returns the total of steps done. Metrics, as
+    means over the pairs of a step: `accuracy` (pairs with h > 0), `margin` (beta h), and `chosen_logprob` and
+    `rejected_logprob` per side."""
     # the model holds the starting weights here; a resumed state is loaded afterwards
     reference = reference_scores(model, pairs, config)
 
@@ -91,10 +89,8 @@ def side_scores(logprobs_BT: Tensor, batch: Batch, *, mean: bool) -> dict[str, T
 
 
 def pair_batches(pairs: Sequence[PairRows], indices: Sequence[int], max_tokens: int) -> list[Batch]:
-    """Micro-batches with both sides of each of their pairs.
-
-    Row ids are the position in `indices` and the side: a step across two epochs may have a pair twice.
-    """
+    """Micro-batches with both sides of each of their pairs. Row ids are the position in `indices` and the
+    side: a step across two epochs may have a pair twice."""
     lengths = [max(len(row.ids) for row in _all(pairs[i])) * len(_all(pairs[i])) for i in indices]
     batches = []
     for part in by_budget(lengths, max_tokens):
@@ -218,10 +214,8 @@ class PreferencePart:
 def preference_term(
     model: nn.Module, opened: OpenedWeights, pairs: Sequence[PreferencePair], config: TrainConfig
 ) -> PreferenceTerm | None:
-    """The loss term of `logs.lambda_preference`; None if it is 0 or there are no pairs.
-
-    `model` must hold the starting weights of the training, also when it is resumed.
-    """
+    """The loss term of `logs.lambda_preference`; None if it is 0 or there are no pairs. `model` must hold the
+    starting weights of the training, also when it is resumed."""
     if config.logs.lambda_preference == 0 or not pairs:
         return None
     reader = reader_of(opened)

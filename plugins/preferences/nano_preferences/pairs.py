@@ -127,10 +127,8 @@ def write_pairs(path: Path, pairs: Iterable[PreferencePair]) -> None:
 
 def pair_rows(pairs: Sequence[PreferencePair], reader: RunEncoder, source: str = "") -> list[PairRows]:
     """The pairs as token rows of one policy: logged tokens as they are, texts by its template; without those
-    that are longer than its context, which are said on stderr.
-
-    Raises UsageError for logged tokens of another template, profile or vocabulary, naming `source` and pair.
-    """
+    that are longer than its context, which are said on stderr. Raises UsageError for logged tokens of another
+    template, profile or vocabulary, naming `source` and pair."""
 
     def encode(numbered: tuple[int, PreferencePair]) -> PairRows:
         return _rows(f"{source}pair {numbered[0]}", numbered[1], reader)

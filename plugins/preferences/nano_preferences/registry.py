@@ -155,9 +155,8 @@ _MADE_UP = ("I do not know.", "The answer is 4.")
 
 
 def load_function(path: str) -> tuple[Callable[..., Any], str | None]:
-    """The function of `module:function` or `path.py:function`, and the hash of its file.
-
-    Raises ConfigError."""
+    """The function of `module:function` or `path.py:function`, and the hash of its file. Raises
+    ConfigError."""
     found, source = find_in_module(path, _no_function)
     if not callable(found):
         raise ConfigError(f"{source} is {described(found)}, and no function")
@@ -263,9 +262,8 @@ def open_part(name: str, settings: Mapping[str, Any]) -> Part:
 
 
 def part_kind(name: str) -> type[Part]:
-    """The class of the part of that name, or of `path.py:name`, where a function is one too.
-
-    Raises ConfigError for an unknown one."""
+    """The class of the part of that name, or of `path.py:name`, where a function is one too. Raises
+    ConfigError for an unknown one."""
     if is_reference(name):
         value, _ = find_in_module(name, lambda it: _no_function(it) and _no_part(it))
         if callable(value) and not isinstance(value, type):
@@ -299,10 +297,8 @@ SUFFIXES = (".toml", ".json", ".yaml", ".yml")
 
 
 def parse_reward(text: str) -> RewardConfig:
-    """The reward config of `part=weight,part:argument=weight,...`, or of a .toml, .json or .yaml file.
-
-    Raises UsageError for any other text, ConfigError for invalid settings.
-    """
+    """The reward config of `part=weight,part:argument=weight,...`, or of a .toml, .json or .yaml file. Raises
+    UsageError for any other text, ConfigError for invalid settings."""
     if text.endswith(SUFFIXES) and "=" not in text:
         return parse_config(RewardConfig, read_data(Path(text)))
     parts: dict[str, dict[str, Any]] = {}

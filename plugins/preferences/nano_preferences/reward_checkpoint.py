@@ -50,11 +50,9 @@ def save_reward_model(
     report: RewardModelReport,
     page: str | None = None,
 ) -> Manifest:
-    """Write a reward model atomically, with its adapter merged; `page` is its calibration page (HTML).
-
-    Raises CheckpointError where the target exists or the disk is full, UsageError for an architecture that
-    transformers has no classifier for.
-    """
+    """Write a reward model atomically, with its adapter merged; `page` is its calibration page (HTML). Raises
+    CheckpointError where the target exists or the disk is full, UsageError for an architecture that
+    transformers has no classifier for."""
     classifier = _classifier(model, opened)
     with atomic_checkpoint(target) as folder, quiet_transformers():
         classifier.save_pretrained(folder)
@@ -81,11 +79,9 @@ class SavedRewardModel:
     @torch.no_grad()
     def __call__(self, runs: Sequence[Trajectory], blobs: BlobStore | None = None) -> list[float]:
         """[G] the score of each run: log-odds up to a constant; -inf for a run without turns. Of runs longer
-        than the context only the last tokens are read.
-
-        `blobs` are the log's, which know the directories that text-only runs began in (`run_messages`).
-        Raises UsageError for a run of another template or vocabulary, LogError if a directory is missing.
-        """
+        than the context only the last tokens are read. `blobs` are the log's, which know the directories that
+        text-only runs began in (`run_messages`). Raises UsageError for a run of another template or
+        vocabulary, LogError if a directory is missing."""
         scores = [-float("inf")] * len(runs)
         written = [i for i, run in enumerate(runs) if run.turns]
         rows = [self._row(runs[i], blobs)[-self._context_limit :] for i in written]

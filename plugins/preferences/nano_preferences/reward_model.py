@@ -67,10 +67,8 @@ class RewardModelReport:
 def train_reward_model(
     model: ScalarModel, pairs: Sequence[PairRows], config: RewardModelConfig, folder: Path, on_step: OnStep
 ) -> int:
-    """Train in place, continuing from a state saved in `folder`. Returns the total of steps done.
-
-    Each step reports `accuracy` and `margin`, means over its pairs.
-    """
+    """Train in place, continuing from a state saved in `folder`. Returns the total of steps done. Each step
+    reports `accuracy` and `margin`, means over its pairs."""
 
     def do_step(learner: Learner, indices: Sequence[int]) -> dict[str, float]:
         chosen = [pairs[i] for i in indices]
@@ -135,10 +133,8 @@ def measure(model: nn.Module, pairs: Sequence[PairRows], *, max_tokens: int) -> 
 
 
 def held_out(pairs: Sequence[PairRows], share: float, seed: int) -> tuple[list[PairRows], list[PairRows]]:
-    """(training pairs, held-out pairs), split by task or prompt.
-
-    Raises UsageError if all pairs have one prompt.
-    """
+    """(training pairs, held-out pairs), split by task or prompt. Raises UsageError if all pairs have one
+    prompt."""
     keys = sorted({pair.prompt_key for pair in pairs})
     if len(keys) < 2:
         raise UsageError(

@@ -49,10 +49,8 @@ class _CellRecord:
 
 @dataclass(slots=True)
 class Curriculum:
-    """Draws tasks from a pool, by the recorded results of earlier groups.
-
-    Raises UsageError for an empty pool, and for a task without a level.
-    """
+    """Draws tasks from a pool, by the recorded results of earlier groups. Raises UsageError for an empty
+    pool, and for a task without a level."""
 
     tasks: Sequence[Task]
     seed: int = 0
@@ -81,8 +79,7 @@ class Curriculum:
         return [cell for cell in self._cells if cell[0] <= self.open_level]
 
     def weights(self) -> dict[Cell, float]:
-        """Sampling weight of each open cell: 1 without an estimate, 4p(1 - p) in the band, FLOOR
-        outside."""
+        """Sampling weight of each open cell: 1 without an estimate, 4p(1 - p) in the band, FLOOR outside."""
         return {cell: self._weight(self._records[cell]) for cell in self.open_cells}
 
     def _weight(self, record: _CellRecord) -> float:

@@ -123,10 +123,8 @@ def view(
 
 
 def split_families(families: Sequence[Family], salt: str) -> dict[Split, tuple[Family, ...]]:
-    """The families of each split, by a hash of their names, independent of their order.
-
-    Raises ValueError for fewer than two, or for two of one name: then the splits could not differ.
-    """
+    """The families of each split, by a hash of their names, independent of their order. Raises ValueError for
+    fewer than two, or for two of one name: then the splits could not differ."""
     if len({family.name for family in families}) != len(families) or len(families) < 2:
         raise ValueError(f"{salt}: needs two families or more, of distinct names")
     ranked = sorted(families, key=lambda f: hashlib.sha256(f"{salt}:{f.name}".encode()).digest())

@@ -68,10 +68,7 @@ def read_page(
     shown: sa.ColumnElement[bool] | None = None,
 ) -> list[dict[str, Any]]:
     """Rows of the view `runs` after the cursor (started, id), of those that are `shown`; `order` may be
-    "best" or "worst" reward.
-
-    Long texts are cut. Only the order "newest" takes a cursor.
-    """
+    "best" or "worst" reward. Long texts are cut. Only the order "newest" takes a cursor."""
     columns = [_runs.c[name] for name in (*_EXACT, *_PLAIN)]
     cut = [sa.func.substr(_runs.c[name], 1, _SHOWN).label(name) for name in _CUT]
     ends = {"best": _runs.c.reward.desc(), "worst": _runs.c.reward.asc()}
@@ -142,10 +139,8 @@ def _holds(column: sa.ColumnElement[Any], part: str) -> sa.ColumnElement[bool]:
 def read_groups(
     connection: sa.Connection, chosen: RunChoice, after: Cursor | None, limit: int
 ) -> list[dict[str, Any]]:
-    """Groups by their newest run: name, runs, one run, and number, mean, least and largest of the rewards.
-
-    Of `chosen`, policy, task and group apply. The cursor is (newest, task, parent, parent_step).
-    """
+    """Groups by their newest run: name, runs, one run, and number, mean, least and largest of the rewards. Of
+    `chosen`, policy, task and group apply. The cursor is (newest, task, parent, parent_step)."""
     runs, tasks = schema.runs, schema.tasks
     newest = sa.func.max(runs.c.started)
     place: list[sa.ColumnElement[Any]] = [

@@ -45,11 +45,9 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Weights & Biases: one run per training, continued when it is resumed.
-
-    Curves are drawn over a metric `step`: W&B drops rows whose own step counter does not increase, as happens
-    when a step is run again after a kill.
-    """
+    """Weights & Biases: one run per training, continued when it is resumed. Curves are drawn over a metric
+    `step`: W&B drops rows whose own step counter does not increase, as happens when a step is run again after
+    a kill."""
 
     def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
         _imported("wandb")

@@ -29,10 +29,8 @@ class TokenScorer:
         self._lock = threading.Lock()
 
     def of(self, run: Trajectory) -> TokenColumns:
-        """`entropy`, and `mismatch` (nats) where these weights sampled the run, else `ratio`.
-
-        Empty for a run without tokens, with ids that these weights do not have, or that is too long for them.
-        """
+        """`entropy`, and `mismatch` (nats) where these weights sampled the run, else `ratio`. Empty for a run
+        without tokens, with ids that these weights do not have, or that is too long for them."""
         if not self._can_read(run):
             return {}
         key = (run.id, len(run.turns))

@@ -36,11 +36,9 @@ class Image:
 
 
 def read_dockerfile(text: str, context: Mapping[str, str], name: str, *, built: bool = False) -> Image:
-    """The image as plain files; `context` maps paths of the build context to texts.
-
-    Of one that is `built`, the base, programs, variables and user are the image's own. Raises Refused with
-    the line for instructions that need a container build.
-    """
+    """The image as plain files; `context` maps paths of the build context to texts. Of one that is `built`,
+    the base, programs, variables and user are the image's own. Raises Refused with the line for instructions
+    that need a container build."""
     workdir, copied, based = "/", dict[str, str](), False
     for number, word, rest in _instructions(text, name):
         field = f"{name}:{number}"

@@ -52,11 +52,9 @@ class Tree:
 
 
 class HarborTasks:
-    """Folders are kept when they are imported, and exported unchanged.
-
-    A folder written for a task of nano also holds the task in `nano_task.json`; an import refuses a folder in
-    which only one of the two was edited.
-    """
+    """Folders are kept when they are imported, and exported unchanged. A folder written for a task of nano
+    also holds the task in `nano_task.json`; an import refuses a folder in which only one of the two was
+    edited."""
 
     name = "harbor"
     summary = "Harbor task directories"

@@ -45,10 +45,8 @@ _MOST_WORDS = 0.6
 def random_looking(text: str) -> list[tuple[int, int]]:
     """Spans of random-looking strings: 24 to 200 characters of base 64 or its URL form, with at least three
     characters of each of three classes, no seven letters of one case in a row, and 4.1 bits per character.
-
     Hexadecimal strings do not count: commits and checksums look like keys. Neither do names made of words,
-    ids of objects in APIs, base 64 of a text with spaces, nor anything after the name of a hash.
-    """
+    ids of objects in APIs, base 64 of a text with spaces, nor anything after the name of a hash."""
     return [
         match.span()
         for match in _CANDIDATE.finditer(text)
@@ -326,11 +324,8 @@ _VARIED = 2.0
 
 
 class Known:
-    """Secrets that were recognised in a run, to be found wherever they occur again, whole or in part.
-
-    A word of one character class is not searched for: `postgres` as a password would hide every other
-    `postgres`.
-    """
+    """Secrets that were recognised in a run, to be found wherever they occur again, whole or in part. A word
+    of one character class is not searched for: `postgres` as a password would hide every other `postgres`."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._whole: set[str] = set()

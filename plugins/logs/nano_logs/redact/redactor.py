@@ -69,10 +69,8 @@ class RedactConfig(BaseModel):
 
 @cache
 def compiled(pattern: str) -> Any:
-    """Compile a configured pattern, which may be a stranger's, with an engine that never backtracks.
-
-    Raises ValueError for an invalid pattern, and for one that would take long at every character.
-    """
+    """Compile a configured pattern, which may be a stranger's, with an engine that never backtracks. Raises
+    ValueError for an invalid pattern, and for one that would take long at every character."""
     import re2
 
     options = re2.Options()
@@ -108,10 +106,8 @@ class Redactor:
     """what was found in texts, by their hash: a run's texts are learnt, scrubbed, and looked at again"""
 
     def scrub(self, text: str, known: Known | None = None) -> tuple[str, tuple[Span, ...]]:
-        """The text with a marker `[redacted:KIND]` for each secret, and the spans in the given text.
-
-        A text without secrets, or redacted before, is returned unchanged.
-        """
+        """The text with a marker `[redacted:KIND]` for each secret, and the spans in the given text. A text
+        without secrets, or redacted before, is returned unchanged."""
         spans: list[Span] = []
         for _ in range(_MOST_ROUNDS):
             scrubbed, pieces = _render(text, spans)
@@ -169,10 +165,8 @@ class Redactor:
                 yield (start, end), kind
 
     def _configured(self, text: str) -> Iterator[tuple[tuple[int, int], str]]:
-        """Matches of the configured patterns; if there are too many, the whole text is hidden.
-
-        One search is linear in the text, but each match starts another.
-        """
+        """Matches of the configured patterns; if there are too many, the whole text is hidden. One search is
+        linear in the text, but each match starts another."""
         left = max(_FEWEST_MATCHES, _MOST_WORK // max(1, len(text)))
         for kind, source in self.config.patterns.items():
             pattern = compiled(source)
@@ -239,11 +233,9 @@ def _back(span: Span, pieces: list[_TextPiece]) -> Span:
 
 
 def scrub_bytes(data: bytes, redactor: Redactor, known: Known | None = None) -> bytes:
-    """A file with markers for its secrets; the same object if there are none.
-
-    Files that are no text are searched byte by byte, so that secrets in binary files are found too; such a
-    file is then damaged, which is better than leaking a key.
-    """
+    """A file with markers for its secrets; the same object if there are none. Files that are no text are
+    searched byte by byte, so that secrets in binary files are found too; such a file is then damaged, which
+    is better than leaking a key."""
     text, encode = file_form(data)
     # a zero byte ends a text in a binary file
     spans = redactor.scrub(text.replace("\0", "\n"), known)[1]
@@ -258,9 +250,7 @@ def scrub_snapshot(
     known: Known | None = None,
 ) -> str:
     """Copy a snapshot with the secrets of its files and link targets redacted; returns its id in `target`.
-
-    File names stay, since tools and diffs refer to them. Raises LogError if a file is missing.
-    """
+    File names stay, since tools and diffs refer to them. Raises LogError if a file is missing."""
     redactor, known = redactor or Redactor(), known or Known()
     entries = []
     for entry in load(snapshot, source).entries:

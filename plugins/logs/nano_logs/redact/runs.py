@@ -27,11 +27,9 @@ from nano_shared.types import REDACTED_ID, Observation, Trajectory, Turn, TurnTo
 
 
 def masked_positions(ids: Sequence[int], decode: DecodeIds, redactor: Redactor, known: Known) -> set[int]:
-    """Positions of a row of ids whose text overlaps a secret.
-
-    Texts of single ids are joined, so that secrets across their boundaries are found. If a tokenizer writes
-    differently in context, a whole stretch in which something is still found is masked.
-    """
+    """Positions of a row of ids whose text overlaps a secret. Texts of single ids are joined, so that secrets
+    across their boundaries are found. If a tokenizer writes differently in context, a whole stretch in which
+    something is still found is masked."""
     texts = {i: "" if i == REDACTED_ID else decode([i]) for i in set(ids)}
     masked = {at for at, i in enumerate(ids) if i == REDACTED_ID}
     while True:
@@ -68,9 +66,7 @@ def mask_turns(
     turns: Sequence[Turn], decode: DecodeIds | None, redactor: Redactor, known: Known
 ) -> tuple[Turn, ...]:
     """The turns with their ids masked, row by row: a placeholder for each id, log-prob 0 for a sampled one.
-
-    Without `decode`, it is unknown which ids spell the secret, and all are masked.
-    """
+    Without `decode`, it is unknown which ids spell the secret, and all are masked."""
     masked = {
         number: set(range(len(ids))) if decode is None else masked_positions(ids, decode, redactor, known)
         for number, ids in _rows(turns).items()
@@ -202,12 +198,10 @@ def redacted(value: V) -> V:
 
 
 def redact_run(store: LogStore, run_id: str, redactor: Redactor) -> bool:
-    """Replace a logged run by its redacted copy, in one transaction. Returns whether anything changed.
-
-    All ids of a run that holds a secret are masked, since no tokenizer is available. Old contents are
-    overwritten in an SQLite file and its write-ahead log; a server's backups are not touched. Raises LogError
-    for an unknown run or one that is being executed, UsageError for one that has not ended.
-    """
+    """Replace a logged run by its redacted copy, in one transaction. Returns whether anything changed. All
+    ids of a run that holds a secret are masked, since no tokenizer is available. Old contents are overwritten
+    in an SQLite file and its write-ahead log; a server's backups are not touched. Raises LogError for an
+    unknown run or one that is being executed, UsageError for one that has not ended."""
     with store.claim(run_id):
         before = store.get(run_id)
         if before.stop is None:

@@ -221,10 +221,8 @@ class Constitution(JudgePart):
             return list(pool.map(lambda run: self.score_run(run, runtime), runs))
 
     def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
-        """The weighted share of the applicable principles that are kept; no score if none applies.
-
-        If one cannot be judged the part fails: leaving it out would reward what made it fail.
-        """
+        """The weighted share of the applicable principles that are kept; no score if none applies. If one
+        cannot be judged the part fails: leaving it out would reward what made it fail."""
         changed = changes(run, runtime.store.blobs)
         kept: dict[str, float] = {}
         weights: dict[str, float] = {}

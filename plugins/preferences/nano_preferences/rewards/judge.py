@@ -198,10 +198,8 @@ class Judge(JudgePart):
         self.open_judge()
 
     def score(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Score]:
-        """[G] the mean worth over the comparisons of each run; no score for a single run.
-
-        If fewer than half of the comparisons of a run succeed, it fails with the kind of the first failure.
-        """
+        """[G] the mean worth over the comparisons of each run; no score for a single run. If fewer than half
+        of the comparisons of a run succeed, it fails with the kind of the first failure."""
         if len(runs) < 2:
             return [SILENT] * len(runs)
         try:

@@ -37,11 +37,9 @@ _OPERATORS: dict[str, Callable[[int, int], float]] = {
 
 
 def claims_of(turn: Turn, seen: str, written: str, answer: str | None) -> Iterator[Claim]:
-    """The claims in the thought of one turn.
-
-    `seen` is all text that the agent was shown before the turn, `written` all text that it writes in the run
-    (it may name what it will write), `answer` what the run submitted.
-    """
+    """The claims in the thought of one turn. `seen` is all text that the agent was shown before the turn,
+    `written` all text that it writes in the run (it may name what it will write), `answer` what the run
+    submitted."""
     thought = turn.thought
     yield from _lines(thought, seen)
     yield from _names(thought, f"{seen}\n{written}")
@@ -131,8 +129,7 @@ class Reasoning(Part):
 
 def count_claims(run: Trajectory, paths: Iterable[str] = ()) -> Tally:
     """The number of true and false distinct claims over all turns; each is checked against what was seen by
-    then. `paths` are the files of the workspace, whose names the first message shows.
-    """
+    then. `paths` are the files of the workspace, whose names the first message shows."""
     calls = [call for turn in run.turns for call in turn.calls]
     written = "\n".join(text for call in calls for text in (call.name, *map(str, call.arguments.values())))
     seen = "\n".join([run.task.prompt, run.task.check or "", *paths, *run.task.files.values()])

@@ -20,11 +20,8 @@ _SECONDS = 20.0
 
 def measure(files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> dict[str, int] | None:
     """The metrics of all Python files together, and the number of ways to run code that the syntax tree hides
-    (`hidden`).
-
-    None if a file is not valid Python. The source is parsed in a jail, since it may crash the parser. Raises
-    SandboxError if the jail fails.
-    """
+    (`hidden`). None if a file is not valid Python. The source is parsed in a jail, since it may crash the
+    parser. Raises SandboxError if the jail fails."""
     texts = {
         name: data.decode("utf-8", "surrogateescape") for name, data in files.items() if name.endswith(".py")
     }

@@ -79,10 +79,8 @@ def branches(node: ast.AST) -> int:
 
 
 def nesting(tree: ast.AST) -> int:
-    """Blocks around the innermost statement; `elif` is no deeper than its `if`.
-
-    A definition starts at depth 0, except inside a block, where it counts as any other statement.
-    """
+    """Blocks around the innermost statement; `elif` is no deeper than its `if`. A definition starts at depth
+    0, except inside a block, where it counts as any other statement."""
     deepest, pending = 0, [(tree, 0)]
     while pending:
         node, depth = pending.pop()

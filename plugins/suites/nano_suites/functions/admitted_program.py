@@ -209,11 +209,9 @@ DRAWS = (draw_numbers, draw_numbers, draw_numbers, draw_texts, draw_texts, draw_
 
 
 def belongs(family: str, source: str, split: Split) -> bool:
-    """Whether a program is of the split by its family and by the skeleton of its code.
-
-    Two families may meet in one code (a sum of squares, a sum of products of a number with itself); asking
-    both keeps equal code out of the other split, and costs each split some programs.
-    """
+    """Whether a program is of the split by its family and by the skeleton of its code. Two families may meet
+    in one code (a sum of squares, a sum of products of a number with itself); asking both keeps equal code
+    out of the other split, and costs each split some programs."""
     return split_of(family) is split and split_of(skeleton(source)) is split
 
 

@@ -162,8 +162,7 @@ def make_repair_again(rng: random.Random, split: Split, level: int) -> Made:
 def _in_vain_first(made: Made, rng: random.Random) -> Made:
     """Before its edit, the oracle copies a line of the function as it is, up to three times, which the tool
     refuses: the commonest mistake of a small model, and the commonest after it is to say the same again. What
-    is refused is shown and not imitated, what follows it is learned.
-    """
+    is refused is shown and not imitated, what follows it is learned."""
     at = next(i for i, action in enumerate(made.oracle) if action.name == "edit_file")
     edit = made.oracle[at]
     path, line = str(edit.arguments["path"]), int(str(edit.arguments["line"]))

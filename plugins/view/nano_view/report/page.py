@@ -82,10 +82,8 @@ def training_cells(t: Training | None) -> dict[str, str]:
 
 
 def training_page(t: Training, missing: Mapping[str, str] = MappingProxyType({})) -> Shown:
-    """Curves, success, guards, hacking, rollouts, settings and all metrics of one training.
-
-    `missing` says of rollouts, by id, why they cannot be shown.
-    """
+    """Curves, success, guards, hacking, rollouts, settings and all metrics of one training. `missing` says of
+    rollouts, by id, why they cannot be shown."""
     warning = over_optimised(t.rows)
     curves = {"title": "Curves", "plots": main_plots(t.rows, t.held_out)}
     sections = [

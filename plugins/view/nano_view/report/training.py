@@ -128,10 +128,8 @@ class ChosenRollout:
 
 def choose(steps: Mapping[int, Sequence[Rollout]], *, seed: int = 0) -> list[ChosenRollout]:
     """At most eight different rollouts: best, worst and a random one of the first and of the last step with a
-    graded rollout, the last rollout with tampering, and the last passed impossible control.
-
-    Ties are broken by `seed`.
-    """
+    graded rollout, the last rollout with tampering, and the last passed impossible control. Ties are broken
+    by `seed`."""
     graded = {
         step: [r for r in runs if r.reward is not None and not r.control] for step, runs in steps.items()
     }
