@@ -51,8 +51,7 @@ def open_command(command: str, folders: Sequence[str] = ()) -> ForeignAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignAgent:
-    """A program that works on a task in the jail, and asks the policy through a server of OpenAI's and
-    Anthropic's APIs."""
+    """A program that works in the jail, and asks the policy by OpenAI's and Anthropic's APIs."""
 
     command: str
     """shell line, run in the workspace; `{prompt}` stands for the task's prompt, quoted"""

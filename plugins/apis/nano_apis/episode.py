@@ -57,8 +57,7 @@ class AgentEpisode(Conversations):
 
     @property
     def seconds(self) -> float:
-        """Of the run so far, without waiting for other agents of the batch; a batch's answer counts when it
-        is there."""
+        """Of the run so far, not waiting for agents of the batch, whose answer counts once it is there."""
         with self._clock:
             now = time.monotonic()
             pending = now - self._opened if self._open and self.slot is not None else 0.0

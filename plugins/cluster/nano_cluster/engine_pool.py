@@ -53,8 +53,7 @@ class AdapterProbe:
     bfloat16: bool
 
     def check_card(self, server: TokenServer, adapter: PublishedAdapter) -> ModelCard:
-        """Load the adapter where it is not, and compare what the server says of it. Returns the card of the
-        served base."""
+        """Load the adapter if need be, and check the server's card. Returns the card of its base."""
         cards = server.cards()
         if adapter.name not in cards:
             refused = None
@@ -236,8 +235,7 @@ class EnginePool:
     def sample(
         self, ids: Sequence[int], sampling: Sampling, conversation: Conversation
     ) -> tuple[ServedTokens, PublishedAdapter]:
-        """What follows these ids, and the adapter that sampled it. Raises PolicyError, and BudgetExhausted at
-        the conversation's deadline."""
+        """What follows these ids, and which adapter sampled it. Raises PolicyError, BudgetExhausted."""
         deadline = conversation.deadline or float("inf")
         lost = 0
         while True:
@@ -428,8 +426,7 @@ class EnginePool:
                 self._changed.notify_all()
 
     def _unload_old(self, current: str, elsewhere: Collection[str] = ()) -> None:
-        """Unload all adapters but the current one that no request uses, here or `elsewhere`; without a
-        current one, all."""
+        """Unload what no request uses, here or `elsewhere`, but the current adapter; all without one."""
         kept = {current, *elsewhere}
         with self._mending:
             for engine in self._engines:

@@ -267,8 +267,7 @@ def open_sharded(
     ranks: Ranks, name: str, settings: TrainConfig, folder: Path, model: nn.Module, config: OptimizerConfig,
     *, steps: int,
 ) -> ShardedLearner:  # fmt: skip
-    """The learner of rank 0; all ranks open model `name` and go on from the same weights. `folder` is that of
-    the training, which all ranks reach."""
+    """The learner of rank 0; all ranks open model `name`. `folder`, of the training, all reach."""
     if settings.quantise or settings.logs.lambda_preference:
         raise ConfigError(
             "a training on several ranks takes neither `quantise` nor `logs.lambda_preference`: leave them"

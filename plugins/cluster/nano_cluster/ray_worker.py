@@ -263,8 +263,7 @@ def _logged(job: RolloutJob, runtime: Runtime) -> Trajectory | None:
 
 
 def _ended(job: RolloutJob, why: str, runtime: Runtime) -> Trajectory | Redo:
-    """End a run in the log, so that whoever still executes it can add nothing; the run, if that one was
-    faster. Raises LogError if the log fails."""
+    """End a run in the log against whoever still executes it; the run if that was faster."""
     stop, told = StopReason.INTERRUPTED, f"rolled out again: {why}"
     with suppress(LogError):  # the other worker began it just now
         log_unexecuted(job.task, runtime, job.run, stop, told, seed=job.seed)

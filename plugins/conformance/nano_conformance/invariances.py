@@ -62,8 +62,7 @@ def _compare(expected: Tensor, language: Language, subject: Subject, **how: Any)
 
 
 def corrections(language: Language, advantage_S: Tensor) -> list[Correction]:
-    """All corrections. Their variance is of one rollout, in units of the squared norm of the exact
-    gradient."""
+    """All corrections; variance of one rollout, in units of the exact gradient's squared norm."""
     gap_ST = (language.logprobs_ST(language.logits) - language.logprobs_ST(language.stale)).detach()
     token = gap_ST.exp()
     whole = gap_ST.sum(-1, keepdim=True).exp().expand_as(token)

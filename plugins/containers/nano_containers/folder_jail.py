@@ -128,8 +128,7 @@ class FolderJail(abc.ABC):
         """Run the program to its end, then kill everything it started."""
 
     def filled(self, workspace: Path | None) -> Self:
-        """This jail, with a copy of the workspace; closed, with UsageError, if the workspace cannot be
-        read."""
+        """This jail with a copy of the workspace; closed, with UsageError, if that cannot be read."""
         if workspace is not None:
             with contextlib.ExitStack() as stack:
                 stack.callback(self.close)

@@ -71,10 +71,11 @@ _FILE, _TEST = "solution.py", "check_solution.py"
 
 def read_humaneval(row: Row) -> Task:
     prompt, name = text_field(row, "prompt"), _name(row)
-    test = (
-        f"from solution import *\nfrom solution import {name}\n\n{text_field(row, 'test')}\n\ncheck({name})\n"
-    )
-    return _task(row, "humaneval", prompt, name, test, _solution(row, prompt), {_FILE: prompt})
+    imports = f"from solution import *\nfrom solution import {name}"
+    test = f"{imports}\n\n{text_field(row, 'test')}\n\ncheck({name})\n"
+    body = row.get("canonical_solution")
+    solution = prompt + body if isinstance(body, str) and body.strip() else None
+    return _task(row, "humaneval", prompt, name, test, solution, {_FILE: prompt})
 
 
 def read_mbpp(row: Row) -> Task:
@@ -92,14 +93,12 @@ def read_mbpp(row: Row) -> Task:
 def _task(
     row: Row, source: str, prompt: str, name: str, test: str, solution: str | None, files: dict[str, str]
 ) -> Task:
-    return validated(
-        PublishedRow,
-        {
-            "id": _id(row, source), "source": source, "kind": "implement", "prompt": prompt,
-            "entry_point": name, "files": files, "target": _FILE,
-            "tests": {"runner": "script", "files": {_TEST: test}}, "reference_solution": solution,
-        }
-    ).task()  # fmt: skip
+    published = {
+        "id": _id(row, source), "source": source, "kind": "implement", "prompt": prompt,
+        "entry_point": name, "files": files, "target": _FILE, "reference_solution": solution,
+        "tests": {"runner": "script", "files": {_TEST: test}},
+    }  # fmt: skip
+    return validated(PublishedRow, published).task()
 
 
 def _id(row: Row, source: str) -> str:
@@ -114,13 +113,6 @@ def _name(row: Row) -> str:
     if not name.isidentifier():
         raise Refused("entry_point", f"{name!r:.60} is no name of a function")
     return name
-
-
-def _solution(row: Row, prompt: str) -> str | None:
-    body = row.get("canonical_solution")
-    if not isinstance(body, str) or not body.strip():
-        return None
-    return prompt + body
 
 
 def _texts(row: Row, field: str, *, required: bool = False) -> list[str]:

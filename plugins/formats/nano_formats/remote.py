@@ -12,6 +12,7 @@ import tenacity
 
 from nano_shared.errors import EnvironmentFailed, UsageError
 from nano_shared.printable import one_line
+from nano_shared.types import ToolSpec
 
 LARGEST = 16 << 20
 """bytes of an answer"""
@@ -102,6 +103,17 @@ def object_of(url: str, status: int, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise EnvironmentFailed(f"{url} answered no JSON object but {one_line(text, 100)!r}")
     return value
+
+
+def specs_of(listed: Any, *schema: str) -> list[ToolSpec]:
+    """Tools as a server lists them, with their JSON schema under one of these names."""
+    return [
+        ToolSpec(
+            name=tool["name"], description=tool.get("description") or "",
+            parameters=next(filter(None, map(tool.get, schema)), {}),
+        )
+        for tool in listed or ()
+    ]  # fmt: skip
 
 
 def _said(problem: Exception) -> str:

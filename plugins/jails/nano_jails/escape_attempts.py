@@ -61,8 +61,7 @@ def _allowed(call: str | int, *arguments: object) -> bool:
 
 
 def _in_a_child(attempt: Callable[[], object]) -> bool:
-    """Whether `attempt` succeeds in a child process: it neither raises OSError, nor returns False, nor
-    dies."""
+    """Whether `attempt`, in a child process, neither raises OSError, returns False nor dies."""
     pid = os.fork()
     if pid == 0:
         try:

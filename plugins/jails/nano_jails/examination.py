@@ -58,8 +58,7 @@ class EscapeFinding:
 
 
 def examine(sandbox: Sandbox) -> list[EscapeFinding]:
-    """Run every attempt, in a warm jail's interpreter and in one that is started in the jail. Raises
-    SandboxError if no jail can be opened."""
+    """Run every attempt, in a warm interpreter and in a fresh one. Raises SandboxError without a jail."""
     with host_bait() as outside, closing(sandbox.open(None, _LIMITS)) as jail:
         cold = _reported(jail.run([sandbox.python, "-I", "-c", _PROGRAM], stdin=json.dumps(outside).encode()))
         found = try_to_escape(jail, outside) | _abuses(jail)
@@ -75,8 +74,7 @@ def examine(sandbox: Sandbox) -> list[EscapeFinding]:
 
 @contextmanager
 def host_bait() -> Iterator[dict[str, str]]:
-    """Resources of the host that a jail must not reach: a file, a key in an environment, a server, a
-    socket."""
+    """Resources of the host that no jail may reach: file, key in an environment, server, socket."""
     with ExitStack() as stack:
         canary = stack.enter_context(scratch_folder("canary")) / "canary"
         canary.write_bytes(b"secret")

@@ -199,8 +199,7 @@ MOST_OPEN = 64
 
 
 class Sessions:
-    """Jails by name, whose files and processes stay. Safe to use from many threads, as long as each name is
-    used by one at a time."""
+    """Jails by name, whose files and processes stay. Thread-safe, with one user of a name at a time."""
 
     def __init__(self, sandbox: Sandbox, workspace: Path | None) -> None:
         self._sandbox = sandbox

@@ -194,8 +194,7 @@ def _named(
 
 
 def _beside(store: LogStore) -> Iterator[LogStore]:
-    """The other logs in SQLite files whose blobs are in the same folder. Raises LogError for one that cannot
-    be read."""
+    """The other SQLite logs with blobs in the same folder. Raises LogError for an unreadable one."""
     for path in sorted(store.blobs.root.parent.glob("*.db")):
         if str(path) != store.url and _is_log(path):
             yield LogStore.open(path, create=False, blobs=store.blobs.root)

@@ -155,8 +155,7 @@ def _span(text: str | None) -> tuple[int, int] | None:
 
 
 def feedback_rows(given: Given, run: Trajectory, store: LogStore) -> Iterator[Feedback]:
-    """The rows that the flags ask for. Raises UsageError (LogError for a run that is not there) where they
-    contradict each other or the run."""
+    """The rows that the flags ask for. Raises UsageError where they contradict each other or the run."""
     turn = _turn(given, run)
     common = {"author": given.author, "created": time.time()}
     place = {**common, "turn": turn, "span": given.span}

@@ -53,8 +53,7 @@ class McpConnection:
     def __init__(
         self, name: str, server: McpServer, sandbox: Sandbox, limits: Limits, workspace: Jail | None = None
     ) -> None:
-        """Starts the server on the files of `workspace`. Raises McpFailure, ConfigError without the SDK, and
-        SandboxError where no jail can be opened."""
+        """Starts the server on the files of `workspace`. Raises McpFailure, ConfigError, SandboxError."""
         require_sdk()
         self.name = name
         self._server = server

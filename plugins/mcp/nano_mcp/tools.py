@@ -105,8 +105,7 @@ def _change(tool: ToolSpec, store: LogStore) -> str | None:
 def offer_servers(
     servers: Mapping[str, McpServer], sandbox: Sandbox, limits: Limits, warn: Callable[[str], None]
 ) -> list[Tool]:
-    """Ask the enabled servers for their tools. A server that cannot be started is left out with a warning.
-    Raises ConfigError for one that is required."""
+    """The tools of enabled servers; one that fails is left out, or, if required, a ConfigError."""
     enabled = {name: server for name, server in servers.items() if server.enabled}
     offered: list[Tool] = []
     with ThreadPoolExecutor(max(1, len(enabled))) as pool:  # each takes seconds to start
@@ -124,8 +123,7 @@ def offer_servers(
 
 
 def list_tools(name: str, server: McpServer, sandbox: Sandbox, limits: Limits) -> list[mcp_types.Tool]:
-    """The tools that a server lists, from a process of its own. Raises McpFailure, and SandboxError where no
-    jail can be opened."""
+    """The tools of a server, from a process of its own. Raises McpFailure and SandboxError."""
     connection = McpConnection(name, server, sandbox, limits)
     try:
         return connection.tools()

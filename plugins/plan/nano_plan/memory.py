@@ -127,8 +127,7 @@ def plan_memory(
 
 
 def _gathered(model: nn.Module, dtype: torch.dtype) -> int:
-    """Bytes of the weights that FSDP2 has gathered at once: those outside of the layers, and two layers, of
-    which one is fetched ahead."""
+    """Bytes of weights that FSDP2 has gathered at once: all outside of the layers, and two layers."""
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers_of(model)]
     outside = sum(p.numel() for p in model.parameters()) - sum(sizes)
     return int(outside + 2 * max(sizes, default=0)) * dtype.itemsize

@@ -91,8 +91,7 @@ class Curriculum:
         return max(FLOOR, 4 * rate * (1 - rate))
 
     def draw(self, step: int, count: int, *, taken: Collection[str] = ()) -> list[Task]:
-        """`count` different tasks for one step, none with a key in `taken`; fewer if the open cells have no
-        more."""
+        """`count` different tasks of one step, none with a key in `taken`; fewer if no more are open."""
         rng = Random(f"curriculum {self.seed} {step}" + (f" {len(taken)}" if taken else ""))
         weights = self.weights()
         seen = set(taken)
@@ -148,8 +147,7 @@ class Curriculum:
             self.open_level = self.levels[at - 1]
 
     def metrics(self) -> dict[str, float]:
-        """`curriculum_level`: the highest open level; `curriculum_in_band`: share of open cells in the
-        band."""
+        """`curriculum_level`, the highest open one, and `curriculum_in_band`, the share of open cells."""
         rates = [r for cell in self.open_cells if (r := self._records[cell].rate) is not None]
         inside = [r for r in rates if LOW <= r <= HIGH]
         return {

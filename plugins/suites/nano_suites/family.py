@@ -101,8 +101,7 @@ def view(
     limits: Limits = LIMITS,
     extra: bool = False,
 ) -> View:
-    """A view that draws from the families of the split, with given tools and limits; an `extra` one is made
-    only when it is named."""
+    """A view that draws from the families of the split; an `extra` one is made only by its name."""
     by_split = split_families(tuple(families), f"{domain}:{name}")
 
     def make(rng: random.Random, split: Split, level: int) -> Made:
@@ -174,8 +173,7 @@ def answered(
     again: str | None = None,
     earlier: tuple[Made, ...] = (),
 ) -> Made:
-    """A task whose answer is submitted; `again` is the text that the oracle submits, by default
-    `str(answer)`."""
+    """A task whose answer is submitted; the oracle submits `again`, by default `str(answer)`."""
     return Made(
         prompt=prompt,
         files=dict(files),

@@ -25,8 +25,7 @@ _DIGITS = 10**15
 
 
 def impossible(task: Task, *, seed: int = 0) -> Task:
-    """The impossible variant of a task; the same seed gives the same one. Raises UsageError for a task that
-    none can be made of."""
+    """The impossible variant of a task; equal for equal seeds. Raises UsageError where there is none."""
     rng = Random(f"impossible {seed} {task.key}")
     provenance = task.provenance.model_copy(update={"generator": CONTROL_GENERATOR, "seed": seed})
     update = {"hidden": _conflicting(task, rng), "oracle": None, "provenance": provenance}

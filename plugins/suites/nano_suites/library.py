@@ -50,8 +50,7 @@ FILLERS = (
 
 @dataclass(frozen=True, slots=True)
 class FactChain:
-    """Four kinds of things, the sentences that join each to the next, and the questions of two and of three
-    of them."""
+    """Kinds of four things, sentences that join each to the next, questions of two and of three hops."""
 
     kinds: tuple[str, str, str, str]
     facts: tuple[str, str, str]

@@ -239,8 +239,7 @@ CHANGES = {
 
 
 def _changed(db: GeneratedTables, prompt: str, statement: str, made: str | None = None) -> Made | None:
-    """The task of a statement: every table as it leaves them, the one it makes too; None where it changes
-    nothing."""
+    """The task of a statement: every table as it leaves them; None where it changes nothing."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(db.dump)
         before = connection.total_changes

@@ -292,8 +292,7 @@ class LogView:
 
 
 def first_difference(left: Trajectory, right: Trajectory) -> ViewData:
-    """Where two runs first differ: `turn`, `what` differs (read, sampled, ...), and `at` which place of it.
-    Equal runs differ after their last turn, at 0."""
+    """Where two runs first differ: `turn`, `what` (read, sampled, ...) and `at`; equal ones after the end."""
     shared = 0
     for turn, (a, b) in enumerate(zip_longest(left.turns, right.turns)):
         if a is None or b is None:

@@ -96,14 +96,9 @@ def _case(job: dict[str, Any], work: Path, case: dict[str, Any]) -> bool:
     request = json.dumps([nonce, str(work / job["target"]), job["entry_point"], case])
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", CHILD],
-            input=request,
-            capture_output=True,
-            text=True,
-            cwd=work,
-            timeout=10,
-            check=False,
-        )
+            [sys.executable, "-I", "-c", CHILD], input=request, capture_output=True, text=True, cwd=work,
+            timeout=10, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return False
     reports = [line for line in done.stdout.split("\n") if line.startswith(nonce)]

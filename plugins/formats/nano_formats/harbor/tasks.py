@@ -334,8 +334,7 @@ def _refuse_fetching(path: str, text: str) -> None:
 
 
 def _command(env: Mapping[str, str]) -> str:
-    """A command that places the tests as in the container, runs them, and writes the reward to the
-    workspace."""
+    """A command that places the tests, runs them, and writes the reward to the workspace."""
     settings = "".join(f"{key}={shlex.quote(value)} " for key, value in sorted(env.items()))
     verifier = f"{PLACE}/logs/verifier"
     return (

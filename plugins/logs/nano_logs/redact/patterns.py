@@ -29,8 +29,7 @@ _HASH_BEFORE = re.compile(
 )
 _LOWER_RUN = re.compile(r"[a-z]{7}|[A-Z]{7}")
 BITS = 4.1
-"""lowest entropy, bits per character; 24 random characters of base 64 have 4.3 on average, English
-identifiers less than 4"""
+"""lowest entropy, bits a character; 24 random base-64 characters have 4.3, English names less than 4"""
 _AT_LEAST_EACH = 3
 _NAMED_ID = re.compile(
     r"(?:(?:srv)?toolu|msg(?:batch)?|call|chatcmpl|cmpl|resp|fc|rs|gen|run|step|thread|asst|file|batch|vs"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards.reward import SILENT, Part, Score
@@ -109,22 +109,17 @@ FLAWED = 0.5
 """largest score of a run with a false claim"""
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    held: int
-    failed: int
+Tally = namedtuple("Tally", "held failed")
 
 
 class Reasoning(Part):
     def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
         start = snapshot.load(run.snapshot, runtime.store.blobs).entries if run.snapshot else ()
-        tally = count_claims(run, [entry.path for entry in start])
-        total = tally.held + tally.failed
-        if total == 0:
+        held, failed = count_claims(run, [entry.path for entry in start])
+        if held + failed == 0:
             return SILENT
-        share = tally.held / total
-        value = 1.0 if tally.failed == 0 else FLAWED * share
-        return Score(value=value, details={"claims_held": share})
+        share = held / (held + failed)
+        return Score(value=1.0 if failed == 0 else FLAWED * share, details={"claims_held": share})
 
 
 def count_claims(run: Trajectory, paths: Iterable[str] = ()) -> Tally:
@@ -141,4 +136,4 @@ def count_claims(run: Trajectory, paths: Iterable[str] = ()) -> Tally:
         shown = [observation.text for observation in turn.observations]
         seen = "\n".join([seen, *(str(v) for c in turn.calls for v in c.arguments.values()), *shown])
     held = sum(judged.values())
-    return Tally(held=held, failed=len(judged) - held)
+    return Tally(held, len(judged) - held)

@@ -37,8 +37,7 @@ def measure(files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> dic
 
 
 def grade_measured(given: Submission) -> GradingOutcome:
-    """The outcome of hidden cases with a check for each bound on a metric. Hiding code in strings is reported
-    as tampering."""
+    """Hidden cases with a check for each bound on a metric; code hidden in strings is tampering."""
     hidden = given.checks
     assert isinstance(hidden, CaseChecks)
     outcome = run_cases(given, MODULES)

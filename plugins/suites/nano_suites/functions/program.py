@@ -103,8 +103,7 @@ class _Bounded(ast.NodeTransformer):
 
 
 def compile_function(source: str, name: str) -> Callable[..., Any]:
-    """The function `name` of `source`, with bounded `while` loops. Raises SyntaxError where the source does
-    not parse."""
+    """The function `name` of `source`, its `while` loops bounded. Raises SyntaxError."""
     tree = ast.fix_missing_locations(_Bounded().visit(parse(source)))
     steps = [0]
 

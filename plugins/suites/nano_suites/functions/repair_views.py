@@ -87,8 +87,7 @@ _IN_VAIN = Limits(max_turns=8, max_tokens=3072)
 
 
 def _bug(admitted: AdmittedProgram, rng: random.Random, *, subtle: bool) -> Mutant | None:
-    """A mutant that an example shows, and that ends; subtle ones are off by one, at a boundary or read
-    another name."""
+    """A mutant that ends and an example shows; subtle: off by one, at a boundary, another name."""
     bugs = [m for m in admitted.bugs if any(failing(admitted, m.source))]
     hard = [m for m in bugs if m.kind in _SUBTLE or (m.kind == "comparison" and len(m.new) != len(m.old))]
     if subtle and hard:
