@@ -159,12 +159,8 @@ class AgentEpisode(Conversations):
         turns, ended = held.run.turns, time.time()
         answer = turns[-1].completion.text
         end: dict[str, Any] = {
-            "stop": stop,
-            "stop_detail": detail,
-            "answer": answer,
-            "diff": diff,
-            "ended": ended,
-        }
+            "stop": stop, "stop_detail": detail, "answer": answer, "diff": diff, "ended": ended,
+        }  # fmt: skip
         held.model.store.finish(held.run.id, snapshot=snapshot, **end)
         last = turns[-1].model_copy(update={"snapshot": snapshot})
         return held.run.model_copy(update={"turns": (*turns[:-1], last), **end})

@@ -216,11 +216,9 @@ def _is_repeatable(error: BaseException) -> bool:
 def retrying() -> Retrying:
     """Repeats what a restart of the server, a broken connection or a deadlock ended."""
     return Retrying(
-        retry=retry_if_exception(_is_repeatable),
-        stop=stop_after_delay(OUTAGE_SECONDS),
-        wait=wait_random_exponential(multiplier=0.1, max=2),
-        reraise=True,
-    )
+        retry=retry_if_exception(_is_repeatable), stop=stop_after_delay(OUTAGE_SECONDS),
+        wait=wait_random_exponential(multiplier=0.1, max=2), reraise=True,
+    )  # fmt: skip
 
 
 _NUMBER = "SELECT CAST(pg_current_xact_id_if_assigned() AS text)"

@@ -216,14 +216,12 @@ class RolloutExecutor:
         config = setup.config
         self._policy = policy = setup.open_policy(self._tell)
         self._runtime = Runtime(
-            policy=policy,
-            sandbox=open_sandbox(config.sandbox, python=config.python, image=config.image),
-            store=redacting_store(store, getattr(policy, "decode", None), config),
-            profile=setup.profile,
+            policy=policy, sandbox=open_sandbox(config.sandbox, python=config.python, image=config.image),
+            store=redacting_store(store, getattr(policy, "decode", None), config), profile=setup.profile,
             policy_name=setup.policy_name,
             settings=RunSettings(limits=setup.limits, hosts=setup.hosts, search=config.search),
             environments=Environments.open(setup.environments),
-        )
+        )  # fmt: skip
 
     def _tell(self, what: str) -> None:
         with self._lock:

@@ -135,17 +135,12 @@ def our_loss(
     first = torch.equal(old[mask], logprobs.detach()[mask])
     batch = Batch(
         ids_BT=torch.zeros_like(mask, dtype=torch.int64),
-        attention_BT=torch.ones_like(mask, dtype=torch.int64),
-        mask_BT=mask,
-        behaviour_logprobs_BT=behaviour,
-        advantages_BT=advantages,
-        weight_BT=torch.tensor(shares, dtype=torch.float64)[:, None] * mask,
-        temperature_B=torch.ones(len(mask), dtype=torch.float64),
-        num_action_tokens=options["num_tokens"],
-        run_ids=tuple(options["trajectory"]),
-        old_logprobs_BT=None if first else old,
+        attention_BT=torch.ones_like(mask, dtype=torch.int64), mask_BT=mask, behaviour_logprobs_BT=behaviour,
+        advantages_BT=advantages, weight_BT=torch.tensor(shares, dtype=torch.float64)[:, None] * mask,
+        temperature_B=torch.ones(len(mask), dtype=torch.float64), num_action_tokens=options["num_tokens"],
+        run_ids=tuple(options["trajectory"]), old_logprobs_BT=None if first else old,
         reference_logprobs_BT=reference,
-    )
+    )  # fmt: skip
     return policy_loss(logprobs, batch, config)[0]
 
 

@@ -234,11 +234,8 @@ def _unbiased(language: Language) -> Iterator[ConformanceCheck]:
         return language.rewards_S[rows][:, None] - values_ST[rows]
 
     ppo: dict[str, Any] = {
-        "objective": "ppo",
-        "aggregation": "constant",
-        "constant_length": 1,
-        "advantages": critic,
-    }
+        "objective": "ppo", "aggregation": "constant", "constant_length": 1, "advantages": critic,
+    }  # fmt: skip
     yield _check("ppo, exact critic, constant mean", language, exact, "unbiased", **ppo)
 
 

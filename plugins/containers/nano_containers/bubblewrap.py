@@ -66,12 +66,8 @@ def bubblewrap_options(
         given += ["--symlink", target, path]
     for path, text, mode in plan["files"]:
         given += [
-            "--perms",
-            f"{mode:04o}",
-            "--file",
-            str(hand_over(text.encode(errors="surrogateescape"))),
-            path,
-        ]
+            "--perms", f"{mode:04o}", "--file", str(hand_over(text.encode(errors="surrogateescape"))), path,
+        ]  # fmt: skip
     for source, target in plan["binds"]:
         given += ["--ro-bind", source, target]
     for text, target in plan["covers"]:
@@ -157,11 +153,9 @@ class BubblewrapRun(HeldProgram):
                 code = _STAGE.format(path=launcher, call=(settings.owner, sources, argv))
                 argv = own_python("-I", "-S", "-X", "utf8", "-c", code)
             self._process = _popen(
-                argv,
-                None if settings.staged else settings.owner,
-                streams=(program.stdin, out, err),
+                argv, None if settings.staged else settings.owner, streams=(program.stdin, out, err),
                 inherited=pipes.handed,
-            )
+            )  # fmt: skip
         stack.callback(self._reap)
         self._init = self._hold(info)
         stack.callback(os.close, self._init)
@@ -273,12 +267,9 @@ class BwrapSandbox:
         # bubblewrap started as root keeps host root inside, which may write to /proc/sys
         owner = unused_uid() if os.geteuid() == 0 else None
         self._settings = BubblewrapSettings(
-            program=program,
-            plan=plan,
-            python=interpreter.path,
-            owner=owner,
+            program=program, plan=plan, python=interpreter.path, owner=owner,
             staged=_staged(owner, plan["binds"]),
-        )
+        )  # fmt: skip
         self.layers: Mapping[str, bool] = layers(workspace_size=False)
 
     def with_mount(self, source: Path, target: str) -> BwrapSandbox:

@@ -285,14 +285,9 @@ class NoJail(FolderJail):
     def _execute(self, program: ProgramSpec) -> ProgramResult:
         try:
             process = subprocess.Popen(
-                program.argv,
-                cwd=self._work,
-                env=program.env,
-                stdin=program.stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+                program.argv, cwd=self._work, env=program.env, stdin=program.stdin, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
         except OSError as error:
             return _never_started(program, error)
         with self._ended_by(lambda: _kill_group(process.pid)):

@@ -241,8 +241,6 @@ def _text(content: Content) -> str:
 
 
 ATIF = RunFormat(
-    name="atif",
-    read=row_reader(read),
-    write_run=lambda run, opening, tools: write(run, opening, tools=tools),
-    alone=True,
-)
+    name="atif", read=row_reader(read),
+    write_run=lambda run, opening, tools: write(run, opening, tools=tools), alone=True,
+)  # fmt: skip

@@ -57,13 +57,10 @@ def plain_cases(hidden: CaseChecks) -> list[dict[str, JsonValue]]:
 
 
 ROWS = RowFormat(
-    name=NAME,
-    summary="a function and its cases, or a row of the published sets with its tests",
-    recognises=lambda row: "id" in row and ("cases" in row or "tests" in row),
-    read_row=read_published,
-    write_row=write_published,
-    understood=frozenset({*PublishedRow.model_fields, "cases"}),
-)
+    name=NAME, summary="a function and its cases, or a row of the published sets with its tests",
+    recognises=lambda row: "id" in row and ("cases" in row or "tests" in row), read_row=read_published,
+    write_row=write_published, understood=frozenset({*PublishedRow.model_fields, "cases"}),
+)  # fmt: skip
 
 
 _FILE, _TEST = "solution.py", "check_solution.py"
@@ -138,14 +135,10 @@ def _called(test: str, code: str) -> str:
 
 
 HUMANEVAL = RowFormat(
-    name="humaneval",
-    summary="HumanEval rows: prompt, entry_point, canonical_solution, test",
-    recognises=lambda row: {"task_id", "entry_point", "test"} <= row.keys(),
-    read_row=read_humaneval,
-)
+    name="humaneval", summary="HumanEval rows: prompt, entry_point, canonical_solution, test",
+    recognises=lambda row: {"task_id", "entry_point", "test"} <= row.keys(), read_row=read_humaneval,
+)  # fmt: skip
 MBPP = RowFormat(
-    name="mbpp",
-    summary="MBPP rows: text or prompt, code, test_list",
-    recognises=lambda row: {"task_id", "code", "test_list"} <= row.keys(),
-    read_row=read_mbpp,
-)
+    name="mbpp", summary="MBPP rows: text or prompt, code, test_list",
+    recognises=lambda row: {"task_id", "code", "test_list"} <= row.keys(), read_row=read_mbpp,
+)  # fmt: skip

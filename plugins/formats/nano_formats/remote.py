@@ -30,11 +30,9 @@ class _Busy(Exception):
 def tries(*kinds: type[Exception]) -> tenacity.Retrying:
     """A few attempts within some seconds, for failures of these kinds; the last failure is raised."""
     return tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(ATTEMPTS),
-        wait=tenacity.wait_exponential(0.2, max=2),
-        retry=tenacity.retry_if_exception_type(kinds),
-        reraise=True,
-    )
+        stop=tenacity.stop_after_attempt(ATTEMPTS), wait=tenacity.wait_exponential(0.2, max=2),
+        retry=tenacity.retry_if_exception_type(kinds), reraise=True,
+    )  # fmt: skip
 
 
 def checked_url(url: str, token_env_var: str | None) -> tuple[str, dict[str, str]]:

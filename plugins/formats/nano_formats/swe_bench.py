@@ -133,13 +133,10 @@ def read_swe(row: Row, options: ReadOptions) -> Task:
     hidden = {path: as_text(path, blob) for path, blob in patched(tree, test_patch, "test_patch").items()}
     hidden[SELECTED] = "".join(f"{test}\n" for test in tests)
     return Task(
-        key=name,
-        prompt=statement,
-        **_start(tree, options),
+        key=name, prompt=statement, **_start(tree, options),
         hidden=CommandChecks(command=f"python -m pytest -q @{SELECTED}", files=hidden),
-        oracle=_oracle(tree, row.get("patch")),
-        provenance=Provenance(source=repo),
-    )
+        oracle=_oracle(tree, row.get("patch")), provenance=Provenance(source=repo),
+    )  # fmt: skip
 
 
 def _repository(folder: Path | None, name: str) -> Path:

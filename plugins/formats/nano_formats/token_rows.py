@@ -116,14 +116,9 @@ def _row(sample: TrainSample, task: str, reward: float) -> dict[str, Any]:
     start = sample.mask.index(1)
     masked = zip(sample.advantages[start:], sample.mask[start:], strict=True)
     return {
-        "run": sample.run_id,
-        "task": task,
-        "reward": reward,
-        "temperature": sample.temperature,
+        "run": sample.run_id, "task": task, "reward": reward, "temperature": sample.temperature,
         "policy_versions": sorted({v for v, m in zip(sample.versions, sample.mask, strict=True) if m}),
-        "prompt_ids": list(sample.ids[:start]),
-        "completion_ids": list(sample.ids[start:]),
-        "completion_mask": list(sample.mask[start:]),
-        "logprobs": list(sample.logprobs[start:]),
+        "prompt_ids": list(sample.ids[:start]), "completion_ids": list(sample.ids[start:]),
+        "completion_mask": list(sample.mask[start:]), "logprobs": list(sample.logprobs[start:]),
         "advantages": [advantage * on for advantage, on in masked],
-    }
+    }  # fmt: skip

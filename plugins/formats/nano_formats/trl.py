@@ -46,13 +46,10 @@ def write_row(task: Task) -> Row:
 
 
 TRL = RowFormat(
-    name=NAME,
-    summary="TRL datasets for the environment class nano_formats.trl",
-    recognises=lambda row: "prompt" in row,
-    read_row=read_row,
-    write_row=write_row,
+    name=NAME, summary="TRL datasets for the environment class nano_formats.trl",
+    recognises=lambda row: "prompt" in row, read_row=read_row, write_row=write_row,
     understood=frozenset({"prompt", "task_key"}),
-)
+)  # fmt: skip
 
 
 _TYPES: dict[str, type] = {"string": str, "integer": int, "number": float, "boolean": bool}

@@ -231,11 +231,9 @@ def read_row(row: Row) -> Task:
     if not isinstance(info, dict | None) and info != "":
         raise Refused("info", "must be an object, or JSON text of one")
     return Task(
-        key=_key(row),
-        prompt=prompt,
-        hidden=AnswerChecks(answer=answer) if answer else None,
+        key=_key(row), prompt=prompt, hidden=AnswerChecks(answer=answer) if answer else None,
         provenance=Provenance(source=str(row.get("task") or NAME)),
-    )
+    )  # fmt: skip
 
 
 def write_row(task: Task) -> Row:
@@ -280,10 +278,8 @@ def _key(row: Row) -> str:
 
 
 VERIFIERS = RowFormat(
-    name=NAME,
-    summary="verifiers datasets: prompt or question, answer, info",
+    name=NAME, summary="verifiers datasets: prompt or question, answer, info",
     recognises=lambda row: ("question" in row or "prompt" in row) and ("answer" in row or "info" in row),
-    read_row=read_row,
-    write_row=write_row,
+    read_row=read_row, write_row=write_row,
     understood=frozenset({"prompt", "question", "answer", "info", "task"}),
-)
+)  # fmt: skip

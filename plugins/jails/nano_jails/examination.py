@@ -22,17 +22,12 @@ _LIMITS = Limits(tool_seconds=5, memory_mb=128, output_bytes=4096)
 _CANARY = "NANO_DOCTOR_CANARY"
 
 _LAYERS = {name: layer for name, (_, layer) in ATTEMPTS.items()} | {
-    "start_processes_without_end": "rlimits",
-    "take_memory_without_end": "rlimits, memory watch",
-    "fill_the_disk": "sized tmpfs, memory watch",
-    "make_files_without_end": "inodes of tmpfs, memory watch",
-    "lock_files_without_end": "memory watch",
-    "fill_pipes_and_sockets": "memory watch, cgroup",
-    "write_output_without_end": "output cap",
-    "run_without_end": "deadline",
-    "leave_a_process_behind": "pid namespace",
-    "leave_a_file_behind": "empty /tmp",
-}
+    "start_processes_without_end": "rlimits", "take_memory_without_end": "rlimits, memory watch",
+    "fill_the_disk": "sized tmpfs, memory watch", "make_files_without_end": "inodes of tmpfs, memory watch",
+    "lock_files_without_end": "memory watch", "fill_pipes_and_sockets": "memory watch, cgroup",
+    "write_output_without_end": "output cap", "run_without_end": "deadline",
+    "leave_a_process_behind": "pid namespace", "leave_a_file_behind": "empty /tmp",
+}  # fmt: skip
 """attempt or abuse -> the layer that should stop it"""
 
 
@@ -87,12 +82,9 @@ def host_bait() -> Iterator[dict[str, str]]:
         holder = stack.enter_context(subprocess.Popen(["sleep", "600"], env={**os.environ, _CANARY: secret}))
         stack.callback(holder.kill)
         yield {
-            "file": str(canary),
-            "secret": secret,
-            "port": str(server.getsockname()[1]),
-            "abstract": name,
+            "file": str(canary), "secret": secret, "port": str(server.getsockname()[1]), "abstract": name,
             "host": socket.gethostname(),
-        }
+        }  # fmt: skip
 
 
 def try_to_escape(jail: Jail, outside: Mapping[str, str]) -> dict[str, str | None]:

@@ -250,13 +250,10 @@ def exported(said: Iterable[Said], store: LogStore) -> Iterator[dict[str, Any]]:
         feedback = row.feedback
         ranges = token_ranges(run, feedback, decoder(run.policy) if feedback.span else None)
         yield {
-            "id": row.id,
-            "run": row.run,
-            "task": run.task.key,
-            "step": None if feedback.turn is None else feedback.turn + 1,
-            **feedback.model_dump(mode="json"),
+            "id": row.id, "run": row.run, "task": run.task.key,
+            "step": None if feedback.turn is None else feedback.turn + 1, **feedback.model_dump(mode="json"),
             "tokens": ranges,
-        }
+        }  # fmt: skip
 
 
 def _table(said: Iterable[Said]) -> None:
@@ -268,15 +265,12 @@ def _table(said: Iterable[Said]) -> None:
     for row in said:
         feedback = row.feedback
         table.add_row(
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(feedback.created)),
-            row.run,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(feedback.created)), row.run,
             "" if feedback.turn is None else str(feedback.turn + 1),
-            "" if feedback.span is None else f"{feedback.span[0]}:{feedback.span[1]}",
-            feedback.kind,
+            "" if feedback.span is None else f"{feedback.span[0]}:{feedback.span[1]}", feedback.kind,
             "" if feedback.value is None else f"{feedback.value:+g}",
-            " ".join(printable(feedback.text or "").split())[:60],
-            printable(feedback.author or ""),
-        )
+            " ".join(printable(feedback.text or "").split())[:60], printable(feedback.author or ""),
+        )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else _PIPED).print(table)
 
 

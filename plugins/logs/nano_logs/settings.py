@@ -37,9 +37,6 @@ def redacting_log(settings: RedactConfig, store: LogStore, decode: DecodeIds | N
 
 
 TABLE = SettingsTable(
-    model=RedactConfig,
-    joined=joined,
-    tightened=tightened,
-    log=redacting_log,
+    model=RedactConfig, joined=joined, tightened=tightened, log=redacting_log,
     note=lambda settings, text: Redactor(settings).scrub(text),
-)
+)  # fmt: skip

@@ -188,14 +188,11 @@ class McpConnection:
         jail = sandbox.open(None, limits)
         try:
             return ResidentProgram(
-                jail,
-                [placed(text) for text in (str(server.command), *server.args)],
+                jail, [placed(text) for text in (str(server.command), *server.args)],
                 environment=server.environment(f"{os.path.dirname(sandbox.python)}:{_JAIL_PATH}"),
-                cwd=server.cwd and placed(server.cwd),
-                workspace=workspace,
-                on_output=self._take,
+                cwd=server.cwd and placed(server.cwd), workspace=workspace, on_output=self._take,
                 on_end=self._ended,
-            )
+            )  # fmt: skip
         except SandboxError as problem:
             raise McpFailure(str(problem)) from None
 

@@ -24,17 +24,8 @@ LARGEST = 400_000
 _MOST_ENTRY_BYTES = 2 << 20
 """larger files are left out of the workspace"""
 _NO_CODE = {
-    "docs",
-    "doc",
-    "examples",
-    "example",
-    "benchmarks",
-    "benchmark",
-    "tools",
-    "scripts",
-    "build",
-    "dev",
-}
+    "docs", "doc", "examples", "example", "benchmarks", "benchmark", "tools", "scripts", "build", "dev",
+}  # fmt: skip
 _NO_MODULE = {"setup.py", "conftest.py", "noxfile.py", "versioneer.py", "tasks.py", "_version.py"}
 _TEST_FILES = ("test_*.py", "*_test.py", "tests.py")
 _OPEN_END = 64 << 20

@@ -119,11 +119,9 @@ def plan_memory(
     if not on_cpu:  # a CPU's allocator keeps what the sampler frees before learning begins
         parts["used in turn"] = -min(sum(sampler.values()), learner["activations"] + learner["logits"])
     return MemoryPlan(
-        parameters=sum(p.numel() for p in weights),
-        trained=count,
-        parts=parts,
+        parameters=sum(p.numel() for p in weights), trained=count, parts=parts,
         other_rank=sum(learner.values()) * (ranks > 1),
-    )
+    )  # fmt: skip
 
 
 def _gathered(model: nn.Module, dtype: torch.dtype) -> int:
@@ -263,13 +261,9 @@ def available_bytes(device: torch.device) -> int:
 
 
 SAVINGS: tuple[dict[str, Any], ...] = (
-    {"gradient_checkpointing": True},
-    {"dtype": "bfloat16"},
-    {"lora_rank": 16},
-    {"max_tokens": 1024},
-    {"quantise": "8bit"},
-    {"quantise": "4bit"},
-)
+    {"gradient_checkpointing": True}, {"dtype": "bfloat16"}, {"lora_rank": 16}, {"max_tokens": 1024},
+    {"quantise": "8bit"}, {"quantise": "4bit"},
+)  # fmt: skip
 """settings that save memory, those that cost least first"""
 
 

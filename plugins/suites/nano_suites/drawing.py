@@ -40,11 +40,9 @@ def draw_tasks(
     """The infinite sequence of which `make_tasks` takes the first `n`. Raises as it does, at once."""
     supply = find_suite(suite)
     return _endless(
-        supply,
-        choose_views(supply.views, levels, views),
-        random.Random(f"make:{suite}:{seed}:{split}"),
+        supply, choose_views(supply.views, levels, views), random.Random(f"make:{suite}:{seed}:{split}"),
         split,
-    )
+    )  # fmt: skip
 
 
 def _endless(supply: TaskSuite, chosen: list[list[View]], rng: random.Random, split: Split) -> Iterator[Task]:

@@ -175,20 +175,15 @@ def answered(
 ) -> Made:
     """A task whose answer is submitted; the oracle submits `again`, by default `str(answer)`."""
     return Made(
-        prompt=prompt,
-        files=dict(files),
-        hidden=AnswerChecks(answer=answer),
-        oracle=(*actions, act("submit", answer=str(answer) if again is None else again)),
-        earlier=earlier,
-    )
+        prompt=prompt, files=dict(files), hidden=AnswerChecks(answer=answer),
+        oracle=(*actions, act("submit", answer=str(answer) if again is None else again)), earlier=earlier,
+    )  # fmt: skip
 
 
 def left(prompt: str, files: Mapping[str, str], checks: Sequence[StateCheck], *actions: OracleAction) -> Made:
     """A task whose final state is checked, file by file."""
     return Made(
-        prompt=prompt,
-        files=dict(files),
-        hidden=StateChecks(state=tuple(checks)),
+        prompt=prompt, files=dict(files), hidden=StateChecks(state=tuple(checks)),
         oracle=(*actions, act("submit")),
         artifacts=tuple(dict.fromkeys(str(check.path) for check in checks if check.path)),
-    )
+    )  # fmt: skip

@@ -15,14 +15,8 @@ from typing import Any
 
 # what a dataset may raise at a configuration that its curriculum proposes and it cannot serve
 _REFUSALS = (
-    ValueError,
-    TypeError,
-    AssertionError,
-    LookupError,
-    ArithmeticError,
-    RuntimeError,
-    AttributeError,
-)
+    ValueError, TypeError, AssertionError, LookupError, ArithmeticError, RuntimeError, AttributeError,
+)  # fmt: skip
 _BY_SETTINGS = ("composite",)
 """datasets composed of others"""
 _TAKES_ANYTHING = ("game_of_life_halting",)

@@ -89,15 +89,11 @@ def draw_database(rng: random.Random, n: int) -> GeneratedTables:
     of_kind = [used[i] if i < len(used) else rng.choice(used) for i in range(n)]
     rng.shuffle(of_kind)
     return GeneratedTables(
-        name=name,
-        table=table,
-        label=label,
-        kind=kind,
-        measure=measure,
+        name=name, table=table, label=label, kind=kind, measure=measure,
         rows=tuple(zip(ids, labels, of_kind, measures, strict=True)),
         keepers=tuple(zip(some, rng.sample(NAMES, 4), strict=True)),
         fresh=rng.choice([word for word in WORDS if word not in labels]),
-    )
+    )  # fmt: skip
 
 
 ASK_TOOLS = ("sql", "submit")

@@ -121,12 +121,10 @@ class LogView:
         rows = self._refused(self._pages.page(chosen, after, limit=PAGE))
         ends = {end: self._pages.page(chosen, limit=1, order=end) for end in ("best", "worst")}
         return {
-            "group": self._pages.groups(chosen, limit=1)[0],
-            "rows": rows,
-            "codes": _meanings(rows),
+            "group": self._pages.groups(chosen, limit=1)[0], "rows": rows, "codes": _meanings(rows),
             "next": (rows[-1]["started"], rows[-1]["id"]) if len(rows) == PAGE else None,
             **{end: found[0]["id"] if found else None for end, found in ends.items()},
-        }
+        }  # fmt: skip
 
     # ------------------------------------------------------------------------------------ a run
 
@@ -267,11 +265,8 @@ class LogView:
         heads = [self._head(run) | {"turns": self._turns(run, place["turn"], place["turn"] + _TURNS)}
                  for run in sides]  # fmt: skip
         return {
-            "place": place,
-            "left": heads[0],
-            "right": heads[1],
-            "group": self._lens(sides[0])["group"]["of"],
-        }
+            "place": place, "left": heads[0], "right": heads[1], "group": self._lens(sides[0])["group"]["of"],
+        }  # fmt: skip
 
     # -------------------------------------------------------------------------------- trainings
 

@@ -24,11 +24,9 @@ _EXACT = ("id", "parent")
 _CUT = ("task_key", "policy", "policy_id", "prompt", "stop", "failure_kind", "trust", "family")
 _PLAIN = ("parent_step", "reward", "turns", "sampled_tokens", "trainable", "started", "ended", "level")
 _runs = sa.table(
-    "runs",
-    *(sa.column(name, ExactText) for name in (*_EXACT, "owner", "share")),
-    *(sa.column(name, sa.Text) for name in _CUT),
-    *(sa.column(name) for name in _PLAIN),
-)
+    "runs", *(sa.column(name, ExactText) for name in (*_EXACT, "owner", "share")),
+    *(sa.column(name, sa.Text) for name in _CUT), *(sa.column(name) for name in _PLAIN),
+)  # fmt: skip
 # a run without `parent_step` is of a version that did not group forks by their step
 _forked_from = sa.case((schema.runs.c.parent_step.is_(None), None), else_=schema.runs.c.parent)
 

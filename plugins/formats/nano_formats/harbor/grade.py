@@ -37,11 +37,9 @@ sys.stdout.flush()
 print("\\n" + nonce + json.dumps(value), flush=True)
 """
 RUNNERS = {
-    "script": ["{file}"],
-    "doctest": ["-m", "doctest", "{file}"],
-    "unittest": ["-m", "unittest", "{file}"],
+    "script": ["{file}"], "doctest": ["-m", "doctest", "{file}"], "unittest": ["-m", "unittest", "{file}"],
     "pytest": ["-m", "pytest", "-q", "-p", "no:cacheprovider", "{file}"],
-}
+}  # fmt: skip
 
 
 def main(checks: str, workspace: str, reward: str) -> None:

@@ -194,14 +194,12 @@ def write_harbor(task: Task) -> Tree:
     checks = _checks(task)
     instruction = task.prompt + (_ANSWER if expects_answer(task.hidden) else "")
     files = {
-        "task.toml": tomli_w.dumps(_config(task)),
-        "instruction.md": instruction,
-        "environment/Dockerfile": _dockerfile(task, checks),
-        "tests/test.sh": _TEST,
+        "task.toml": tomli_w.dumps(_config(task)), "instruction.md": instruction,
+        "environment/Dockerfile": _dockerfile(task, checks), "tests/test.sh": _TEST,
         "tests/checks.json": to_json(checks) + "\n",
         "tests/nano_grade.py": Path(grade.__file__).read_text(encoding="utf-8"),
         **{f"environment/files/{name}": text for name, text in task.files.items()},
-    }
+    }  # fmt: skip
     if task.oracle and (script := _script(task.oracle)):
         files["solution/solve.sh"] = script
     scripts = frozenset({"tests/test.sh", "solution/solve.sh"} & files.keys())

@@ -78,11 +78,9 @@ def write(
     }  # fmt: skip
     graded = verified(trajectory.verdict) if trajectory.verdict else _UNGRADED
     return {name: value for name, value in graded.items() if not name.startswith("_ng_")} | {
-        "responses_create_params": request,
-        "response": response,
-        "agent_ref": {"name": "nano-coder"},
+        "responses_create_params": request, "response": response, "agent_ref": {"name": "nano-coder"},
         REMAINDER: remainder(run),
-    }
+    }  # fmt: skip
 
 
 _UNGRADED = {"reward": 0.0, "mask_sample": True, "failure_kind": None, "failure_reason": "never graded"}

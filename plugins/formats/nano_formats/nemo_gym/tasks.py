@@ -75,12 +75,10 @@ def read_row(row: Row) -> Task:
     if not prompt:
         raise Refused("responses_create_params.input", "holds no text to give to the agent")
     return Task(
-        key=_key(row),
-        prompt=prompt,
-        tools=tuple(tool.name for tool in params.tools) if params.tools else None,
-        hidden=_hidden(row),
+        key=_key(row), prompt=prompt,
+        tools=tuple(tool.name for tool in params.tools) if params.tools else None, hidden=_hidden(row),
         provenance=Provenance(source=_text(row.get("dataset")) or _text(row.get("source")) or NAME),
-    )
+    )  # fmt: skip
 
 
 def write_row(task: Task) -> Row:
@@ -155,11 +153,7 @@ def _text(value: Any) -> str | None:
 
 
 NEMO_GYM = RowFormat(
-    name=NAME,
-    summary="NeMo Gym: input rows and rollouts",
-    recognises=lambda row: "responses_create_params" in row,
-    read_row=read_row,
-    write_row=write_row,
-    understood=frozenset({"responses_create_params", "expected_answer", "verifier_metadata"}),
-    repeats=True,
-)
+    name=NAME, summary="NeMo Gym: input rows and rollouts",
+    recognises=lambda row: "responses_create_params" in row, read_row=read_row, write_row=write_row,
+    understood=frozenset({"responses_create_params", "expected_answer", "verifier_metadata"}), repeats=True,
+)  # fmt: skip

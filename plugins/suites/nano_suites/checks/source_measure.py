@@ -42,11 +42,9 @@ modules _getframe _current_frames meta_path path_hooks path path_importer_cache 
 addaudithook call_tracing last_traceback monitoring
 """
 OF_MODULES = {
-    "os": frozenset(_OS.split()),
-    "sys": frozenset(_SYS.split()),
-    "typing": frozenset(("get_type_hints", "ForwardRef")),
-    "ast": frozenset(("parse",)),
-}
+    "os": frozenset(_OS.split()), "sys": frozenset(_SYS.split()),
+    "typing": frozenset(("get_type_hints", "ForwardRef")), "ast": frozenset(("parse",)),
+}  # fmt: skip
 TYPES = frozenset(("MappingProxyType", "SimpleNamespace", "NoneType", "GenericAlias", "UnionType"))
 _ATTRIBUTES = """
 __builtins__ __globals__ __code__ __closure__ __subclasses__ __base__ __bases__ __mro__ __loader__ __spec__

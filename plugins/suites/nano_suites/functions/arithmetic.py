@@ -95,18 +95,13 @@ def draw_term(rng: random.Random, atoms: list[Term], size: int) -> Term:
 
 
 CONDITIONS = {
-    "gt": ("{a} > {b}", "{A} is greater than {B}"),
-    "lt": ("{a} < {b}", "{A} is less than {B}"),
-    "ge": ("{a} >= {b}", "{A} is at least {B}"),
-    "le": ("{a} <= {b}", "{A} is at most {B}"),
-    "eq": ("{a} == {b}", "{A} equals {B}"),
-    "ne": ("{a} != {b}", "{A} differs from {B}"),
-    "even": ("{a} % 2 == 0", "{A} is even"),
-    "odd": ("{a} % 2 == 1", "{A} is odd"),
-    "positive": ("{a} > 0", "{A} is positive"),
-    "negative": ("{a} < 0", "{A} is negative"),
+    "gt": ("{a} > {b}", "{A} is greater than {B}"), "lt": ("{a} < {b}", "{A} is less than {B}"),
+    "ge": ("{a} >= {b}", "{A} is at least {B}"), "le": ("{a} <= {b}", "{A} is at most {B}"),
+    "eq": ("{a} == {b}", "{A} equals {B}"), "ne": ("{a} != {b}", "{A} differs from {B}"),
+    "even": ("{a} % 2 == 0", "{A} is even"), "odd": ("{a} % 2 == 1", "{A} is odd"),
+    "positive": ("{a} > 0", "{A} is positive"), "negative": ("{a} < 0", "{A} is negative"),
     "divisible": ("{a} % {k} == 0", "{A} is divisible by {k}"),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

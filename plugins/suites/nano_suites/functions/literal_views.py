@@ -43,16 +43,13 @@ def _letters(rng: random.Random) -> str:
 
 
 LITERALS: dict[str, Callable[[random.Random], Any]] = {
-    "int": lambda rng: rng.randint(0, 99),
-    "big": lambda rng: rng.randint(100, 9999),
-    "neg": lambda rng: -rng.randint(1, 99),
-    "str": _letters,
-    "bool": lambda rng: rng.random() < 0.5,
+    "int": lambda rng: rng.randint(0, 99), "big": lambda rng: rng.randint(100, 9999),
+    "neg": lambda rng: -rng.randint(1, 99), "str": _letters, "bool": lambda rng: rng.random() < 0.5,
     "ints": lambda rng: [rng.randint(0, 20) for _ in range(rng.randint(2, 4))],
     "strs": lambda rng: [_letters(rng) for _ in range(rng.randint(2, 3))],
     "float": lambda rng: rng.randint(1, 99) + rng.choice((0.5, 0.25, 0.75)),
     "pair": lambda rng: [rng.randint(0, 20), _letters(rng)],
-}
+}  # fmt: skip
 KINDS = tuple(LITERALS)
 
 

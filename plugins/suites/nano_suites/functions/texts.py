@@ -223,13 +223,11 @@ CHAR_CHOICES = (
     TextFilter("single", "{p}.count({t}) == 1", "that occur exactly once in {p}", "single"),
 )
 CHAR_MAPS = (
-    ("", "{t}", "", ""),
-    ("", "{t}", "", ""),
-    ("upper", "{t}.upper()", ", each in upper case", "_upper"),
+    ("", "{t}", "", ""), ("", "{t}", "", ""), ("upper", "{t}.upper()", ", each in upper case", "_upper"),
     ("double", "{t} * 2", ", each doubled", "_doubled"),
     ("dash", "{t} + '-'", ", each followed by '-'", "_dashed"),
     ("swap", "{t}.swapcase()", ", each with its case swapped", "_swapped"),
-)
+)  # fmt: skip
 CHAR_GATHERS = (
     ("join", "''.join({g})", "Join {m}.", "keep", ValueKind.STR),
     ("list", "[{g}]", "Return a list of {m}.", "list", ValueKind.STRS),

@@ -60,8 +60,6 @@ VIEWS = (
 
 
 SUITE = TaskSuite(
-    name="functions",
-    version=VERSION,
-    about="typed Python functions, from a generator of programs",
+    name="functions", version=VERSION, about="typed Python functions, from a generator of programs",
     views=VIEWS,
-)
+)  # fmt: skip

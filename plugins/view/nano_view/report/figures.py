@@ -59,14 +59,10 @@ def series(rows: Sequence[MetricsRow], name: str) -> Series | None:
         return Series(name=name, steps=steps, values=values, line=values, low=values, high=values, band="")
     windows = _windows(values)
     return Series(
-        name=name,
-        steps=steps,
-        values=values,
-        line=tuple(_mean(window) for window in windows),
-        low=tuple(min(window) for window in windows),
-        high=tuple(max(window) for window in windows),
+        name=name, steps=steps, values=values, line=tuple(_mean(window) for window in windows),
+        low=tuple(min(window) for window in windows), high=tuple(max(window) for window in windows),
         band=RANGE,
-    )
+    )  # fmt: skip
 
 
 def _bins(items: Sequence[tuple[float, float, tuple[float, float] | None]], at_most: int):  # type: ignore[no-untyped-def]
@@ -88,12 +84,9 @@ Plot = dict[str, Any]
 LENGTH = "tokens_per_rollout"
 """derived: sampled tokens of a step over its rollouts"""
 PHASES = {
-    "seconds_generate": "generate",
-    "seconds_sandbox": "sandbox",
-    "seconds_grade": "grade",
-    "seconds_train": "train",
-    "seconds_save": "save",
-}
+    "seconds_generate": "generate", "seconds_sandbox": "sandbox", "seconds_grade": "grade",
+    "seconds_train": "train", "seconds_save": "save",
+}  # fmt: skip
 """metric -> label, for the phases of a step; the first three are the rollout"""
 MAIN: dict[str, tuple[tuple[str, ...], str]] = {
     "Reward": (("reward_mean",), "mean over the rollouts of a step"),
@@ -118,15 +111,10 @@ LEAST_SPANS = {"kl_reference": 1e-3, "approx_kl": 1e-3, "mismatch": 1e-3, "ratio
 
 
 COMPARED = {
-    f"{SUCCESS}all": "Success",
-    "reward_mean": "Reward",
-    "entropy": "Entropy",
-    "kl_reference": "KL to the start",
-    "approx_kl": "KL of the update",
-    LENGTH: "Sampled tokens a rollout",
-    "grad_norm": "Gradient norm",
-    "tokens_per_second_rollout": "Tokens a second in rollouts",
-}
+    f"{SUCCESS}all": "Success", "reward_mean": "Reward", "entropy": "Entropy",
+    "kl_reference": "KL to the start", "approx_kl": "KL of the update", LENGTH: "Sampled tokens a rollout",
+    "grad_norm": "Gradient norm", "tokens_per_second_rollout": "Tokens a second in rollouts",
+}  # fmt: skip
 """metric -> title of its plot in a comparison of trainings"""
 
 

@@ -74,14 +74,8 @@ def _row(cycle: Cycle) -> list[Any]:
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(cycle.started))
     if cycle.decision is None or cycle.rates is None:
         return [
-            str(cycle.number),
-            began,
-            "-",
-            "-",
-            "-",
-            "-",
-            cycle.said or "cut short; the next call goes on",
-        ]
+            str(cycle.number), began, "-", "-", "-", "-", cycle.said or "cut short; the next call goes on",
+        ]  # fmt: skip
     held, general = cycle.decision.held_out, cycle.decision.general
     return [
         str(cycle.number), began, f"{cycle.rates[0]:.0%}", f"{cycle.rates[1]:.0%}",

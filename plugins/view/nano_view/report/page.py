@@ -70,12 +70,10 @@ def training_cells(t: Training | None) -> dict[str, str]:
     if t is None:
         return dict.fromkeys(("model", "steps", "reward", "success", "held-out success"), "-")
     return {
-        "model": (t.record and t.record.model) or "-",
-        "steps": str(len(t.rows)),
-        "reward": _ends(t.rows, "reward_mean"),
-        "success": _ends(t.rows, "success/all"),
+        "model": (t.record and t.record.model) or "-", "steps": str(len(t.rows)),
+        "reward": _ends(t.rows, "reward_mean"), "success": _ends(t.rows, "success/all"),
         "held-out success": _ends(t.held_out, "success"),
-    }
+    }  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------- a training

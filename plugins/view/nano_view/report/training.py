@@ -263,17 +263,11 @@ def read_training(folder: Path) -> Training:
     rows = read_metrics(folder / METRICS)
     steps = read_rollouts(folder / ROLLOUTS)
     return Training(
-        name=folder.name,
-        record=read_record(folder),
-        rows=rows,
-        events=read_events(folder),
-        levels=by_level(steps),
-        families=by_family(steps),
-        hacks=hack_rows(rows),
-        hacks_total=hack_row(rows),
+        name=folder.name, record=read_record(folder), rows=rows, events=read_events(folder),
+        levels=by_level(steps), families=by_family(steps), hacks=hack_rows(rows), hacks_total=hack_row(rows),
         chosen=choose(steps),
         held_out=read_rows(folder / HELD_OUT_FILE) if (folder / HELD_OUT_FILE).exists() else [],
-    )
+    )  # fmt: skip
 
 
 def _text(value: Any) -> str:
