@@ -42,14 +42,9 @@ class RemotePolicy(LocalPolicy):
         return min(super().context_limit, self.pool.context_limit or super().context_limit)
 
     def complete(
-        self,
-        conversation: Conversation,
-        sampling: Sampling,
-        *,
-        owner: int | None = None,
-        on_token: OnToken | None = None,
-        top_logprobs: int = 0,
-    ) -> Completion:
+        self, conversation: Conversation, sampling: Sampling, *, owner: int | None = None,
+        on_token: OnToken | None = None, top_logprobs: int = 0,
+    ) -> Completion:  # fmt: skip
         """Sample the next turn on a server. Raises PolicyError, ContextFull and BudgetExhausted."""
         number, delta = self.template.next_row(conversation)
         row = (*conversation.tokens, *delta) if number == conversation.row else delta

@@ -67,10 +67,8 @@ class AdapterProbe:
         card = cards.get(adapter.name)
         if card is None:
             raise InvalidAnswer(f"{server.url} loaded {adapter.name} and does not list it")
-        wrong = (
-            Path(card.root).name != adapter.name if card.content is None else card.content != adapter.content
-        )
-        if wrong:
+        unnamed = card.content is None
+        if Path(card.root).name != adapter.name if unnamed else card.content != adapter.content:
             raise InvalidAnswer(f"{server.url} holds other files under the name {adapter.name}")
         return next(iter(cards.values()))
 
@@ -171,15 +169,10 @@ class EnginePool:
     a request when no server is left."""
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        probe: AdapterProbe,
-        *,
-        api_key: str | None = None,
-        patience: float = PATIENCE_SECONDS,
-        on_change: Callable[[str], None] = lambda _: None,
+        self, urls: Sequence[str], probe: AdapterProbe, *, api_key: str | None = None,
+        patience: float = PATIENCE_SECONDS, on_change: Callable[[str], None] = lambda _: None,
         announce: AnnounceAdapter = lambda *_: (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`patience`: seconds that a request waits while no server is ready, and that a server which works
         on requests may answer nothing else. `on_change` gets a sentence when one is left out or comes back.
         What `announce` returns is not unloaded yet."""
@@ -202,8 +195,7 @@ class EnginePool:
 
         sync = min(SYNC_SECONDS, self._patience)
         server = TokenServer(url, api_key, answer_seconds=ANSWER_SECONDS, sync_seconds=sync, wanted=wanted)
-        engine = PooledEngine(server)
-        return engine
+        return (engine := PooledEngine(server))
 
     def publish(self, adapter: PublishedAdapter) -> None:
         """Load an adapter on every server, probe each, and send requests to it from now on. Raises
@@ -270,9 +262,7 @@ class EnginePool:
             "engines_ready": float(len(ready)), "engines_out": float(len(self._engines) - len(ready)),
             "engine_retries": float(self.retries),
         }  # fmt: skip
-        return values | (
-            {"engine_mismatch": sum(gaps) / len(gaps), "engine_mismatch_max": max(gaps)} if gaps else {}
-        )
+        return values | ({"engine_mismatch": _mean(gaps), "engine_mismatch_max": max(gaps)} if gaps else {})
 
     def _states(self, adapter: str) -> tuple[EngineState, ...]:
         return tuple(
@@ -374,13 +364,10 @@ class EnginePool:
             self._on_change(f"left out: {why}")
 
     def _refuse_none_ready(self) -> None:
-        problems = [engine.problem for engine in self._engines if engine.problem]
+        problems = "; ".join(engine.problem for engine in self._engines if engine.problem)
         if not self._ready:
-            raise PolicyError(
-                "no engine is ready: "
-                + "; ".join(problems)
-                + "; start them again, and the same command goes on"
-            )
+            again = "start them again, and the same command goes on"
+            raise PolicyError(f"no engine is ready: {problems}; {again}")
 
     def _sample(
         self, engine: PooledEngine, adapter: PublishedAdapter, ids: Sequence[int], sampling: Sampling,
@@ -430,10 +417,8 @@ class EnginePool:
         kept = {current, *elsewhere}
         with self._mending:
             for engine in self._engines:
-                old = [
-                    n for n in engine.fingerprints if n not in kept and not (current and engine.running[n])
-                ]
-                for name in old:
+                used = {name for name in engine.fingerprints if current and engine.running[name]}
+                for name in engine.fingerprints.keys() - kept - used:
                     del engine.fingerprints[name]
                     with suppress(ServerUnavailable):  # one that was started anew has none
                         engine.server.unload(name)

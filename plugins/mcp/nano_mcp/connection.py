@@ -237,9 +237,8 @@ class McpConnection:
                 message, begun = bytes(begun + line), bytearray()
                 # a line that is no message is what a library printed
                 with contextlib.suppress(ValueError):
-                    await to_client.send(
-                        SessionMessage(jsonrpc_message_adapter.validate_json(message, by_name=False))
-                    )
+                    read = jsonrpc_message_adapter.validate_json(message, by_name=False)
+                    await to_client.send(SessionMessage(read))
             begun += last
             if len(begun) > _LONGEST_MESSAGE:
                 self._fail(f"it sent a message of more than {_LONGEST_MESSAGE >> 20} MB")
@@ -273,17 +272,15 @@ class McpConnection:
         timeout = httpx2.Timeout(self._server.startup_timeout_sec, read=self._server.tool_timeout_sec)
         hooks: dict[str, list[Any]] = {"response": [self._bound]}
         async with httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks) as client:
-            opened = streamable_http_client(
-                str(self._server.url), http_client=client, max_sse_event_size=_LONGEST_MESSAGE
-            )
-            async with opened as streams:
+            how: Any = {"http_client": client, "max_sse_event_size": _LONGEST_MESSAGE}
+            async with streamable_http_client(str(self._server.url), **how) as streams:
                 yield streams
 
     async def _bound(self, response: Any) -> None:
         """Count the bytes of a response as they come."""
         if response.headers.get("content-encoding", "identity") != "identity":
             raise McpFailure("it compressed its answer unasked")
-        response.stream = _counted(response.stream, self._counts)
+        response.stream = _counted_kind()(response.stream, self._counts)
 
 
 @cache
@@ -304,10 +301,6 @@ def _counted_kind() -> type:
             await self._stream.aclose()
 
     return Counted
-
-
-def _counted(stream: Any, counts: Callable[[int], bool]) -> Any:
-    return _counted_kind()(stream, counts)
 
 
 async def _accept(_name: str, _result: Any) -> None:

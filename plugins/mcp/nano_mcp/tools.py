@@ -109,9 +109,8 @@ def offer_servers(
     enabled = {name: server for name, server in servers.items() if server.enabled}
     offered: list[Tool] = []
     with ThreadPoolExecutor(max(1, len(enabled))) as pool:  # each takes seconds to start
-        listings = {
-            name: pool.submit(list_tools, name, each, sandbox, limits) for name, each in enabled.items()
-        }
+        start = pool.submit
+        listings = {n: start(list_tools, n, each, sandbox, limits) for n, each in enabled.items()}
     for name, server in enabled.items():
         try:
             offered += made_tools(name, server, listings[name].result(), warn)
@@ -172,9 +171,8 @@ def _caller(name: str, server: McpServer, tool: str) -> Callable[..., ToolResult
         try:
             answer = _connection(context, name, server).call(tool, arguments)
         except McpFailure as problem:
-            return ToolResult(
-                text=f"error: the MCP server {name} failed: {printable(str(problem))}", ok=False
-            )
+            said = f"error: the MCP server {name} failed: {printable(str(problem))}"
+            return ToolResult(text=said, ok=False)
         text = printable(terminal_text(_bounded(answer_text(answer), context.limits.output_bytes)), None)
         return ToolResult(text=text or "[no output]", ok=not answer.is_error)
 
@@ -280,9 +278,8 @@ def _validator(schema: dict[str, Any]) -> Callable[[Any], list[str]]:
                 if len(wrong) == 5:
                     break
         except Unresolvable as problem:
-            raise ToolFailure(
-                f"its schema refers to what is not in it: {one_line(str(problem), 100)}"
-            ) from None
+            what = one_line(str(problem), 100)
+            raise ToolFailure(f"its schema refers to what is not in it: {what}") from None
         except RecursionError:
             return ["the arguments are nested too deeply"]
         return wrong

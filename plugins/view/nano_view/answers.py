@@ -211,9 +211,8 @@ class LogView:
                 columns["advantage"] = run.reward - lens["group"]["mean"]
             if lens["newest"] is not None:
                 columns["age"] = max(0, lens["newest"] - turn.completion.policy_version)
-        context = (
-            decode(tokens.context_ids[:most]) if decode and REDACTED_ID not in tokens.context_ids else ""
-        )
+        readable = decode and REDACTED_ID not in tokens.context_ids
+        context = decode(tokens.context_ids[:most]) if decode and readable else ""
         return {
             "row": tokens.row, "read": len(tokens.context_ids), "sampled": len(tokens.sampled_ids),
             "texts": [text for text, _ in pieces], "counts": [count for _, count in pieces],

@@ -58,13 +58,9 @@ class RunChoice(Value):
 
 
 def read_page(
-    connection: sa.Connection,
-    chosen: RunChoice,
-    after: Cursor | None,
-    limit: int,
-    order: str = "newest",
+    connection: sa.Connection, chosen: RunChoice, after: Cursor | None, limit: int, order: str = "newest",
     shown: sa.ColumnElement[bool] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Rows of the view `runs` after the cursor (started, id), of those that are `shown`; `order` may be
     "best" or "worst" reward. Long texts are cut. Only the order "newest" takes a cursor."""
     columns = [_runs.c[name] for name in (*_EXACT, *_PLAIN)]
@@ -78,10 +74,8 @@ def read_page(
     if shown is not None:
         query = query.where(shown)
     if after is not None:
-        place = sa.tuple_(_runs.c.started, _runs.c.id)
-        query = query.where(
-            place < sa.tuple_(sa.literal(after[0], sa.Double), sa.literal(after[1], ExactText))
-        )
+        place = sa.tuple_(sa.literal(after[0], sa.Double), sa.literal(after[1], ExactText))
+        query = query.where(sa.tuple_(_runs.c.started, _runs.c.id) < place)
     return [_row(dict(row)) for row in connection.execute(query).mappings()]
 
 
@@ -226,13 +220,9 @@ class RunPages:
         self._store = store
 
     def page(
-        self,
-        chosen: RunChoice | None = None,
-        after: Cursor | None = None,
-        *,
-        limit: int = 100,
+        self, chosen: RunChoice | None = None, after: Cursor | None = None, *, limit: int = 100,
         order: str = "newest",
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, Any]]:  # fmt: skip
         """Rows of the view `runs`, newest first; see `read_page`."""
         query, user = chosen or RunChoice(), self._store.user
         shown = None if user is None else user.sees(_runs.c)

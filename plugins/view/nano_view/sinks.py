@@ -94,10 +94,9 @@ class TrackioSink:
         if self._run is None:
             import trackio
 
+            how: Any = {"name": self._name, "resume": "allow", "config": self._settings}
             with redirect_stdout(sys.stderr):  # it announces the run, and our stdout is for results
-                self._run = trackio.init(
-                    project=PROJECT, name=self._name, resume="allow", config=self._settings
-                )
+                self._run = trackio.init(project=PROJECT, **how)
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:

@@ -36,10 +36,8 @@ class TokenScorer:
         key = (run.id, len(run.turns))
         with self._lock:
             if key not in self._found:
-                own = all(
-                    (turn.completion.policy_id, turn.completion.policy_version) == self._sampler
-                    for turn in run.own_turns
-                )
+                done = [turn.completion for turn in run.own_turns]
+                own = all((each.policy_id, each.policy_version) == self._sampler for each in done)
                 tokens = rescored(run, self._policy.engine, entropy=True)
                 by_turn = groupby(tokens, key=lambda token: token.turn)
                 self._found[key] = {turn: _columns(list(found), own) for turn, found in by_turn}

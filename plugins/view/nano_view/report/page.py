@@ -183,13 +183,9 @@ def _rollouts(t: Training, missing: Mapping[str, str]) -> Shown:
          c.rollout.family or "-"]
         for c in t.chosen
     ]  # fmt: skip
-    return {
-        "title": "Rollouts",
-        "lines": [
-            {"text": f"The run {run} is not shown: {why}", "bad": False} for run, why in missing.items()
-        ],
-        "tables": [_table("Rollouts", ["rollout", "step", "reward", "level", "family"], rows)],
-    }
+    lines = [{"text": f"The run {run} is not shown: {why}", "bad": False} for run, why in missing.items()]
+    table = _table("Rollouts", ["rollout", "step", "reward", "level", "family"], rows)
+    return {"title": "Rollouts", "lines": lines, "tables": [table]}
 
 
 def _settings(t: Training) -> Shown:
@@ -234,18 +230,12 @@ def comparison_page(trainings: Sequence[Training]) -> Shown:
     rows = [[t.name, *training_cells(t).values()] for t in trainings]
     differing = [[name, *(value[:_CUT] for value in values)] for name, values in _differing(trainings)]
     settings = {"tables": [_table("Settings that differ", ["setting", *names], differing)]}
-    return {
-        "about": "trainings side by side",
-        "tiles": [],
-        "sections": [
-            {
-                "title": "Trainings",
-                "tables": [_table("Trainings", ["training", *training_cells(None)], rows)],
-            },
-            {"title": "Curves", "plots": plots},
-            {"title": "Settings that differ", **(settings if differing else {"note": "None."})},
-        ],
-    }
+    sections = [
+        {"title": "Trainings", "tables": [_table("Trainings", ["training", *training_cells(None)], rows)]},
+        {"title": "Curves", "plots": plots},
+        {"title": "Settings that differ", **(settings if differing else {"note": "None."})},
+    ]
+    return {"about": "trainings side by side", "tiles": [], "sections": sections}
 
 
 def _differing(trainings: Sequence[Training]) -> list[tuple[str, list[str]]]:
@@ -282,15 +272,14 @@ def calibration_page(report: Any) -> Shown:
         for b in bins
     ]
     table = _table("By bin", ["sure by", "pairs", "mean confidence", "right"], rows, numeric=True)
-    return {
-        "about": f"Measured on {report.pairs} pairs of prompts that it was not trained on.",
-        "tiles": [
-            ("accuracy", f"{report.accuracy:.1%}", "a coin: 50 %"),
-            ("expected calibration error", _number(report.calibration_error), "0 is perfect"),
-            ("log loss", _number(report.log_loss), "nats a pair; a coin: 0.693"),
-        ],
-        "sections": [{"title": "Calibration", "plots": [plot] if bins else [], "tables": [table]}],
-    }
+    tiles = [
+        ("accuracy", f"{report.accuracy:.1%}", "a coin: 50 %"),
+        ("expected calibration error", _number(report.calibration_error), "0 is perfect"),
+        ("log loss", _number(report.log_loss), "nats a pair; a coin: 0.693"),
+    ]
+    about = f"Measured on {report.pairs} pairs of prompts that it was not trained on."
+    section = {"title": "Calibration", "plots": [plot] if bins else [], "tables": [table]}
+    return {"about": about, "tiles": tiles, "sections": [section]}
 
 
 def _table(caption: str, head: Sequence[str], rows: Sequence[Any], *, numeric: bool = False) -> Shown:
