@@ -170,9 +170,8 @@ def feedback_rows(given: Given, run: Trajectory, store: LogStore) -> Iterator[Fe
     if given.prefer is not None:
         yield Feedback(kind=FeedbackKind.PREFER, text=_rival(given.prefer, run, store), **common)
     if given.outcome is not None:
-        yield Feedback(
-            kind=FeedbackKind.OUTCOME, value=given.outcome.worth, text=given.outcome.value, **common
-        )
+        worth, text = given.outcome.worth, given.outcome.value
+        yield Feedback(kind=FeedbackKind.OUTCOME, value=worth, text=text, **common)
 
 
 def _turn(given: Given, run: Trajectory) -> int | None:
@@ -191,10 +190,8 @@ def _turn(given: Given, run: Trajectory) -> int | None:
         raise UsageError(f"run {run.id} has no step {given.step}: it has {steps}")
     length = len(run.turns[given.step - 1].completion.text)
     if given.span is not None and given.span[1] > length:
-        raise UsageError(
-            f"--span {given.span[0]}:{given.span[1]} ends beyond step {given.step}, whose text has {length}"
-            " characters"
-        )
+        place = f"--span {given.span[0]}:{given.span[1]} ends beyond step {given.step}"
+        raise UsageError(f"{place}, whose text has {length} characters")
     return given.step - 1
 
 
@@ -215,9 +212,8 @@ def _rival(other: str, run: Trajectory, store: LogStore) -> str:
     if rival.id == run.id:
         raise UsageError(f"run {run.id} cannot be preferred to itself; --prefer names another run")
     if rival.task.key != run.task.key:
-        raise UsageError(
-            f"runs {run.id} and {rival.id} tried different tasks, so neither can be preferred to the other"
-        )
+        why = "tried different tasks, so neither can be preferred to the other"
+        raise UsageError(f"runs {run.id} and {rival.id} {why}")
     return rival.id
 
 
@@ -232,11 +228,10 @@ def _list(run: str | None, opened: LogStore, *, as_json: bool) -> int:
 
 
 def _show(said: Iterable[Said], store: LogStore, *, as_json: bool) -> None:
-    if as_json:
-        for line in exported(said, store):
-            print(json.dumps(line))
-        return
-    _table(said)
+    if not as_json:
+        return _table(said)
+    for line in exported(said, store):
+        print(json.dumps(line))
 
 
 def exported(said: Iterable[Said], store: LogStore) -> Iterator[dict[str, Any]]:
@@ -290,14 +285,11 @@ def token_ranges(
         tokens = turn.completion.tokens
         if tokens is None:
             return None
-        whole = (0, len(tokens.sampled_ids))
+        whole: tuple[int, int] | None = (0, len(tokens.sampled_ids))
         if feedback.span is not None:
-            spanned = (
-                None if decode is None else token_range(tokens, turn.completion.text, feedback.span, decode)
-            )
-            if spanned is None:
-                return None
-            whole = spanned
+            whole = decode and token_range(tokens, turn.completion.text, feedback.span, decode)
+        if whole is None:
+            return None
         found.append({"turn": turn.index, "start": whole[0], "end": whole[1]})
     return found
 

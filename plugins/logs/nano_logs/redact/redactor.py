@@ -54,9 +54,8 @@ class RedactConfig(BaseModel):
             if not _NAME.fullmatch(kind):
                 raise ValueError(f"{kind!r} is no name of a kind; use lower-case letters, digits and dashes")
             if compiled(pattern).search(""):
-                raise ValueError(
-                    f"{kind}: {pattern!r} matches the empty text, so everything would be a secret"
-                )
+                why = "matches the empty text, so everything would be a secret"
+                raise ValueError(f"{kind}: {pattern!r} {why}")
         return value
 
     @field_validator("allow")
@@ -134,9 +133,8 @@ class Redactor:
                 found.append(Span(start, end, f"encoded-{inner[0].kind}".removeprefix("encoded-encoded-")))
         found += [Span(*span, "repeated") for span in known.find(text)] if known else []
         markers = [match.span() for match in MARKER.finditer(text)] if found else []
-        return _merge(
-            span for span in found if not any(a <= span.start and span.end <= b for a, b in markers)
-        )
+        inside = (any(a <= span.start and span.end <= b for a, b in markers) for span in found)
+        return _merge(span for span, hidden in zip(found, inside, strict=True) if not hidden)
 
     def secrets(self, text: str) -> Iterator[str]:
         """The texts of the secrets in a text."""
@@ -243,12 +241,9 @@ def scrub_bytes(data: bytes, redactor: Redactor, known: Known | None = None) -> 
 
 
 def scrub_snapshot(
-    snapshot: str,
-    source: BlobStore,
-    target: BlobStore,
-    redactor: Redactor | None = None,
+    snapshot: str, source: BlobStore, target: BlobStore, redactor: Redactor | None = None,
     known: Known | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Copy a snapshot with the secrets of its files and link targets redacted; returns its id in `target`.
     File names stay, since tools and diffs refer to them. Raises LogError if a file is missing."""
     redactor, known = redactor or Redactor(), known or Known()

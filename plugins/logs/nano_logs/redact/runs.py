@@ -88,9 +88,8 @@ def mask_turns(
                 "logprobs": tuple(0.0 if i == REDACTED_ID else p for i, p in sampled),
             }
             hidden = tokens.model_copy(update=of_tokens)
-            turn = turn.model_copy(
-                update={"completion": turn.completion.model_copy(update={"tokens": hidden})}
-            )
+            completion = turn.completion.model_copy(update={"tokens": hidden})
+            turn = turn.model_copy(update={"completion": completion})
         changed.append(turn)
     return tuple(changed)
 
@@ -232,11 +231,9 @@ def _rewrite(connection: sa.Connection, run: Trajectory, redactor: Redactor, kno
         connection.execute(schema.tasks.delete().where(schema.tasks.c.id == old_task))
     before = _verdicts(connection, run.id)
     whole = {row["id"] for row in before if row["seal"] == verdict_seal(run.id, str(old_task), row)}
+    tables = (schema.verdicts, schema.feedback)
     # a list: every row must be visited, even after one that changed
-    changed = [
-        _scrub_rows(connection, table, run.id, redactor, known)
-        for table in (schema.verdicts, schema.feedback)
-    ]
+    changed = [_scrub_rows(connection, table, run.id, redactor, known) for table in tables]
     for judged in _verdicts(connection, run.id):
         if judged["id"] in whole:
             update = schema.verdicts.update().where(schema.verdicts.c.id == judged["id"])
@@ -290,9 +287,7 @@ class RedactingStore(LogStore):
         learn(trajectory, self.redactor, run.known)
         if trajectory.turns:  # of the parent, which is another run
             run.turns = list(trajectory.turns)
-            trajectory = scrub_trajectory(
-                trajectory, redactor=self.redactor, decode=self._decode, blobs=self.blobs
-            )
+            trajectory = self._whole(trajectory)
         super().begin(scrub_value(trajectory, self.redactor, run.known))
 
     def append_turn(self, run_id: str, turn: Turn, request: ClientRequest | None = None) -> None:
@@ -301,9 +296,8 @@ class RedactingStore(LogStore):
         for observation in turn.observations:
             self._learn_output(observation, run)
         run.turns.append(turn)
-        super().append_turn(
-            run_id, scrub_value(self._mask_newest_turn(run), self.redactor, run.known), request
-        )
+        scrubbed = scrub_value(self._mask_newest_turn(run), self.redactor, run.known)
+        super().append_turn(run_id, scrubbed, request)
 
     def add_observation(self, run_id: str, turn: int, observation: Observation) -> None:
         run = self._of(run_id)
@@ -318,9 +312,10 @@ class RedactingStore(LogStore):
         super().finish(run_id, **scrubbed)
 
     def append(self, trajectory: Trajectory) -> None:
-        super().append(
-            scrub_trajectory(trajectory, redactor=self.redactor, decode=self._decode, blobs=self.blobs)
-        )
+        super().append(self._whole(trajectory))
+
+    def _whole(self, run: Trajectory) -> Trajectory:
+        return scrub_trajectory(run, redactor=self.redactor, decode=self._decode, blobs=self.blobs)
 
     def add_verdict(self, run_id: str, verdict: Verdict) -> None:
         super().add_verdict(run_id, self._scrubbed(run_id, verdict))
