@@ -51,8 +51,7 @@ def open_command(command: str, folders: Sequence[str] = ()) -> ForeignAgent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignAgent:
-    """A program that works on a task in the jail, and asks the policy through a server of OpenAI's and
-    Anthropic's APIs."""
+    """A program that works in the jail, and asks the policy by OpenAI's and Anthropic's APIs."""
 
     command: str
     """shell line, run in the workspace; `{prompt}` stands for the task's prompt, quoted"""
@@ -91,10 +90,9 @@ class ForeignAgent:
 def run_foreign_agent(
     agent: ForeignAgent, begun: Trajectory, runtime: Runtime
 ) -> Trajectory | tuple[StopReason, str]:
-    """Let the agent work on the task of `begun`, from its workspace. Its requests are the turns.
-
-    The longest of its conversations is the run; others are logged without a verdict. Of an agent that sent no
-    request nothing is logged: returns why, a stop reason that counts as our failure."""
+    """Let the agent work on the task of `begun`, from its workspace. Its requests are the turns. The longest
+    of its conversations is the run; others are logged without a verdict. Of an agent that sent no request
+    nothing is logged: returns why, a stop reason that counts as our failure."""
     from nano_apis.episode import AgentEpisode
     from nano_coder.serve.app import episode_app
     from nano_coder.serve.served_model import ServedModel
@@ -149,10 +147,8 @@ def _why(ended: ExecResult, reached: StopReason | None) -> tuple[StopReason, str
 
 @contextmanager
 def _ended_after(episode: AgentEpisode, jail: InterruptibleJail) -> Iterator[None]:
-    """Interrupt the jail's program when its time is up, or some seconds after it reached another limit.
-
-    A client may retry a refused request for minutes; its run is over at the first refusal.
-    """
+    """Interrupt the jail's program when its time is up, or some seconds after it reached another limit. A
+    client may retry a refused request for minutes; its run is over at the first refusal."""
     ended, longest = threading.Event(), episode.run.task.limits.max_seconds
     episode.began = time.monotonic()
 

@@ -111,8 +111,7 @@ def _prompts(body: Body, policy: LocalPolicy) -> list[tuple[int, ...]]:
 def prompt_ids(
     prompt: Any, policy: LocalPolicy, *, control: bool = True, param: str, contexts: int = 1
 ) -> tuple[int, ...]:
-    """The ids of a text, or ids themselves. Raises BadRequest for anything else, and for none, and
-    ContextFull for more than so many contexts."""
+    """The ids of a text, or given ids. Raises BadRequest, and ContextFull for more than so many contexts."""
     most = contexts * policy.context_limit
     if isinstance(prompt, str):
         policy.refuse_long([prompt], most)

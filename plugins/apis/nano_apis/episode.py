@@ -57,8 +57,7 @@ class AgentEpisode(Conversations):
 
     @property
     def seconds(self) -> float:
-        """Of the run so far, without waiting for other agents of the batch; a batch's answer counts when it
-        is there."""
+        """Of the run so far, not waiting for agents of the batch, whose answer counts once it is there."""
         with self._clock:
             now = time.monotonic()
             pending = now - self._opened if self._open and self.slot is not None else 0.0
@@ -104,11 +103,9 @@ class AgentEpisode(Conversations):
         return self.run.model_copy(update={"id": id, "tools_hash": tools_hash})
 
     def _rewritten(self, request: ModelRequest, model: ServedModel) -> HeldConversation | None:
-        """The agent's conversation whose history the request wrote anew, marked as busy, or None.
-
-        An agent that leaves out a refused answer, or shortens what it read, still makes one run: the request
-        begins a token row of it. Without tokens there are no rows.
-        """
+        """The agent's conversation whose history the request wrote anew, marked as busy, or None. An agent
+        that leaves out a refused answer, or shortens what it read, still makes one run: the request begins a
+        token row of it. Without tokens there are no rows."""
         if request.prompt_ids:
             return None
         opening = model.rendered(request.messages[:2], request.tools, opening=True)[:1]
@@ -147,10 +144,8 @@ class AgentEpisode(Conversations):
         super()._go_on(held, turn, answer, answered)
 
     def end(self, snapshot: str, diff: str, stop: StopReason, detail: str | None) -> Trajectory | None:
-        """End the conversations, once what is being sampled is logged.
-
-        Returns the longest, which left the workspace `snapshot`; None if the agent had no conversation.
-        """
+        """End the conversations, once what is being sampled is logged. Returns the longest, which left the
+        workspace `snapshot`; None if the agent had no conversation."""
         with self._lock:
             self._lock.wait_for(lambda: not any(held.busy for held in self._held.values()), _PATIENCE_SECONDS)
             found = sorted(self._held.values(), key=lambda held: -len(held.run.own_turns))
@@ -164,12 +159,8 @@ class AgentEpisode(Conversations):
         turns, ended = held.run.turns, time.time()
         answer = turns[-1].completion.text
         end: dict[str, Any] = {
-            "stop": stop,
-            "stop_detail": detail,
-            "answer": answer,
-            "diff": diff,
-            "ended": ended,
-        }
+            "stop": stop, "stop_detail": detail, "answer": answer, "diff": diff, "ended": ended,
+        }  # fmt: skip
         held.model.store.finish(held.run.id, snapshot=snapshot, **end)
         last = turns[-1].model_copy(update={"snapshot": snapshot})
         return held.run.model_copy(update={"turns": (*turns[:-1], last), **end})

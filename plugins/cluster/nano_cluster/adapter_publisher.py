@@ -42,16 +42,10 @@ class RemotePolicy(LocalPolicy):
         return min(super().context_limit, self.pool.context_limit or super().context_limit)
 
     def complete(
-        self,
-        conversation: Conversation,
-        sampling: Sampling,
-        *,
-        owner: int | None = None,
-        on_token: OnToken | None = None,
-        top_logprobs: int = 0,
-    ) -> Completion:
-        """Sample the next turn on a server. Raises PolicyError if no server answers, ContextFull, and
-        BudgetExhausted at the deadline."""
+        self, conversation: Conversation, sampling: Sampling, *, owner: int | None = None,
+        on_token: OnToken | None = None, top_logprobs: int = 0,
+    ) -> Completion:  # fmt: skip
+        """Sample the next turn on a server. Raises PolicyError, ContextFull and BudgetExhausted."""
         number, delta = self.template.next_row(conversation)
         row = (*conversation.tokens, *delta) if number == conversation.row else delta
         served, adapter = self.pool.sample(row, self.fitting(row, sampling), conversation)
@@ -86,8 +80,7 @@ def open_publisher(
     opened: OpenedWeights, folder: Path, save: SaveAdapter, config: TrainConfig,
     on_change: Callable[[str], None], announce: AnnounceAdapter,
 ) -> AdapterPublisher:  # fmt: skip
-    """A publisher for the servers of `config.engine`. `on_change` and `announce`: of the pool. Raises
-    UsageError as AdapterPublisher."""
+    """A publisher for `config.engine`. Raises UsageError as AdapterPublisher."""
     pool = EnginePool(
         config.engine, probe_of(opened, config), api_key=engine_key(), patience=engine_pool.PATIENCE_SECONDS,
         on_change=on_change, announce=announce,
@@ -127,8 +120,7 @@ class AdapterPublisher:
         self._last: PublishedAdapter | None = None
 
     def follow(self, runtime: Runtime, version: int) -> Runtime:
-        """Publish the weights as they are now. Returns the runtime with the pool as its policy. Raises
-        PolicyError if no server serves them."""
+        """Publish the weights; the runtime with the pool as policy. Raises PolicyError."""
         policy: Any = runtime.policy
         assert isinstance(policy, LocalPolicy)
         self._last = self._written(policy, version)

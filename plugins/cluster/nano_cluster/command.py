@@ -30,9 +30,8 @@ def status(
     folders = folders if name else [file.parent for file in folders]
     found = {folder.name: now for folder in folders if (now := read_status(folder))}
     if name and not found:
-        raise UsageError(
-            f"training {name} has no Ray workers now; nano-rl cluster status lists those that have"
-        )
+        others = "nano-rl cluster status lists those that have"
+        raise UsageError(f"training {name} has no Ray workers now; {others}")
     if as_json:
         rows = {name: now.model_dump() | {"stale": now.is_stale} for name, now in found.items()}
         print(json.dumps(rows))

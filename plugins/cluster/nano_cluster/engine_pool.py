@@ -53,8 +53,7 @@ class AdapterProbe:
     bfloat16: bool
 
     def check_card(self, server: TokenServer, adapter: PublishedAdapter) -> ModelCard:
-        """Load the adapter where it is not, and compare what the server says of it. Returns the card of the
-        served base."""
+        """Load the adapter if need be, and check the server's card. Returns the card of its base."""
         cards = server.cards()
         if adapter.name not in cards:
             refused = None
@@ -68,10 +67,8 @@ class AdapterProbe:
         card = cards.get(adapter.name)
         if card is None:
             raise InvalidAnswer(f"{server.url} loaded {adapter.name} and does not list it")
-        wrong = (
-            Path(card.root).name != adapter.name if card.content is None else card.content != adapter.content
-        )
-        if wrong:
+        unnamed = card.content is None
+        if Path(card.root).name != adapter.name if unnamed else card.content != adapter.content:
             raise InvalidAnswer(f"{server.url} holds other files under the name {adapter.name}")
         return next(iter(cards.values()))
 
@@ -167,22 +164,15 @@ AnnounceAdapter = Callable[[PublishedAdapter, tuple[EngineState, ...]], Collecti
 
 
 class EnginePool:
-    """Servers that hold the same adapter. Thread-safe.
-
-    A server that fails, answers nothing for a while, or is found wrong by a probe or an answer, is left out
-    with its reason; `publish` probes it anew, and so does a request when no server is left.
-    """
+    """Servers that hold the same adapter. Thread-safe. A server that fails, answers nothing for a while, or
+    is found wrong by a probe or an answer, is left out with its reason; `publish` probes it anew, and so does
+    a request when no server is left."""
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        probe: AdapterProbe,
-        *,
-        api_key: str | None = None,
-        patience: float = PATIENCE_SECONDS,
-        on_change: Callable[[str], None] = lambda _: None,
+        self, urls: Sequence[str], probe: AdapterProbe, *, api_key: str | None = None,
+        patience: float = PATIENCE_SECONDS, on_change: Callable[[str], None] = lambda _: None,
         announce: AnnounceAdapter = lambda *_: (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`patience`: seconds that a request waits while no server is ready, and that a server which works
         on requests may answer nothing else. `on_change` gets a sentence when one is left out or comes back.
         What `announce` returns is not unloaded yet."""
@@ -205,14 +195,11 @@ class EnginePool:
 
         sync = min(SYNC_SECONDS, self._patience)
         server = TokenServer(url, api_key, answer_seconds=ANSWER_SECONDS, sync_seconds=sync, wanted=wanted)
-        engine = PooledEngine(server)
-        return engine
+        return (engine := PooledEngine(server))
 
     def publish(self, adapter: PublishedAdapter) -> None:
-        """Load an adapter on every server, probe each, and send requests to it from now on.
-
-        Raises PolicyError if no server holds it, and none comes back in time.
-        """
+        """Load an adapter on every server, probe each, and send requests to it from now on. Raises
+        PolicyError if no server holds it, and none comes back in time."""
         with self._mending:
             # a server that was never there is a slip of the pen, and not waited for
             until = time.monotonic() + (self._patience if self._adapter else 0)
@@ -240,8 +227,7 @@ class EnginePool:
     def sample(
         self, ids: Sequence[int], sampling: Sampling, conversation: Conversation
     ) -> tuple[ServedTokens, PublishedAdapter]:
-        """What follows these ids, and the adapter that sampled it. Raises PolicyError, and BudgetExhausted at
-        the conversation's deadline."""
+        """What follows these ids, and which adapter sampled it. Raises PolicyError, BudgetExhausted."""
         deadline = conversation.deadline or float("inf")
         lost = 0
         while True:
@@ -276,9 +262,7 @@ class EnginePool:
             "engines_ready": float(len(ready)), "engines_out": float(len(self._engines) - len(ready)),
             "engine_retries": float(self.retries),
         }  # fmt: skip
-        return values | (
-            {"engine_mismatch": sum(gaps) / len(gaps), "engine_mismatch_max": max(gaps)} if gaps else {}
-        )
+        return values | ({"engine_mismatch": _mean(gaps), "engine_mismatch_max": max(gaps)} if gaps else {})
 
     def _states(self, adapter: str) -> tuple[EngineState, ...]:
         return tuple(
@@ -380,13 +364,10 @@ class EnginePool:
             self._on_change(f"left out: {why}")
 
     def _refuse_none_ready(self) -> None:
-        problems = [engine.problem for engine in self._engines if engine.problem]
+        problems = "; ".join(engine.problem for engine in self._engines if engine.problem)
         if not self._ready:
-            raise PolicyError(
-                "no engine is ready: "
-                + "; ".join(problems)
-                + "; start them again, and the same command goes on"
-            )
+            again = "start them again, and the same command goes on"
+            raise PolicyError(f"no engine is ready: {problems}; {again}")
 
     def _sample(
         self, engine: PooledEngine, adapter: PublishedAdapter, ids: Sequence[int], sampling: Sampling,
@@ -434,15 +415,12 @@ class EnginePool:
                 self._changed.notify_all()
 
     def _unload_old(self, current: str, elsewhere: Collection[str] = ()) -> None:
-        """Unload all adapters but the current one that no request uses, here or `elsewhere`; without a
-        current one, all."""
+        """Unload what no request uses, here or `elsewhere`, but the current adapter; all without one."""
         kept = {current, *elsewhere}
         with self._mending:
             for engine in self._engines:
-                old = [
-                    n for n in engine.fingerprints if n not in kept and not (current and engine.running[n])
-                ]
-                for name in old:
+                used = {name for name in engine.fingerprints if current and engine.running[name]}
+                for name in engine.fingerprints.keys() - kept - used:
                     del engine.fingerprints[name]
                     with suppress(ServerUnavailable):  # one that was started anew has none
                         engine.server.unload(name)

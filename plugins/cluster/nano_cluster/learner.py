@@ -57,10 +57,8 @@ class _Root(nn.Module):
 
 
 def shard_model(model: nn.Module, device: str, size: int, *, offload: bool = False) -> nn.Module:
-    """The model sharded over all ranks in place, layer by layer, called with a loss and a batch.
-
-    Trained weights of less than float32 become float32 shards, and are rounded where they are gathered.
-    """
+    """The model sharded over all ranks in place, layer by layer, called with a loss and a batch. Trained
+    weights of less than float32 become float32 shards, and are rounded where they are gathered."""
     can_share(model)  # tested and remembered while the weights are whole
     narrow = {p.dtype for p in model.parameters() if p.is_floating_point() and torch.finfo(p.dtype).bits < 32}
     if len(narrow) > 1:
@@ -153,11 +151,8 @@ class ShardedLearner(Learner):
     def _update_share(
         self, share: _Share, decide: Callable[[list[_Result], dict[str, float]], None] | None = None
     ) -> dict[str, float]:
-        """One update by all ranks.
-
-        `decide` is rank 0's: it completes the metrics with the results of all ranks, and raises GuardTripped
-        to leave the weights as they are.
-        """
+        """One update by all ranks. `decide` is rank 0's: it completes the metrics with the results of all
+        ranks, and raises GuardTripped to leave the weights as they are."""
         results: list[_Result] = []
         parts: list[LossPart] = [
             (batch, partial(self._loss, index, loss, results)) for index, batch, loss in share.work
@@ -271,10 +266,7 @@ def open_sharded(
     ranks: Ranks, name: str, settings: TrainConfig, folder: Path, model: nn.Module, config: OptimizerConfig,
     *, steps: int,
 ) -> ShardedLearner:  # fmt: skip
-    """The learner of rank 0; all ranks open model `name` and go on from the same weights.
-
-    `folder` is that of the training, which all ranks reach.
-    """
+    """The learner of rank 0; all ranks open model `name`. `folder`, of the training, all reach."""
     if settings.quantise or settings.logs.lambda_preference:
         raise ConfigError(
             "a training on several ranks takes neither `quantise` nor `logs.lambda_preference`: leave them"

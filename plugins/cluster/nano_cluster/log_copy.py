@@ -76,17 +76,10 @@ class _Stored:
 
 
 _TASKS, _RUNS = _Stored(schema.tasks), _Stored(schema.runs)
-_PARTS = [
-    _Stored(table)
-    for table in schema.metadata.sorted_tables
-    if "run_id" in table.c and table.foreign_key_constraints
-]
+_TABLES = [table for table in schema.metadata.sorted_tables if table not in (schema.tasks, schema.runs)]
+_PARTS = [_Stored(one) for one in _TABLES if "run_id" in one.c and one.foreign_key_constraints]
 """what belongs to a run"""
-_OTHERS = [
-    _Stored(table)
-    for table in schema.metadata.sorted_tables
-    if table not in (schema.tasks, schema.runs) and not table.foreign_key_constraints
-]
+_OTHERS = [_Stored(one) for one in _TABLES if not one.foreign_key_constraints]
 
 _StoredRun = tuple[StoredRow, list[list[StoredRow]]]
 """the run's row, and the rows of each of _PARTS"""
@@ -96,9 +89,7 @@ def copy_into(
     target: LogStore, source: LogStore, done: Copied, tell: Callable[[int], None] = lambda _runs: None
 ) -> None:
     """Add all that the source holds; what the target has already stays. `tell` gets the number of runs.
-
-    Raises LogError, before anything is written, if both hold different runs of one id.
-    """
+    Raises LogError, before anything is written, if both hold different runs of one id."""
     for ids in _pages(source.database):
         _plan(source.database, target.database, ids)
     _copy_blobs(source.blobs, target.blobs, done)  # first, so that no row names a blob that is not there
@@ -161,10 +152,8 @@ def _plan(source: Database, target: Database, ids: Sequence[str]) -> dict[str, _
     for run, there in theirs.items():
         lack = _lack(ours[run], there)
         if lack is None:
-            raise LogError(
-                f"run {run} is in log {target.name} with another content; nothing was copied: "
-                "name another log"
-            )
+            other = f"run {run} is in log {target.name} with another content"
+            raise LogError(f"{other}; nothing was copied: name another log")
         plan[run] = lack
     return plan
 

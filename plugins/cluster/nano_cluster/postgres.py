@@ -170,11 +170,8 @@ def _note_return(_driver: Any, record: sa.pool.ConnectionPoolEntry) -> None:
 
 
 def _refuse_dropped(driver: Any, record: sa.pool.ConnectionPoolEntry, _proxy: object) -> None:
-    """Have the pool make a connection anew that the server has dropped.
-
-    One that was used a moment ago is not asked, as `pool_pre_ping` would before every write: what breaks in
-    that moment is repeated.
-    """
+    """Have the pool make a connection anew that the server has dropped. One that was used a moment ago is not
+    asked, as `pool_pre_ping` would before every write: what breaks in that moment is repeated."""
     if time.monotonic() - record.info.get("returned", math.inf) < _UNASKED_SECONDS:
         return
     import psycopg
@@ -219,22 +216,18 @@ def _is_repeatable(error: BaseException) -> bool:
 def retrying() -> Retrying:
     """Repeats what a restart of the server, a broken connection or a deadlock ended."""
     return Retrying(
-        retry=retry_if_exception(_is_repeatable),
-        stop=stop_after_delay(OUTAGE_SECONDS),
-        wait=wait_random_exponential(multiplier=0.1, max=2),
-        reraise=True,
-    )
+        retry=retry_if_exception(_is_repeatable), stop=stop_after_delay(OUTAGE_SECONDS),
+        wait=wait_random_exponential(multiplier=0.1, max=2), reraise=True,
+    )  # fmt: skip
 
 
 _NUMBER = "SELECT CAST(pg_current_xact_id_if_assigned() AS text)"
 
 
 def write_once(engine: sa.Engine, connection: sa.Connection, work: Callable[[sa.Connection], T]) -> T:
-    """Run `work` in one transaction. Raises DBAPIError only where nothing of it was written.
-
-    A connection that breaks during the commit leaves its fate open: the server is asked by the number of the
-    transaction.
-    """
+    """Run `work` in one transaction. Raises DBAPIError only where nothing of it was written. A connection
+    that breaks during the commit leaves its fate open: the server is asked by the number of the
+    transaction."""
     number: str | None = None
     try:
         with connection.begin():
@@ -275,10 +268,8 @@ def lock_migrations(connection: sa.Connection) -> None:
 
 
 class Claims:
-    """The runs that this process executes: advisory locks, which hold across machines, on one connection.
-
-    The server frees them when the process dies. A connection that broke is made anew with the same claims.
-    """
+    """The runs that this process executes: advisory locks, which hold across machines, on one connection. The
+    server frees them when the process dies. A connection that broke is made anew with the same claims."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -323,11 +314,9 @@ class Claims:
             self._drop()
 
     def _take(self, key: int) -> str | None:
-        """Take an advisory lock; returns the application_name of another process that holds it, or None.
-
-        The server frees the lock of a process that was killed only when it notices: until then it is tried
-        again.
-        """
+        """Take an advisory lock; returns the application_name of another process that holds it, or None. The
+        server frees the lock of a process that was killed only when it notices: until then it is tried
+        again."""
 
         def other_owner() -> str | None:
             if self._connected().scalar(sa.select(sa.func.pg_try_advisory_lock(key))):
@@ -405,10 +394,8 @@ _ROLE = " OR ".join(f"pg_has_role(current_user, '{power}', 'MEMBER')" for power 
 
 
 def user_query(engine: sa.Engine, name: str, query: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """Columns and rows of one query in a read-only transaction, on a connection that is closed after it.
-
-    A read-only transaction still runs programs and writes files for a role that may: such a role is refused.
-    """
+    """Columns and rows of one query in a read-only transaction, on a connection that is closed after it. A
+    read-only transaction still runs programs and writes files for a role that may: such a role is refused."""
     options = {"postgresql_readonly": True, "no_parameters": True}
     with engine.connect().execution_options(**options) as connection:
         connection.detach()  # the query may change the session's settings

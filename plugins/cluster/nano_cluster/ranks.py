@@ -78,10 +78,7 @@ class Ranks:
         self._orders += 1
 
     def orders(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The orders of rank 0 until it leaves; signals are rank 0's to answer.
-
-        Raises RankLost if rank 0 is silent for too long.
-        """
+        """The orders of rank 0 until it leaves. Raises RankLost if it is silent for too long."""
         asked_to_end = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: asked_to_end.set())

@@ -31,10 +31,8 @@ _ANSWER_SECONDS = 10.0
 
 def connect(address: str) -> Callable[[], None]:
     """Connect this process to a cluster, or start one; returns what ends that. A connection that there is
-    already is used as it is.
-
-    Raises ConfigError without Ray, and UsageError for an address where no cluster answers.
-    """
+    already is used as it is. Raises ConfigError without Ray, and UsageError for an address where no cluster
+    answers."""
     named = (os.environ.get("RAY_ADDRESS") or AUTO) if address == AUTO else address
     set_variables(local=named.startswith((AUTO, "127.", "localhost")))
     try:

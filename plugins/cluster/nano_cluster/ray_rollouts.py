@@ -80,10 +80,8 @@ class RayRollouts:
         on_run: OnRun | None = None, reward: Reward | None = None,
     ) -> list[Trajectory]:  # fmt: skip
         """Run each task `group_size` times on the workers; returns [runs] in task order, as they are in the
-        log of `runtime`, without those that the log redacted.
-
-        Raises RolloutsFailed if a worker failed with an error of ours, or too many were lost.
-        """
+        log of `runtime`, without those that the log redacted. Raises RolloutsFailed if a worker failed with
+        an error of ours, or too many were lost."""
         queued = [
             QueuedJob(
                 RolloutJob(
@@ -112,10 +110,8 @@ class RayRollouts:
         return reward.apply(done, runtime) if reward else done
 
     def announce(self, adapter: PublishedAdapter, states: tuple[EngineState, ...]) -> Collection[str]:
-        """Have all workers sample from an adapter; returns older ones that requests in flight use.
-
-        Waits for workers that are open; one that is silent is replaced meanwhile. Raises as `collect`.
-        """
+        """Have all workers sample from an adapter; returns older ones that requests in flight use. Waits for
+        workers that are open; one that is silent is replaced meanwhile. Raises as `collect`."""
         with self._changed:
             self._announced = adapter, states
             self._announcements += 1

@@ -216,14 +216,12 @@ class RolloutExecutor:
         config = setup.config
         self._policy = policy = setup.open_policy(self._tell)
         self._runtime = Runtime(
-            policy=policy,
-            sandbox=open_sandbox(config.sandbox, python=config.python, image=config.image),
-            store=redacting_store(store, getattr(policy, "decode", None), config),
-            profile=setup.profile,
+            policy=policy, sandbox=open_sandbox(config.sandbox, python=config.python, image=config.image),
+            store=redacting_store(store, getattr(policy, "decode", None), config), profile=setup.profile,
             policy_name=setup.policy_name,
             settings=RunSettings(limits=setup.limits, hosts=setup.hosts, search=config.search),
             environments=Environments.open(setup.environments),
-        )
+        )  # fmt: skip
 
     def _tell(self, what: str) -> None:
         with self._lock:
@@ -263,8 +261,7 @@ def _logged(job: RolloutJob, runtime: Runtime) -> Trajectory | None:
 
 
 def _ended(job: RolloutJob, why: str, runtime: Runtime) -> Trajectory | Redo:
-    """End a run in the log, so that whoever still executes it can add nothing; the run, if that one was
-    faster. Raises LogError if the log fails."""
+    """End a run in the log against whoever still executes it; the run if that was faster."""
     stop, told = StopReason.INTERRUPTED, f"rolled out again: {why}"
     with suppress(LogError):  # the other worker began it just now
         log_unexecuted(job.task, runtime, job.run, stop, told, seed=job.seed)

@@ -92,8 +92,7 @@ class QueueGatherer(Gatherer):
         self._threads.shutdown(cancel_futures=True)
 
     def gather(self, runtime: Runtime, step: int, version: int, on_run: OnRun | None = None) -> RolloutBatch:
-        """The groups of one step; the rollouts of the next ones may be running when this returns. Raises what
-        the rollouts of the step raised."""
+        """The groups of one step; later rollouts may still run. Raises what those of the step raised."""
         self._waited = 0.0
         batch = super().gather(runtime, step, version, on_run)
         values = staleness(batch.groups, version)

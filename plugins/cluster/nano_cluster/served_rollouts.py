@@ -50,11 +50,9 @@ def open_gatherer(
 
 @dataclass(slots=True)
 class Pacing:
-    """When the rollouts of a step may begin, so that no token is too old when it is trained.
-
-    Step k is trained by policy version k and may begin at version k - bound: none of its tokens is more than
-    `bound` versions old then, nothing has to be discarded, and at most bound + 1 steps are under way.
-    """
+    """When the rollouts of a step may begin, so that no token is too old when it is trained. Step k is
+    trained by policy version k and may begin at version k - bound: none of its tokens is more than `bound`
+    versions old then, nothing has to be discarded, and at most bound + 1 steps are under way."""
 
     bound: int
     """largest number of updates between sampling and training of a token"""

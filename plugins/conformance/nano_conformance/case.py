@@ -184,11 +184,8 @@ def make_case(
     holes: Sequence[Collection[int]] | None = None,
     **settings: Any,
 ) -> LossCase:
-    """A whole step from the trained tokens of ragged rows.
-
-    By default `old` equals the policy, `behaviour` equals `old`, and importance weights are off. `holes` are
-    the untrained columns of each row.
-    """
+    """A whole step from the trained tokens of ragged rows. By default `old` equals the policy, `behaviour`
+    equals `old`, and importance weights are off. `holes` are the untrained columns of each row."""
     old = logprobs if old is None else old
     names = list(trajectory or map(str, range(len(logprobs))))
     columns = [

@@ -200,11 +200,8 @@ def _kl() -> Iterator[ConformanceCheck]:
         case = make_case([[-1.0] * 3], [[0.0] * 3], reference=[[0.0, -15.0, -30.0]], beta=1.0, kl=kind)
         yield _value("AC-24", f"{kind} in the loss", sum(expected) / 3, case, tolerance=1e-8)
     steep: dict[str, list[float]] = {
-        "k1": [1, 1],
-        "k2": [1, 2],
-        "k3": [1 - math.exp(-1), 1 - math.exp(-2)],
-        "k3+": [1, 2],
-    }
+        "k1": [1, 1], "k2": [1, 2], "k3": [1 - math.exp(-1), 1 - math.exp(-2)], "k3+": [1, 2],
+    }  # fmt: skip
     for kind, expected in steep.items():
         case = make_case([[-1.0] * 2], [[0.0] * 2], reference=[[-2.0, -3.0]], beta=2.0, kl=kind)
         yield _gradient("AC-24", f"slope of {kind}", expected, case)

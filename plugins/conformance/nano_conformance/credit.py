@@ -69,8 +69,7 @@ def _known(
 
 
 def _groups(random: Random) -> list[Rewards]:
-    """Groups of 1 to 9 rewards: with a third, all but one, or all missing; with few values, so that some are
-    equal."""
+    """Groups of 1 to 9 rewards: a third, all but one, or all missing; few values, so some are equal."""
     groups: list[Rewards] = [[LARGE], [None, LARGE], [None] * 3, [None, LARGE, 0.0], [LARGE, LARGE, None]]
     for size in range(2, 10):
         values = [LARGE * random.choice((0.0, 1.0, random.uniform(-1, 1))) for _ in range(size)]

@@ -97,11 +97,9 @@ def expected_ascent(
     start: Tensor | None = None,
     **settings: Any,
 ) -> Tensor:
-    """[P] minus the expected gradient of the loss over all groups, each a step of its own.
-
-    `sampler` holds the logits that sequences are drawn from, `start` those of the policy at the start of the
-    step; both are the policy itself by default.
-    """
+    """[P] minus the expected gradient of the loss over all groups, each a step of its own. `sampler` holds
+    the logits that sequences are drawn from, `start` those of the policy at the start of the step; both are
+    the policy itself by default."""
     new_ST = language.logprobs_ST(language.logits)
     reference_ST = language.logprobs_ST(language.reference)
     drawn = language.logits.detach() if sampler is None else sampler
@@ -236,11 +234,8 @@ def _unbiased(language: Language) -> Iterator[ConformanceCheck]:
         return language.rewards_S[rows][:, None] - values_ST[rows]
 
     ppo: dict[str, Any] = {
-        "objective": "ppo",
-        "aggregation": "constant",
-        "constant_length": 1,
-        "advantages": critic,
-    }
+        "objective": "ppo", "aggregation": "constant", "constant_length": 1, "advantages": critic,
+    }  # fmt: skip
     yield _check("ppo, exact critic, constant mean", language, exact, "unbiased", **ppo)
 
 

@@ -42,16 +42,11 @@ class RowPlan:
 
 
 PLANS = (
-    RowPlan(6, -1, -0.5, 0.2, holes=(2,)),
-    RowPlan(4, 1, -0.5, -0.9),
-    RowPlan(7, 1, 0.45, 0.9, holes=(0, 4, 5)),
-    RowPlan(5, -1, 0.45, -0.2),
-    RowPlan(6, 1, 0.03, 0.9),
-    RowPlan(4, -1, -0.04, -0.9, holes=(3,)),
-    RowPlan(5, -1, 0.9, 0.2),
-    RowPlan(8, 1, 0.9, 0.1),
+    RowPlan(6, -1, -0.5, 0.2, holes=(2,)), RowPlan(4, 1, -0.5, -0.9),
+    RowPlan(7, 1, 0.45, 0.9, holes=(0, 4, 5)), RowPlan(5, -1, 0.45, -0.2), RowPlan(6, 1, 0.03, 0.9),
+    RowPlan(4, -1, -0.04, -0.9, holes=(3,)), RowPlan(5, -1, 0.9, 0.2), RowPlan(8, 1, 0.9, 0.1),
     RowPlan(4, -1, -0.305, 0.9),
-)
+)  # fmt: skip
 NAMES = ("a", "b", "c", "a", "d", "e", "f", "g", "h")
 """trajectories of the rows; the first has two rows, which are not adjacent"""
 SPREAD = (-0.5, 0.5, -0.08, 0.08, 0.85, -0.85, 0.25, -0.25)
@@ -103,17 +98,10 @@ def _advantages(plan: RowPlan, random: Random) -> list[float]:
 SettingValues = Mapping[str, Any]
 ALL = ("token", "sequence", "constant")
 OBJECTIVES: dict[str, tuple[SettingValues, tuple[str, ...]]] = {
-    "recipe": ({}, ALL),
-    "recipe, ratio of sequences": ({"objective": "recipe", "ratio": "sequence"}, ALL),
-    "grpo": ({}, ALL),
-    "dr_grpo": ({}, ("constant",)),
-    "dapo": ({}, ("token",)),
-    "gspo": ({}, ALL),
-    "cispo": ({}, ALL),
-    "rloo": ({}, ALL),
-    "reinforce": ({}, ALL),
-    "ppo": ({}, ALL),
-}
+    "recipe": ({}, ALL), "recipe, ratio of sequences": ({"objective": "recipe", "ratio": "sequence"}, ALL),
+    "grpo": ({}, ALL), "dr_grpo": ({}, ("constant",)), "dapo": ({}, ("token",)), "gspo": ({}, ALL),
+    "cispo": ({}, ALL), "rloo": ({}, ALL), "reinforce": ({}, ALL), "ppo": ({}, ALL),
+}  # fmt: skip
 """objective -> its fixed settings, and its aggregations"""
 UNCLIPPED = ("rloo", "reinforce")
 IMPORTANCE: dict[str, SettingValues] = {

@@ -62,8 +62,7 @@ def _compare(expected: Tensor, language: Language, subject: Subject, **how: Any)
 
 
 def corrections(language: Language, advantage_S: Tensor) -> list[Correction]:
-    """All corrections. Their variance is of one rollout, in units of the squared norm of the exact
-    gradient."""
+    """All corrections; variance of one rollout, in units of the exact gradient's squared norm."""
     gap_ST = (language.logprobs_ST(language.logits) - language.logprobs_ST(language.stale)).detach()
     token = gap_ST.exp()
     whole = gap_ST.sum(-1, keepdim=True).exp().expand_as(token)
@@ -168,12 +167,10 @@ def _twice(case: LossCase, subject: Subject, random: Random) -> Compared:
     """Repeat every row: each copy must have half of the row's gradient."""
     of = case.options
     options = {
-        **of,
-        "num_tokens": 2 * of["num_tokens"],
-        "num_sequences": 2 * of["num_sequences"],
+        **of, "num_tokens": 2 * of["num_tokens"], "num_sequences": 2 * of["num_sequences"],
         "trajectory": [*of["trajectory"], *(f"again {name}" for name in of["trajectory"])],
         "trajectory_tokens": of["trajectory_tokens"] * 2,
-    }
+    }  # fmt: skip
     double = LossCase(**{n: torch.cat([getattr(case, n)] * 2) for n in TENSORS}, options=options)
     first, second = double.gradient(subject.loss).chunk(2)
     return case.gradient(subject.loss).repeat(2, 1), 2 * torch.cat([first, second])

@@ -13,14 +13,9 @@ from nano_conformance.grid import grid
 from nano_conformance.invariances import invariances, stale_samplers
 
 KINDS = {
-    "closed forms": closed_forms,
-    "grid": grid,
-    "credit": credit,
-    "invariances": invariances,
-    "exact gradients": exact_gradients,
-    "exact KL": exact_kl,
-    "stale sampler": stale_samplers,
-}
+    "closed forms": closed_forms, "grid": grid, "credit": credit, "invariances": invariances,
+    "exact gradients": exact_gradients, "exact KL": exact_kl, "stale sampler": stale_samplers,
+}  # fmt: skip
 
 
 NOT_COVERED = (

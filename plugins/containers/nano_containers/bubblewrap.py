@@ -57,10 +57,8 @@ def find_bubblewrap() -> str:
 def bubblewrap_options(
     plan: dict[str, Any], folders: Sequence[str], hand_over: Callable[[bytes], int]
 ) -> list[str]:
-    """Command-line options for all layers, over the workspace and the state (`folders`).
-
-    `hand_over` makes a file descriptor that bubblewrap inherits, of bytes.
-    """
+    """Command-line options for all layers, over the workspace and the state (`folders`). `hand_over` makes a
+    file descriptor that bubblewrap inherits, of bytes."""
     given = [f"--unshare-{name}" for name in _NAMESPACES]
     given += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
     given += ["--die-with-parent", "--new-session", "--clearenv"]
@@ -68,12 +66,8 @@ def bubblewrap_options(
         given += ["--symlink", target, path]
     for path, text, mode in plan["files"]:
         given += [
-            "--perms",
-            f"{mode:04o}",
-            "--file",
-            str(hand_over(text.encode(errors="surrogateescape"))),
-            path,
-        ]
+            "--perms", f"{mode:04o}", "--file", str(hand_over(text.encode(errors="surrogateescape"))), path,
+        ]  # fmt: skip
     for source, target in plan["binds"]:
         given += ["--ro-bind", source, target]
     for text, target in plan["covers"]:
@@ -159,11 +153,9 @@ class BubblewrapRun(HeldProgram):
                 code = _STAGE.format(path=launcher, call=(settings.owner, sources, argv))
                 argv = own_python("-I", "-S", "-X", "utf8", "-c", code)
             self._process = _popen(
-                argv,
-                None if settings.staged else settings.owner,
-                streams=(program.stdin, out, err),
+                argv, None if settings.staged else settings.owner, streams=(program.stdin, out, err),
                 inherited=pipes.handed,
-            )
+            )  # fmt: skip
         stack.callback(self._reap)
         self._init = self._hold(info)
         stack.callback(os.close, self._init)
@@ -264,10 +256,8 @@ class BwrapSandbox:
 
     def __init__(self, python: str | None = None, project: Path | None = None) -> None:
         """`python` is the path of the interpreter on the host; None: the running one. `project`: as
-        `find_interpreter` has it.
-
-        Raises SandboxError if bubblewrap is missing or too old, or the interpreter cannot be mounted.
-        """
+        `find_interpreter` has it. Raises SandboxError if bubblewrap is missing or too old, or the interpreter
+        cannot be mounted."""
         program = find_bubblewrap()
         interpreter = find_interpreter(python or sys.executable, project)
         self.python = interpreter.path
@@ -277,12 +267,9 @@ class BwrapSandbox:
         # bubblewrap started as root keeps host root inside, which may write to /proc/sys
         owner = unused_uid() if os.geteuid() == 0 else None
         self._settings = BubblewrapSettings(
-            program=program,
-            plan=plan,
-            python=interpreter.path,
-            owner=owner,
+            program=program, plan=plan, python=interpreter.path, owner=owner,
             staged=_staged(owner, plan["binds"]),
-        )
+        )  # fmt: skip
         self.layers: Mapping[str, bool] = layers(workspace_size=False)
 
     def with_mount(self, source: Path, target: str) -> BwrapSandbox:

@@ -83,10 +83,8 @@ class FolderJail(abc.ABC):
         self, limits: Limits, python: str, environment: Mapping[str, str], owner: int | None = None
     ) -> None:
         """`environment` is what programs get before a caller's additions, `owner` the uid and gid that they
-        run as on the host, if it is not ours.
-
-        Raises SandboxError if that user cannot reach the directory for temporary files.
-        """
+        run as on the host, if it is not ours. Raises SandboxError if that user cannot reach the directory for
+        temporary files."""
         self._limits = limits
         self._python = python
         self._environment = environment
@@ -130,8 +128,7 @@ class FolderJail(abc.ABC):
         """Run the program to its end, then kill everything it started."""
 
     def filled(self, workspace: Path | None) -> Self:
-        """This jail, with a copy of the workspace; closed, with UsageError, if the workspace cannot be
-        read."""
+        """This jail with a copy of the workspace; closed, with UsageError, if that cannot be read."""
         if workspace is not None:
             with contextlib.ExitStack() as stack:
                 stack.callback(self.close)
@@ -288,14 +285,9 @@ class NoJail(FolderJail):
     def _execute(self, program: ProgramSpec) -> ProgramResult:
         try:
             process = subprocess.Popen(
-                program.argv,
-                cwd=self._work,
-                env=program.env,
-                stdin=program.stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+                program.argv, cwd=self._work, env=program.env, stdin=program.stdin, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, start_new_session=True,
+            )  # fmt: skip
         except OSError as error:
             return _never_started(program, error)
         with self._ended_by(lambda: _kill_group(process.pid)):

@@ -151,10 +151,8 @@ class PodmanSandbox:
     name = "podman"
 
     def __init__(self, python: str | None = None) -> None:
-        """`python` is an interpreter's path in the image; None: its python3, else nano's own, mounted.
-
-        Raises SandboxError, with the remedy, if podman or a part of it is missing.
-        """
+        """`python` is an interpreter's path in the image; None: its python3, else nano's own, mounted. Raises
+        SandboxError, with the remedy, if podman or a part of it is missing."""
         self._engine = find_podman()
         self._named = python
         self.python = python or "python3"

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from nano_coder.agent.profiles import plain_opening
 from nano_coder.formats import SAID_BY_USER, RunFormat, call_id, row_reader
+from nano_formats.row_format import OpenModel
 from nano_formats.token_triple import Triple, refuse_edited, remainder, restored, triple_of, triples
 from nano_formats.transcript import Transcript, iso, unix
 from nano_shared.errors import Refused
@@ -40,22 +41,13 @@ def write(
     for turn, triple in zip(trajectory.turns, found, strict=True):
         steps.append(_agent_step(len(steps) + 1, turn, triple))
         steps += _user_steps(len(steps) + 1, turn)
-    agent: Row = {
-        "name": "nano-coder",
-        "version": trajectory.runtime_version,
-        "model_name": trajectory.policy,
-    }
-    if tools:
-        agent["tool_definitions"] = tools
+    made_by = {"version": trajectory.runtime_version, "model_name": trajectory.policy}
+    agent = {"name": "nano-coder", **made_by, **({"tool_definitions": tools} if tools else {})}
     return {
-        "schema_version": VERSION,
-        "session_id": trajectory.id,
-        "trajectory_id": trajectory.id,
-        "agent": agent,
-        "steps": steps,
-        "final_metrics": {**_totals(found), "total_steps": len(steps)},
+        "schema_version": VERSION, "session_id": trajectory.id, "trajectory_id": trajectory.id,
+        "agent": agent, "steps": steps, "final_metrics": {**_totals(found), "total_steps": len(steps)},
         "extra": {"reward": trajectory.reward, "stop": trajectory.stop, "nano": remainder(run)},
-    }
+    }  # fmt: skip
 
 
 _SOURCES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "user", Role.TOOL: "user"}
@@ -63,21 +55,14 @@ _SOURCES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "user", Ro
 
 def _agent_step(number: int, turn: Turn, triple: Triple | None) -> Row:
     step: Row = {
-        "step_id": number,
-        "timestamp": iso(turn.started),
-        "source": "agent",
-        "model_name": turn.completion.policy_id,
+        "step_id": number, "timestamp": iso(turn.started), "source": "agent",
+        "model_name": turn.completion.policy_id, "llm_call_count": 1,
         "message": turn.thought if turn.calls else turn.completion.text,
-        "llm_call_count": 1,
-    }
+    }  # fmt: skip
     if turn.calls:
         step["tool_calls"] = [
-            {
-                "tool_call_id": call_id(turn.index, position),
-                "function_name": call.name,
-                "arguments": call.arguments,
-            }
-            for position, call in enumerate(turn.calls)
+            {"tool_call_id": call_id(turn.index, n), "function_name": call.name, "arguments": call.arguments}
+            for n, call in enumerate(turn.calls)
         ]
     results = [
         {"content": seen.text, "extra": {"ok": seen.ok, "exit_code": seen.exit_code}}
@@ -88,13 +73,9 @@ def _agent_step(number: int, turn: Turn, triple: Triple | None) -> Row:
     if results:
         step["observation"] = {"results": results}
     if triple is not None:
-        step["metrics"] = {
-            "prompt_tokens": len(triple.prompt_ids),
-            "completion_tokens": len(triple.sampled_ids),
-            "prompt_token_ids": list(triple.prompt_ids),
-            "completion_token_ids": list(triple.sampled_ids),
-            "logprobs": list(triple.logprobs),
-        }
+        values = map(list, (triple.prompt_ids, triple.sampled_ids, triple.logprobs))
+        sizes = {"prompt_tokens": len(triple.prompt_ids), "completion_tokens": len(triple.sampled_ids)}
+        step["metrics"] = sizes | dict(zip(_TRIPLE, values, strict=True))
     return step
 
 
@@ -116,13 +97,7 @@ def _totals(found: Sequence[Triple | None]) -> Row:
 # ------------------------------------------------------------------------------------------ reading
 
 
-class _Open(BaseModel):
-    """Fields beyond the declared ones are left to the validator of the format."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class Part(_Open):
+class Part(OpenModel):
     type: str
     text: str | None = None
 
@@ -130,23 +105,23 @@ class Part(_Open):
 Content = str | list[Part] | None
 
 
-class Call(_Open):
+class Call(OpenModel):
     tool_call_id: str
     function_name: str
     arguments: dict[str, Any]
 
 
-class Result(_Open):
+class Result(OpenModel):
     source_call_id: str | None = None
     content: Content = None
     extra: dict[str, Any] | None = None
 
 
-class Results(_Open):
+class Results(OpenModel):
     results: list[Result]
 
 
-class AtifStep(_Open):
+class AtifStep(OpenModel):
     step_id: int = Field(ge=1)
     source: str = Field(pattern="^(system|user|agent)$")
     timestamp: str | None = None
@@ -160,14 +135,14 @@ class AtifStep(_Open):
     llm_call_count: int | None = None
 
 
-class Agent(_Open):
+class Agent(OpenModel):
     name: str
     version: str
     model_name: str | None = None
     tool_definitions: list[dict[str, Any]] | None = None
 
 
-class Document(_Open):
+class Document(OpenModel):
     schema_version: str
     session_id: str | None = None
     agent: Agent
@@ -180,9 +155,8 @@ def read(row: Row) -> Iterator[LoggedRun]:
     """The run of a document, and after it those of its subagents. Raises Refused with the field."""
     version = row.get("schema_version")
     if version not in _READABLE:
-        raise Refused(
-            "schema_version", f"{version!r:.40} is none that this program reads ({_READABLE[0]} to {VERSION})"
-        )
+        known = f"{_READABLE[0]} to {VERSION}"
+        raise Refused("schema_version", f"{version!r:.40} is none that this program reads ({known})")
     document = validated(Document, row)
     for number, step in enumerate(document.steps):
         if step.step_id != number + 1:
@@ -217,11 +191,9 @@ def _ours(row: Row, document: Document) -> LoggedRun:
 def _foreign(row: Row, document: Document) -> LoggedRun:
     agent = document.agent
     transcript = Transcript(
-        format="atif",
-        agent=f"{agent.name} {agent.version}",
-        model=agent.model_name or "unknown",
+        format="atif", agent=f"{agent.name} {agent.version}", model=agent.model_name or "unknown",
         tools=agent.tool_definitions,
-    )
+    )  # fmt: skip
     for number, step in enumerate(document.steps):
         with at_field(f"steps.{number}"):
             _take(transcript, step)
@@ -269,8 +241,6 @@ def _text(content: Content) -> str:
 
 
 ATIF = RunFormat(
-    name="atif",
-    read=row_reader(read),
-    write_run=lambda run, opening, tools: write(run, opening, tools=tools),
-    alone=True,
-)
+    name="atif", read=row_reader(read),
+    write_run=lambda run, opening, tools: write(run, opening, tools=tools), alone=True,
+)  # fmt: skip

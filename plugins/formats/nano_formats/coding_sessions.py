@@ -125,12 +125,8 @@ def _text(value: Any) -> str | None:
 CLAUDE_CODE = RunFormat(name="claude-code", read=session_reader(read_claude))
 
 
-_RECORDS = frozenset(
-    {"session_meta", "response_item", "turn_context", "event_msg", "compacted", "world_state"}
-)
-_LEFT_OUT = frozenset(
-    {"ghost_snapshot", "other", "compaction", "compaction_summary", "image_generation_call"}
-)
+_RECORDS = {"session_meta", "response_item", "turn_context", "event_msg", "compacted", "world_state"}
+_LEFT_OUT = {"ghost_snapshot", "other", "compaction", "compaction_summary", "image_generation_call"}
 """items that the model neither wrote as text nor read as such"""
 
 

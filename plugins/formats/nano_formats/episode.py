@@ -41,10 +41,8 @@ class EpisodeOver(UsageError):
 
 
 class Episode:
-    """One task in its own jail. `act` takes an action, `finish` ends and grades it, `close` releases it.
-
-    An episode without actions for the time limit of the task ends without a reward. Not thread-safe.
-    """
+    """One task in its own jail. `act` takes an action, `finish` ends and grades it, `close` releases it. An
+    episode without actions for the time limit of the task ends without a reward. Not thread-safe."""
 
     def __init__(self, task: Task, sandbox: Sandbox, store: LogStore, *, actor: str = "external") -> None:
         """Raises UsageError for a task whose tools this runtime does not have."""
@@ -65,12 +63,8 @@ class Episode:
             hooks=RunHooks(turn=self._outbox.put),
         )  # fmt: skip
         self._pool = ThreadPool(1)  # its thread is a daemon: an abandoned episode keeps no program alive
-        self._pool.apply_async(
-            run_task,
-            (task, self._runtime),
-            callback=self._outbox.put,
-            error_callback=self._outbox.put,
-        )
+        put = self._outbox.put
+        self._pool.apply_async(run_task, (task, self._runtime), callback=put, error_callback=put)
 
     def act(self, name: str, arguments: dict[str, JsonValue]) -> Observation:
         """Call a tool. Raises EpisodeOver if the episode has ended, by a limit or by `submit`."""
@@ -84,10 +78,7 @@ class Episode:
         raise EpisodeOver(f"the episode has ended ({self.trajectory.stop}); no further action is taken")
 
     def finish(self, answer: str | None = None) -> Verdict | None:
-        """End the episode, with an optional answer, and grade it once.
-
-        None if the task has no check. An answer that was submitted before is kept.
-        """
+        """End the episode and grade it once; None without a check. An answer given before is kept."""
         self.touched = time.monotonic()
         if self.trajectory is None:
             self._inbox.put(ToolCall(name=SUBMIT, arguments=_answering(answer)))
@@ -131,10 +122,7 @@ class _Outside:
     def __init__(
         self, inbox: queue.Queue[ToolCall | None], tools: tuple[ToolSpec, ...], patience: float, actor: str
     ) -> None:
-        self.id = actor
-        self._inbox = inbox
-        self._tools = tools
-        self._patience = patience
+        self.id, self._inbox, self._tools, self._patience = actor, inbox, tools, patience
 
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
         """The next call in the dialect. Raises PolicyError if none comes in time."""
@@ -144,12 +132,8 @@ class _Outside:
             raise PolicyError(f"no action came within {self._patience:g} seconds") from None
         if call is None:
             raise PolicyError("the episode was closed before it ended")
-        return Completion(
-            text=DIALECTS[PROFILE.dialect].render("", (call,), self._tools),
-            finish=Finish.STOP,
-            sampling=sampling,
-            policy_id=self.id,
-        )
+        text = DIALECTS[PROFILE.dialect].render("", (call,), self._tools)
+        return Completion(text=text, finish=Finish.STOP, sampling=sampling, policy_id=self.id)
 
     def count(self, text: str) -> int:
         """An estimate, since the tokenizer of the caller is unknown."""

@@ -57,13 +57,10 @@ def plain_cases(hidden: CaseChecks) -> list[dict[str, JsonValue]]:
 
 
 ROWS = RowFormat(
-    name=NAME,
-    summary="a function and its cases, or a row of the published sets with its tests",
-    recognises=lambda row: "id" in row and ("cases" in row or "tests" in row),
-    read_row=read_published,
-    write_row=write_published,
-    understood=frozenset({*PublishedRow.model_fields, "cases"}),
-)
+    name=NAME, summary="a function and its cases, or a row of the published sets with its tests",
+    recognises=lambda row: "id" in row and ("cases" in row or "tests" in row), read_row=read_published,
+    write_row=write_published, understood=frozenset({*PublishedRow.model_fields, "cases"}),
+)  # fmt: skip
 
 
 _FILE, _TEST = "solution.py", "check_solution.py"
@@ -71,10 +68,11 @@ _FILE, _TEST = "solution.py", "check_solution.py"
 
 def read_humaneval(row: Row) -> Task:
     prompt, name = text_field(row, "prompt"), _name(row)
-    test = (
-        f"from solution import *\nfrom solution import {name}\n\n{text_field(row, 'test')}\n\ncheck({name})\n"
-    )
-    return _task(row, "humaneval", prompt, name, test, _solution(row, prompt), {_FILE: prompt})
+    imports = f"from solution import *\nfrom solution import {name}"
+    test = f"{imports}\n\n{text_field(row, 'test')}\n\ncheck({name})\n"
+    body = row.get("canonical_solution")
+    solution = prompt + body if isinstance(body, str) and body.strip() else None
+    return _task(row, "humaneval", prompt, name, test, solution, {_FILE: prompt})
 
 
 def read_mbpp(row: Row) -> Task:
@@ -92,14 +90,12 @@ def read_mbpp(row: Row) -> Task:
 def _task(
     row: Row, source: str, prompt: str, name: str, test: str, solution: str | None, files: dict[str, str]
 ) -> Task:
-    return validated(
-        PublishedRow,
-        {
-            "id": _id(row, source), "source": source, "kind": "implement", "prompt": prompt,
-            "entry_point": name, "files": files, "target": _FILE,
-            "tests": {"runner": "script", "files": {_TEST: test}}, "reference_solution": solution,
-        }
-    ).task()  # fmt: skip
+    published = {
+        "id": _id(row, source), "source": source, "kind": "implement", "prompt": prompt,
+        "entry_point": name, "files": files, "target": _FILE, "reference_solution": solution,
+        "tests": {"runner": "script", "files": {_TEST: test}},
+    }  # fmt: skip
+    return validated(PublishedRow, published).task()
 
 
 def _id(row: Row, source: str) -> str:
@@ -114,13 +110,6 @@ def _name(row: Row) -> str:
     if not name.isidentifier():
         raise Refused("entry_point", f"{name!r:.60} is no name of a function")
     return name
-
-
-def _solution(row: Row, prompt: str) -> str | None:
-    body = row.get("canonical_solution")
-    if not isinstance(body, str) or not body.strip():
-        return None
-    return prompt + body
 
 
 def _texts(row: Row, field: str, *, required: bool = False) -> list[str]:
@@ -146,14 +135,10 @@ def _called(test: str, code: str) -> str:
 
 
 HUMANEVAL = RowFormat(
-    name="humaneval",
-    summary="HumanEval rows: prompt, entry_point, canonical_solution, test",
-    recognises=lambda row: {"task_id", "entry_point", "test"} <= row.keys(),
-    read_row=read_humaneval,
-)
+    name="humaneval", summary="HumanEval rows: prompt, entry_point, canonical_solution, test",
+    recognises=lambda row: {"task_id", "entry_point", "test"} <= row.keys(), read_row=read_humaneval,
+)  # fmt: skip
 MBPP = RowFormat(
-    name="mbpp",
-    summary="MBPP rows: text or prompt, code, test_list",
-    recognises=lambda row: {"task_id", "code", "test_list"} <= row.keys(),
-    read_row=read_mbpp,
-)
+    name="mbpp", summary="MBPP rows: text or prompt, code, test_list",
+    recognises=lambda row: {"task_id", "code", "test_list"} <= row.keys(), read_row=read_mbpp,
+)  # fmt: skip

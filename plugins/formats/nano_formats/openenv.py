@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nano_coder.environment import EnvironmentSession
@@ -18,6 +18,7 @@ from nano_formats.remote import (
     HttpConnection,
     checked_url,
     object_of,
+    specs_of,
     tries,
 )
 from nano_shared.errors import EnvironmentFailed, UsageError
@@ -72,6 +73,8 @@ class OpenEnv:
 class SocketSession(EnvironmentSession):
     """A session on its own connection, whose end the server notices."""
 
+    tools: Sequence[ToolSpec] = ()
+
     def __init__(
         self, url: str, headers: Mapping[str, str], action: dict[str, Any], reset: Any, seconds: float
     ) -> None:
@@ -85,11 +88,7 @@ class SocketSession(EnvironmentSession):
                 " it opens at a time"
             ) from None
         self.observation = _observation_text(first)
-        self._tools = self._listed() if self._by_tool else [_act(action)]
-
-    @property
-    def tools(self) -> list[ToolSpec]:
-        return self._tools
+        self.tools = self._listed() if self._by_tool else [_act(action)]
 
     def step(self, call: ToolCall) -> ToolResult:
         action: dict[str, Any] = call.arguments
@@ -126,17 +125,10 @@ class SocketSession(EnvironmentSession):
     def _listed(self) -> list[ToolSpec]:
         """The tools that the server lists, as an MCP server does."""
         listed = self._ask({"type": "step", "data": {"type": "list_tools"}})
-        return [
-            ToolSpec(
-                name=tool["name"], description=tool.get("description") or "",
-                parameters=tool.get("input_schema") or tool.get("inputSchema") or {},
-            )
-            for tool in listed["observation"].get("tools") or ()
-        ]  # fmt: skip
+        return specs_of(listed["observation"].get("tools"), "input_schema", "inputSchema")
 
     def _ask(self, message: dict[str, Any], *, opening: bool = False) -> dict[str, Any]:
-        """The observation that answers a message. Raises ToolFailure for an action that is none, and _Full
-        where the server closes a session that is `opening`."""
+        """The answering observation. Raises ToolFailure, and _Full where a session that is `opening` ends."""
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -177,10 +169,7 @@ def _act(action: Mapping[str, Any]) -> ToolSpec:
 
 def _observation_text(seen: Mapping[str, Any]) -> str:
     """An observation as text: its only field, or its JSON."""
-    fields = {
-        k: v
-        for k, v in seen["observation"].items()
-        if k not in ("metadata", "done", "reward") and v is not None
-    }
+    given, beside = seen["observation"].items(), ("metadata", "done", "reward")
+    fields = {key: value for key, value in given if key not in beside and value is not None}
     (only,) = fields.values() if len(fields) == 1 else (fields,)
     return only if isinstance(only, str) else json.dumps(only, ensure_ascii=False)

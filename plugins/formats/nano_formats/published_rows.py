@@ -81,8 +81,7 @@ class PublishedRow(FileRow):
         return SuiteChecks(entry_point=self.entry_point, suite=suite)
 
     def _needs_objects(self) -> bool:
-        """True if the tests exchange objects of the solution's classes, or patch it, so that values must stay
-        in one process."""
+        """Whether values must stay in one process: tests exchange the solution's objects, or patch it."""
         used = used_names(self.tests.files, self.target)
         source = self.reference_solution or self.files.get(self.target, "")
         crossing = used | _crossing(source, self.entry_point)
@@ -126,19 +125,14 @@ _NAMED_TUPLE = ("namedtuple(", "collections.namedtuple(")
 
 def _classes(text: str) -> set[str]:
     """Names of classes that are no exceptions, including named tuples."""
-    named = {
-        target.id
-        for node in _tree(text).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(_NAMED_TUPLE)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    return named | {
-        node.name
-        for node in _tree(text).body
-        if isinstance(node, ast.ClassDef)
-        and not any(ast.unparse(base).endswith(("Exception", "Error")) for base in node.bases)
-    }
+    found: set[str] = set()
+    for node in _tree(text).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(_NAMED_TUPLE):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.ClassDef):
+            bases = map(ast.unparse, node.bases)
+            found |= set() if any(base.endswith(("Exception", "Error")) for base in bases) else {node.name}
+    return found
 
 
 def _patches(text: str) -> bool:

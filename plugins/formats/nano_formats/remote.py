@@ -12,6 +12,7 @@ import tenacity
 
 from nano_shared.errors import EnvironmentFailed, UsageError
 from nano_shared.printable import one_line
+from nano_shared.types import ToolSpec
 
 LARGEST = 16 << 20
 """bytes of an answer"""
@@ -29,11 +30,9 @@ class _Busy(Exception):
 def tries(*kinds: type[Exception]) -> tenacity.Retrying:
     """A few attempts within some seconds, for failures of these kinds; the last failure is raised."""
     return tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(ATTEMPTS),
-        wait=tenacity.wait_exponential(0.2, max=2),
-        retry=tenacity.retry_if_exception_type(kinds),
-        reraise=True,
-    )
+        stop=tenacity.stop_after_attempt(ATTEMPTS), wait=tenacity.wait_exponential(0.2, max=2),
+        retry=tenacity.retry_if_exception_type(kinds), reraise=True,
+    )  # fmt: skip
 
 
 def checked_url(url: str, token_env_var: str | None) -> tuple[str, dict[str, str]]:
@@ -102,6 +101,17 @@ def object_of(url: str, status: int, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise EnvironmentFailed(f"{url} answered no JSON object but {one_line(text, 100)!r}")
     return value
+
+
+def specs_of(listed: Any, *schema: str) -> list[ToolSpec]:
+    """Tools as a server lists them, with their JSON schema under one of these names."""
+    return [
+        ToolSpec(
+            name=tool["name"], description=tool.get("description") or "",
+            parameters=next(filter(None, map(tool.get, schema)), {}),
+        )
+        for tool in listed or ()
+    ]  # fmt: skip
 
 
 def _said(problem: Exception) -> str:

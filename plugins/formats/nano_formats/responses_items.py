@@ -41,7 +41,7 @@ def take_item(transcript: Transcript, item: Row, model: str | None = None) -> No
         step = transcript.step(model=model)
         transcript.call(step, _name(item, "call_id"), _name(item, "name"), arguments)
     elif kind in _OUTPUTS:
-        transcript.answer(_name(item, "call_id"), *[text_of(_plain(item.get("output")), "output")])
+        transcript.answer(_name(item, "call_id"), text_of(_plain(item.get("output")), "output"))
     elif kind in _OWN:
         step = transcript.step(model=model)
         action = item.get("action")
@@ -49,13 +49,8 @@ def take_item(transcript: Transcript, item: Row, model: str | None = None) -> No
         transcript.call(step, str(name), str(kind), action if isinstance(action, dict) else {})
     else:
         raise Refused("type", f"{kind!r:.60} is no item that this program knows")
-    take_triple(transcript, item)
-
-
-def take_triple(transcript: Transcript, item: Row) -> None:
-    """The ids and log-probs of an item, which belong to the whole call of the model."""
     triple = triple_of(item, TRIPLE)
-    if triple is not None and transcript.steps:
+    if triple is not None and transcript.steps:  # it belongs to the whole call of the model
         transcript.steps[-1].triple = triple
 
 

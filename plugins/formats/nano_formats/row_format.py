@@ -11,12 +11,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from nano_rl.formats import FORMATS, ReadOptions, RecognisesPath, TaskFormat
 from nano_rl.tasks.task_file import read_rows, write_lines
 from nano_shared.errors import Refusal, Refused, UsageError
 from nano_shared.extensions import is_reference
 from nano_shared.strict_json import Row, parse_json, refusing_invalid, to_json, validated
 from nano_shared.types import Task
+
+
+class OpenModel(BaseModel):
+    """Fields beyond the declared ones stay: a row is kept whole, and its format's validator sees to it."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
 
 WHOLE = "nano_task"
 """column with the whole task as JSON text: a text survives readers that unify the columns of all rows"""
@@ -110,10 +119,8 @@ class RowFormat:
 
 def is_own(row: Row) -> bool:
     """Whether a row says how it is graded in the fields of a task of nano."""
-    return (
-        bool(row.keys() & {"hidden", "check", "oracle", "provenance"})
-        and row.keys() <= Task.model_fields.keys()
-    )
+    graded = row.keys() & {"hidden", "check", "oracle", "provenance"}
+    return bool(graded) and row.keys() <= Task.model_fields.keys()
 
 
 def refuse_uncarried(task: Task) -> None:
@@ -178,8 +185,7 @@ OWN = _OwnFormat(
 
 
 def find_format(name: str) -> TaskFormat:
-    """The format of that name, or of `path.py:name`. Raises UsageError with the names there are, and
-    ConfigError for one that cannot be loaded."""
+    """The format of that name, or of `path.py:name`. Raises UsageError or ConfigError."""
     if name not in FORMATS and not is_reference(name):
         raise UsageError(f"unknown format {name!r}; the formats are {', '.join(FORMATS)}, or path.py:name")
     return FORMATS.find(name)
@@ -194,16 +200,13 @@ def guess_format(path: Path) -> TaskFormat:
     for format in known:
         if isinstance(format, RecognisesPath) and format.recognises_path(path):
             return format
+    named = f"with --from ({', '.join(FORMATS)})"
     if path.is_dir():
-        raise UsageError(
-            f"{path}: no folder in it looks like a task; name the format with --from ({', '.join(FORMATS)})"
-        )
+        raise UsageError(f"{path}: no folder in it looks like a task; name the format {named}")
     for rows in (OWN, *known):
         if not isinstance(rows, RowFormat):
             continue
         first = next((row for _, row in rows.rows(path) if not isinstance(row, Refusal)), None)
         if first is not None and rows.recognises(first):
             return rows
-    raise UsageError(
-        f"{path}: its first row looks like no known format; name it with --from ({', '.join(FORMATS)})"
-    )
+    raise UsageError(f"{path}: its first row looks like no known format; name it {named}")

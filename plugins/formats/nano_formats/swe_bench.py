@@ -98,10 +98,7 @@ def _contents(repo: Path, digests: list[str]) -> list[bytes]:
 
 
 def _git(folder: Path, *arguments: str, stdin: bytes = b"", field: str = "base_commit") -> bytes:
-    """Run git without programs or network access by the repository's configuration.
-
-    Raises Refused with the message of git.
-    """
+    """Run git without the repository's programs or a network. Raises Refused with git's message."""
     env = {
         "PATH": os.environ.get("PATH", ""), "HOME": "/nonexistent", "LC_ALL": "C",
         "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_NO_REPLACE_OBJECTS": "1",
@@ -136,13 +133,10 @@ def read_swe(row: Row, options: ReadOptions) -> Task:
     hidden = {path: as_text(path, blob) for path, blob in patched(tree, test_patch, "test_patch").items()}
     hidden[SELECTED] = "".join(f"{test}\n" for test in tests)
     return Task(
-        key=name,
-        prompt=statement,
-        **_start(tree, options),
+        key=name, prompt=statement, **_start(tree, options),
         hidden=CommandChecks(command=f"python -m pytest -q @{SELECTED}", files=hidden),
-        oracle=_oracle(tree, row.get("patch")),
-        provenance=Provenance(source=repo),
-    )
+        oracle=_oracle(tree, row.get("patch")), provenance=Provenance(source=repo),
+    )  # fmt: skip
 
 
 def _repository(folder: Path | None, name: str) -> Path:
@@ -170,16 +164,15 @@ def _tests(row: Row, field: str, *, required: bool = False) -> list[str]:
 def _start(tree: dict[str, Blob], options: ReadOptions) -> dict[str, Any]:
     """The starting workspace as texts, or as a snapshot where a file is no plain text."""
     try:
-        if any(blob.mode != 0o100644 for blob in tree.values()):
+        if any(blob.mode != _FILE for blob in tree.values()):
             raise Refused("base_commit", "holds links or executables")
         return {"files": {path: as_text(path, blob) for path, blob in tree.items()}}
     except Refused as problem:
         if options.blobs is None:
             raise Refused("base_commit", f"needs the log's blob store: {problem}") from None
-    link = 0o120000
     entries = [
         Entry(path, EntryKind.SYMLINK, 0, blob.data.decode("utf-8", "surrogateescape"))
-        if blob.mode == link
+        if blob.mode == _LINK
         else Entry(path, EntryKind.FILE, blob.mode & 0o777, options.blobs.put(blob.data))
         for path, blob in tree.items()
     ]

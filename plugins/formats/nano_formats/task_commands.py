@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,11 +27,7 @@ KeepGoing = Annotated[
 def import_tasks(
     source: Annotated[Path, Argument(metavar="SOURCE", help="A file or a folder.")],
     name: Annotated[
-        str | None,
-        Option(
-            "--from",
-            help=f"Format, if not by what is there: {_FORMATS}.",
-        ),
+        str | None, Option("--from", help=f"Format, if not by what is there: {_FORMATS}.")
     ] = None,
     out: Annotated[Path | None, Option(help="If not SOURCE.tasks.jsonl.")] = None,
     repo: Annotated[Path | None, Option(help="Of swe-bench rows: a git repository.")] = None,
@@ -79,12 +75,11 @@ def export_tasks(
     return _report(out, len(carried), refusals)
 
 
-def _refuse_first(refusals: Iterable[Refusal]) -> None:
+def _refuse_first(refusals: Sequence[Refusal]) -> None:
     """Raises UsageError with the first refusal and the number of others; does nothing if there are none."""
-    listed = list(refusals)
-    if listed:
-        more = f" (and {len(listed) - 1} more; --keep-going lists them)" if len(listed) > 1 else ""
-        raise UsageError(f"{listed[0]}{more}")
+    if refusals:
+        more = f" (and {len(refusals) - 1} more; --keep-going lists them)" if len(refusals) > 1 else ""
+        raise UsageError(f"{refusals[0]}{more}")
 
 
 def _report(target: Path, written: int, refusals: Sequence[Refusal], note: str = "") -> int:

@@ -84,10 +84,7 @@ def token_rows(
     runs: Iterable[Trajectory], refused: Counter[str], *, baseline: Baseline = "mean", std: Std = "none"
 ) -> Iterator[dict[str, Any]]:
     """The rows of the runs of one task. Runs of different templates or profiles, and the forks of each step,
-    form separate groups for the advantages.
-
-    Runs without rows are counted in `refused` by reason.
-    """
+    form separate groups for the advantages. Runs without rows are counted in `refused` by reason."""
     groups: dict[tuple[str, ...], list[Trajectory]] = {}
     for run in runs:
         reason = _refusal(run)
@@ -118,14 +115,9 @@ def _row(sample: TrainSample, task: str, reward: float) -> dict[str, Any]:
     start = sample.mask.index(1)
     masked = zip(sample.advantages[start:], sample.mask[start:], strict=True)
     return {
-        "run": sample.run_id,
-        "task": task,
-        "reward": reward,
-        "temperature": sample.temperature,
+        "run": sample.run_id, "task": task, "reward": reward, "temperature": sample.temperature,
         "policy_versions": sorted({v for v, m in zip(sample.versions, sample.mask, strict=True) if m}),
-        "prompt_ids": list(sample.ids[:start]),
-        "completion_ids": list(sample.ids[start:]),
-        "completion_mask": list(sample.mask[start:]),
-        "logprobs": list(sample.logprobs[start:]),
+        "prompt_ids": list(sample.ids[:start]), "completion_ids": list(sample.ids[start:]),
+        "completion_mask": list(sample.mask[start:]), "logprobs": list(sample.logprobs[start:]),
         "advantages": [advantage * on for advantage, on in masked],
-    }
+    }  # fmt: skip

@@ -41,13 +41,8 @@ def triples(run: Trajectory) -> Iterator[Triple | None]:
 
 def rollout_details(found: Sequence[Triple]) -> list[dict[str, Any]]:
     """The tokens of a run's turns, as Harbor writes them."""
-    return [
-        {
-            "prompt_token_ids": [list(triple.prompt_ids) for triple in found],
-            "completion_token_ids": [list(triple.sampled_ids) for triple in found],
-            "logprobs": [list(triple.logprobs) for triple in found],
-        }
-    ]
+    names = {"prompt_token_ids": "prompt_ids", "completion_token_ids": "sampled_ids", "logprobs": "logprobs"}
+    return [{name: [list(getattr(one, ours)) for one in found] for name, ours in names.items()}]
 
 
 @dataclass(slots=True)
@@ -59,10 +54,8 @@ class TokenRows:
     """what each row holds"""
 
     def tokens(self, triple: Triple | None, row: int | None = None) -> TurnTokens | None:
-        """The delta of a call; `row` says which row it is of, where that was written down.
-
-        Raises Refused where ids and log-probs differ in number, or the prompt is not what its row holds.
-        """
+        """The delta of a call; `row` says which row it is of, where that was written down. Raises Refused
+        where ids and log-probs differ in number, or the prompt is not what its row holds."""
         if triple is None:
             return None
         if row is None:
@@ -70,11 +63,9 @@ class TokenRows:
         if not self._extends(triple, row):
             raise Refused("prompt_token_ids", f"do not begin with what row {row} holds already")
         with refusing_invalid():
+            context = triple.prompt_ids[len(self.rows.get(row, ())) :]
             tokens = TurnTokens(
-                row=row,
-                context_ids=triple.prompt_ids[len(self.rows.get(row, ())) :],
-                sampled_ids=triple.sampled_ids,
-                logprobs=triple.logprobs,
+                row=row, context_ids=context, sampled_ids=triple.sampled_ids, logprobs=triple.logprobs
             )
         self.row, self.rows[row] = row, triple.prompt_ids + triple.sampled_ids
         return tokens
@@ -86,10 +77,7 @@ class TokenRows:
 
 def triple_of(values: Mapping[str, object], names: tuple[str, str, str], at: str = "") -> Triple | None:
     """A triple out of JSON, `names` being prompt, sampled ids and log-probs: None where any is missing, or
-    all are empty.
-
-    Raises Refused, by `at` and its name, for what is no list of ids, or of log-probs.
-    """
+    all are empty. Raises Refused, by `at` and its name, for what is no list of ids, or of log-probs."""
     prompt, sampled, logprobs = (values.get(name) for name in names)
     first, second, third = (at + name for name in names)
     if prompt is None or sampled is None or logprobs is None or not (prompt or sampled):
@@ -166,9 +154,8 @@ def refuse_newer(version: object, at: str) -> None:
     if type(version) is not int or version < 1:
         raise Refused(f"{at}.format", f"must be a number from 1, not {version!r:.40}")
     if version > FORMAT:
-        raise Refused(
-            f"{at}.format", f"is {version}: a newer nano wrote it, and this one reads up to {FORMAT}; upgrade"
-        )
+        why = f"is {version}: a newer nano wrote it, and this one reads up to {FORMAT}; upgrade"
+        raise Refused(f"{at}.format", why)
 
 
 def refuse_edited(given: Row, again: Callable[[], Row], at: str) -> None:

@@ -105,8 +105,7 @@ class Transcript:
             self.steps[-1].after.append(self._observation(SAID_BY_USER, text))
 
     def step(self, *, key: str | None = None, model: str | None = None, fresh: bool = False) -> Step:
-        """The step that the model is writing: a new one where something came back since, or its key is
-        another, or `fresh`."""
+        """The step being written: a new one after an answer, under another key, or where `fresh`."""
         last = self.steps[-1] if self.steps else None
         other = last is not None and key is not None and last.key is not None and key != last.key
         if last is None or fresh or last.closed or other:
@@ -121,29 +120,23 @@ class Transcript:
             raise Refused("call_id", f"{call_id!r} is used twice")
         step.calls[call_id] = ToolCall(name=name, arguments=arguments)
 
-    def answer(self, call_id: str, text: str, *, ok: bool = True, exit_code: int | None = None) -> None:
+    def answer(self, call_id: str, text: str, *, ok: bool = True) -> None:
         """The result of a call. Raises Refused where no step made the call."""
         step = next((s for s in reversed(self.steps) if call_id in s.calls), None)
         if step is None:
             raise Refused("call_id", f"{call_id!r} answers no call")
-        name = step.calls[call_id].name
-        step.answers[call_id] = self._observation(name, text, ok=ok, exit_code=exit_code)
+        step.answers[call_id] = self._observation(step.calls[call_id].name, text, ok=ok)
 
     def run(
         self,
         source: Any,
         *,
         stop: StopReason = StopReason.FINISHED,
-        stop_detail: str | None = None,
-        answer: str | None = None,
-        diff: str = "",
         sampling: Sampling | None = None,
         verdict: Verdict | None = None,
     ) -> LoggedRun:
-        """The run, its id a function of `source`, so that an import twice is an import once.
-
-        Raises Refused for a transcript in which nobody asked or nobody answered.
-        """
+        """The run, its id a function of `source`, so that an import twice is an import once. Raises Refused
+        for a transcript in which nobody asked or nobody answered."""
         prompt = "\n\n".join(m.content for m in self.opening if m.role is Role.USER)
         if not prompt.strip():
             raise Refused("prompt", "nobody asks for anything before the model's first words")
@@ -152,26 +145,14 @@ class Transcript:
         started = self.steps[0].started
         rows = TokenRows()
         with refusing_invalid():
+            turns = (self._turn(i, step, sampling or Sampling(), rows) for i, step in enumerate(self.steps))
             trajectory = Trajectory(
-                id=import_id(started, content_hash([self.format, source])),
-                task=self._task(prompt),
-                turns=tuple(
-                    self._turn(index, step, sampling or Sampling(), rows)
-                    for index, step in enumerate(self.steps)
-                ),
-                stop=stop,
-                stop_detail=stop_detail,
-                answer=answer,
-                diff=diff,
-                runtime_version=self.agent,
-                profile=IMPORTED,
-                profile_hash=content_hash([self.format, self.agent]),
-                template_hash="unknown",
-                tools_hash=content_hash(self.tools or []),
-                policy=self.model,
-                started=started,
+                id=import_id(started, content_hash([self.format, source])), task=self._task(prompt),
+                turns=tuple(turns), stop=stop, runtime_version=self.agent, profile=IMPORTED,
+                profile_hash=content_hash([self.format, self.agent]), template_hash="unknown",
+                tools_hash=content_hash(self.tools or []), policy=self.model, started=started,
                 ended=self.steps[-1].ended,
-            )
+            )  # fmt: skip
         return LoggedRun(trajectory=trajectory, verdicts=(verdict,) if verdict else ())
 
     def _task(self, prompt: str) -> Task:
@@ -189,56 +170,29 @@ class Transcript:
         thought = "\n\n".join(step.said)
         if step.reasoned:
             reasoning = "\n\n".join(step.reasoned)
-            thought = (
-                f"<think>\n{reasoning}\n</think>\n\n{thought}"
-                if thought
-                else f"<think>\n{reasoning}\n</think>"
-            )
+            thought = "\n\n".join(filter(None, (f"<think>\n{reasoning}\n</think>", thought)))
         calls = tuple(step.calls.values())
         completion = Completion(
-            text=_written(thought, calls),
-            finish=step.finish,
-            tokens=rows.tokens(step.triple),
-            sampling=sampling,
-            policy_id=step.model or self.model,
-        )
+            text=_written(thought, calls), finish=step.finish, tokens=rows.tokens(step.triple),
+            sampling=sampling, policy_id=step.model or self.model,
+        )  # fmt: skip
         return Turn(
-            index=index,
-            completion=completion,
-            thought=thought,
-            calls=calls,
-            parser=_DIALECT,
-            observations=tuple(_ordered_answers(step)),
-            started=step.started,
-            ended=step.ended,
-        )
+            index=index, completion=completion, thought=thought, calls=calls, parser=_DIALECT,
+            observations=tuple(_ordered_answers(step)), started=step.started, ended=step.ended,
+        )  # fmt: skip
 
-    def _observation(
-        self, tool: str, text: str, *, ok: bool = True, exit_code: int | None = None
-    ) -> Observation:
+    def _observation(self, tool: str, text: str, *, ok: bool = True) -> Observation:
         size = len(text.encode("utf-8", "surrogatepass"))
-        moment = self.now
-        return Observation(
-            tool=tool,
-            ok=ok,
-            text=text,
-            exit_code=exit_code,
-            bytes_total=size,
-            started=moment,
-            ended=moment,
-        )
+        return Observation(tool=tool, ok=ok, text=text, bytes_total=size, started=self.now, ended=self.now)
 
 
 def _ordered_answers(step: Step) -> list[Observation]:
     """The answers in the order of the calls: one that never came stands as a failure where others follow."""
-    seen = [step.answers.get(call_id) for call_id in step.calls]
-    while seen and seen[-1] is None and not step.after:
-        seen.pop()
-    lost = [
-        Observation(tool=call.name, ok=False, text="", started=step.ended, ended=step.ended)
-        for call in step.calls.values()
-    ]
-    return [found or missing for found, missing in zip(seen, lost, strict=False)] + step.after
+    calls, times = list(step.calls.items()), {"started": step.ended, "ended": step.ended}
+    while calls and calls[-1][0] not in step.answers and not step.after:
+        calls.pop()
+    lost = [Observation(tool=call.name, ok=False, text="", **times) for _, call in calls]
+    return [step.answers.get(id, none) for (id, _), none in zip(calls, lost, strict=True)] + step.after
 
 
 def _written(thought: str, calls: tuple[ToolCall, ...]) -> str:

@@ -46,13 +46,10 @@ def write_row(task: Task) -> Row:
 
 
 TRL = RowFormat(
-    name=NAME,
-    summary="TRL datasets for the environment class nano_formats.trl",
-    recognises=lambda row: "prompt" in row,
-    read_row=read_row,
-    write_row=write_row,
+    name=NAME, summary="TRL datasets for the environment class nano_formats.trl",
+    recognises=lambda row: "prompt" in row, read_row=read_row, write_row=write_row,
     understood=frozenset({"prompt", "task_key"}),
-)
+)  # fmt: skip
 
 
 _TYPES: dict[str, type] = {"string": str, "integer": int, "number": float, "boolean": bool}
@@ -61,10 +58,7 @@ _TYPES: dict[str, type] = {"string": str, "integer": int, "number": float, "bool
 def environment_class(
     tools: Sequence[str] | None = None, *, sandbox: Sandbox | None = None, store: LogStore | None = None
 ) -> type:
-    """A class whose instances are environments, with a method for each tool (default: all of the profile).
-
-    Raises ConfigError for an unknown tool.
-    """
+    """A class of environments with a method a tool (default: the profile's). Raises ConfigError."""
     names = [tool.name for tool in PROFILE.tools] if tools is None else list(tools)
     methods = {name: _method(TOOLS.find(name).spec) for name in names}
     places = {"_sandbox": sandbox or open_sandbox(), "_store": store or redacting_store(LogStore.open())}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import metadata
 from typing import Any
@@ -83,11 +83,12 @@ class Verifiers:
 class VerifiersSession(EnvironmentSession):
     """One task, with tool servers and an event loop of its own. Used by one thread."""
 
+    tools: Sequence[ToolSpec] = ()
+
     def __init__(self, name: str, taskset: Any, task: Any, seconds: float) -> None:
         self._name, self._task, self._seconds = name, task, seconds
         self._loop = asyncio.Runner()
         self._tools: dict[str, tuple[Any, str]] = {}
-        self.specs: list[ToolSpec] = []
         with ExitStack() as failing:
             failing.callback(self._loop.close)
             self._trace = _new_trace(task)
@@ -95,10 +96,6 @@ class VerifiersSession(EnvironmentSession):
             for toolset in (*type(taskset).toolsets(taskset.config), *type(task).toolsets(task.config)):
                 self._run(self._serve(toolset))
             failing.pop_all()
-
-    @property
-    def tools(self) -> list[ToolSpec]:
-        return self.specs
 
     def step(self, call: ToolCall) -> ToolResult:
         server, name = self._tools[call.name]
@@ -165,7 +162,8 @@ class VerifiersSession(EnvironmentSession):
             full = f"{toolset.server_name}_{tool.name}" if toolset.server_name else tool.name
             self._tools[full] = (server, tool.name)
             schema = getattr(tool, "input_schema", None) or getattr(tool, "inputSchema", {})
-            self.specs.append(ToolSpec(name=full, description=tool.description or "", parameters=schema))
+            spec = ToolSpec(name=full, description=tool.description or "", parameters=schema)
+            self.tools = (*self.tools, spec)
 
 
 def _config_type(kind: type) -> Any:
@@ -203,9 +201,8 @@ def _fill(trace: Any, run: Trajectory) -> None:
     system = [SystemMessage(content=data.system_prompt)] if data.system_prompt else []
     messages: list[tuple[Any, bool]] = [(message, False) for message in (*system, *prompt)]
     for turn in run.turns:
-        acted = [
-            (f"call_{turn.index}_{i}", call) for i, call in enumerate(turn.calls) if call.name != "submit"
-        ]
+        numbered = ((f"call_{turn.index}_{i}", call) for i, call in enumerate(turn.calls))
+        acted = [(id, call) for id, call in numbered if call.name != "submit"]
         calls = [Called(id=id, name=call.name, arguments=json.dumps(call.arguments)) for id, call in acted]
         if calls:
             messages.append((AssistantMessage(content=turn.thought, tool_calls=calls), True))
@@ -215,9 +212,8 @@ def _fill(trace: Any, run: Trajectory) -> None:
             messages.append((ToolMessage(tool_call_id=id, name=call.name, content=text), False))
     messages.append((AssistantMessage(content=run.answer or ""), True))
     for number, (message, sampled) in enumerate(messages):
-        trace.nodes.append(
-            vf.MessageNode(parent=number - 1 if number else None, message=message, sampled=sampled)
-        )
+        parent = number - 1 if number else None
+        trace.nodes.append(vf.MessageNode(parent=parent, message=message, sampled=sampled))
     trace.is_completed, trace.ok, trace.stop_condition = True, True, str(run.stop)
 
 
@@ -235,11 +231,9 @@ def read_row(row: Row) -> Task:
     if not isinstance(info, dict | None) and info != "":
         raise Refused("info", "must be an object, or JSON text of one")
     return Task(
-        key=_key(row),
-        prompt=prompt,
-        hidden=AnswerChecks(answer=answer) if answer else None,
+        key=_key(row), prompt=prompt, hidden=AnswerChecks(answer=answer) if answer else None,
         provenance=Provenance(source=str(row.get("task") or NAME)),
-    )
+    )  # fmt: skip
 
 
 def write_row(task: Task) -> Row:
@@ -284,10 +278,8 @@ def _key(row: Row) -> str:
 
 
 VERIFIERS = RowFormat(
-    name=NAME,
-    summary="verifiers datasets: prompt or question, answer, info",
+    name=NAME, summary="verifiers datasets: prompt or question, answer, info",
     recognises=lambda row: ("question" in row or "prompt" in row) and ("answer" in row or "info" in row),
-    read_row=read_row,
-    write_row=write_row,
+    read_row=read_row, write_row=write_row,
     understood=frozenset({"prompt", "question", "answer", "info", "task"}),
-)
+)  # fmt: skip

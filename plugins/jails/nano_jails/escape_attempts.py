@@ -61,8 +61,7 @@ def _allowed(call: str | int, *arguments: object) -> bool:
 
 
 def _in_a_child(attempt: Callable[[], object]) -> bool:
-    """Whether `attempt` succeeds in a child process: it neither raises OSError, nor returns False, nor
-    dies."""
+    """Whether `attempt`, in a child process, neither raises OSError, returns False nor dies."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -322,16 +321,8 @@ def reach_a_service_of_the_host(outside: dict[str, str]) -> str | None:
 @stopped_by("mount namespace")
 def open_a_device_of_the_host(outside: dict[str, str]) -> str | None:
     names = (
-        "mem",
-        "kmsg",
-        "kvm",
-        "fuse",
-        "net/tun",
-        "sda",
-        "vda",
-        "mapper/control",
-        "loop-control",
-    )
+        "mem", "kmsg", "kvm", "fuse", "net/tun", "sda", "vda", "mapper/control", "loop-control",
+    )  # fmt: skip
     found = [name for name in names if os.path.exists(f"/dev/{name}")]
     # a jail's own instance has no terminal before one is opened
     terminals = os.listdir("/dev/pts") if os.path.exists("/dev/pts") else []
@@ -419,12 +410,8 @@ def be_traced(outside: dict[str, str]) -> str | None:
 @stopped_by("seccomp")
 def call_what_is_younger_than_the_filter(outside: dict[str, str]) -> str | None:
     names = {
-        "statmount": 457,
-        "listmount": 458,
-        "setxattrat": 463,
-        "open_tree_attr": 467,
-        "file_setattr": 469,
-    }
+        "statmount": 457, "listmount": 458, "setxattrat": 463, "open_tree_attr": 467, "file_setattr": 469,
+    }  # fmt: skip
     return next((name for name, number in names.items() if _allowed(number, 0, 0, 0, 0, 0, 0)), None)
 
 

@@ -22,17 +22,12 @@ _LIMITS = Limits(tool_seconds=5, memory_mb=128, output_bytes=4096)
 _CANARY = "NANO_DOCTOR_CANARY"
 
 _LAYERS = {name: layer for name, (_, layer) in ATTEMPTS.items()} | {
-    "start_processes_without_end": "rlimits",
-    "take_memory_without_end": "rlimits, memory watch",
-    "fill_the_disk": "sized tmpfs, memory watch",
-    "make_files_without_end": "inodes of tmpfs, memory watch",
-    "lock_files_without_end": "memory watch",
-    "fill_pipes_and_sockets": "memory watch, cgroup",
-    "write_output_without_end": "output cap",
-    "run_without_end": "deadline",
-    "leave_a_process_behind": "pid namespace",
-    "leave_a_file_behind": "empty /tmp",
-}
+    "start_processes_without_end": "rlimits", "take_memory_without_end": "rlimits, memory watch",
+    "fill_the_disk": "sized tmpfs, memory watch", "make_files_without_end": "inodes of tmpfs, memory watch",
+    "lock_files_without_end": "memory watch", "fill_pipes_and_sockets": "memory watch, cgroup",
+    "write_output_without_end": "output cap", "run_without_end": "deadline",
+    "leave_a_process_behind": "pid namespace", "leave_a_file_behind": "empty /tmp",
+}  # fmt: skip
 """attempt or abuse -> the layer that should stop it"""
 
 
@@ -58,10 +53,7 @@ class EscapeFinding:
 
 
 def examine(sandbox: Sandbox) -> list[EscapeFinding]:
-    """Run every attempt, in a warm jail's interpreter and in one that is started in the jail.
-
-    Raises SandboxError if no jail can be opened.
-    """
+    """Run every attempt, in a warm interpreter and in a fresh one. Raises SandboxError without a jail."""
     with host_bait() as outside, closing(sandbox.open(None, _LIMITS)) as jail:
         cold = _reported(jail.run([sandbox.python, "-I", "-c", _PROGRAM], stdin=json.dumps(outside).encode()))
         found = try_to_escape(jail, outside) | _abuses(jail)
@@ -77,8 +69,7 @@ def examine(sandbox: Sandbox) -> list[EscapeFinding]:
 
 @contextmanager
 def host_bait() -> Iterator[dict[str, str]]:
-    """Resources of the host that a jail must not reach: a file, a key in an environment, a server, a
-    socket."""
+    """Resources of the host that no jail may reach: file, key in an environment, server, socket."""
     with ExitStack() as stack:
         canary = stack.enter_context(scratch_folder("canary")) / "canary"
         canary.write_bytes(b"secret")
@@ -91,12 +82,9 @@ def host_bait() -> Iterator[dict[str, str]]:
         holder = stack.enter_context(subprocess.Popen(["sleep", "600"], env={**os.environ, _CANARY: secret}))
         stack.callback(holder.kill)
         yield {
-            "file": str(canary),
-            "secret": secret,
-            "port": str(server.getsockname()[1]),
-            "abstract": name,
+            "file": str(canary), "secret": secret, "port": str(server.getsockname()[1]), "abstract": name,
             "host": socket.gethostname(),
-        }
+        }  # fmt: skip
 
 
 def try_to_escape(jail: Jail, outside: Mapping[str, str]) -> dict[str, str | None]:

@@ -90,13 +90,9 @@ def command(
         if hosts:
             raise UsageError("--batch has no network: leave out --net")
         return answer_all(
-            sys.stdin.buffer,
-            sys.stdout,
-            open_sandbox(kind, python=python, image=image, project=workspace),
-            workspace,
-            limits,
-            concurrency,
-        )
+            sys.stdin.buffer, sys.stdout, open_sandbox(kind, python=python, image=image, project=workspace),
+            workspace, limits, concurrency,
+        )  # fmt: skip
     script = _script(argv, workspace)
     try:
         sandbox = open_sandbox(kind, python=python, image=image, project=workspace)
@@ -184,14 +180,10 @@ def _program(argv: Sequence[str], script: bytes | None, jail: Jail) -> list[str]
 def record(result: ExecResult, sandbox: Sandbox) -> dict[str, object]:
     layers: Mapping[str, bool] = sandbox.layers
     return {
-        **result.as_json(),
-        "stdout_bytes": result.stdout_bytes,
-        "stderr_bytes": result.stderr_bytes,
-        "cpu_s": result.used.cpu_s,
-        "peak_memory_bytes": result.used.peak_bytes,
-        "sandbox": sandbox.name,
+        **result.as_json(), "stdout_bytes": result.stdout_bytes, "stderr_bytes": result.stderr_bytes,
+        "cpu_s": result.used.cpu_s, "peak_memory_bytes": result.used.peak_bytes, "sandbox": sandbox.name,
         "layers": dict(layers),
-    }
+    }  # fmt: skip
 
 
 MOST_OPEN = 64
@@ -199,8 +191,7 @@ MOST_OPEN = 64
 
 
 class Sessions:
-    """Jails by name, whose files and processes stay. Safe to use from many threads, as long as each name is
-    used by one at a time."""
+    """Jails by name, whose files and processes stay. Thread-safe, with one user of a name at a time."""
 
     def __init__(self, sandbox: Sandbox, workspace: Path | None) -> None:
         self._sandbox = sandbox

@@ -121,14 +121,9 @@ def _delete(store: LogStore, ids: Sequence[str], *, yes: bool, as_json: bool) ->
 
 
 def _sentence(begin: str, what: Deletion) -> str:
-    left = (
-        f"; {what.left} more files were written within the last hour or cannot be removed: the next deletion"
-        " tries again"
-    )
-    return (
-        f"{begin} {what.runs} runs and {what.blobs} files that nothing else needs, {what.bytes:,} bytes"
-        f"{left if what.left else ''}"
-    )
+    why = "more files were written within the last hour or cannot be removed: the next deletion tries again"
+    said = f"{begin} {what.runs} runs and {what.blobs} files that nothing else needs, {what.bytes:,} bytes"
+    return said + (f"; {what.left} {why}" if what.left else "")
 
 
 def _taught(ids: frozenset[str]) -> list[str]:
@@ -144,8 +139,6 @@ def _taught(ids: frozenset[str]) -> list[str]:
         if known := ids.intersection(trained.run_ids):
             lines.append(f"checkpoint {name} was trained on {len(known)} of them, and stays as it is")
         elif trained.runs > listed:
-            lines.append(
-                f"checkpoint {name} names {listed} of the {trained.runs} runs that it was trained on: these"
-                " may be among the others"
-            )
+            some = f"{listed} of the {trained.runs} runs that it was trained on"
+            lines.append(f"checkpoint {name} names {some}: these may be among the others")
     return lines

@@ -51,11 +51,9 @@ def plan_deletion(store: LogStore, ids: Sequence[str]) -> Deletion:
 
 
 def delete_runs(store: LogStore, ids: Sequence[str]) -> Deletion:
-    """Delete runs with all that is said of them, and the blobs that only they need.
-
-    Raises UsageError for a run that others go on from, which are not deleted with it, and LogError for one
-    that another process executes.
-    """
+    """Delete runs with all that is said of them, and the blobs that only they need. Raises UsageError for a
+    run that others go on from, which are not deleted with it, and LogError for one that another process
+    executes."""
     chosen = frozenset(ids)
     store.read(partial(_refuse_parents, chosen=chosen))
     for some in _chunks(ids):
@@ -196,8 +194,7 @@ def _named(
 
 
 def _beside(store: LogStore) -> Iterator[LogStore]:
-    """The other logs in SQLite files whose blobs are in the same folder. Raises LogError for one that cannot
-    be read."""
+    """The other SQLite logs with blobs in the same folder. Raises LogError for an unreadable one."""
     for path in sorted(store.blobs.root.parent.glob("*.db")):
         if str(path) != store.url and _is_log(path):
             yield LogStore.open(path, create=False, blobs=store.blobs.root)

@@ -155,8 +155,7 @@ def _span(text: str | None) -> tuple[int, int] | None:
 
 
 def feedback_rows(given: Given, run: Trajectory, store: LogStore) -> Iterator[Feedback]:
-    """The rows that the flags ask for. Raises UsageError (LogError for a run that is not there) where they
-    contradict each other or the run."""
+    """The rows that the flags ask for. Raises UsageError where they contradict each other or the run."""
     turn = _turn(given, run)
     common = {"author": given.author, "created": time.time()}
     place = {**common, "turn": turn, "span": given.span}
@@ -171,9 +170,8 @@ def feedback_rows(given: Given, run: Trajectory, store: LogStore) -> Iterator[Fe
     if given.prefer is not None:
         yield Feedback(kind=FeedbackKind.PREFER, text=_rival(given.prefer, run, store), **common)
     if given.outcome is not None:
-        yield Feedback(
-            kind=FeedbackKind.OUTCOME, value=given.outcome.worth, text=given.outcome.value, **common
-        )
+        worth, text = given.outcome.worth, given.outcome.value
+        yield Feedback(kind=FeedbackKind.OUTCOME, value=worth, text=text, **common)
 
 
 def _turn(given: Given, run: Trajectory) -> int | None:
@@ -192,10 +190,8 @@ def _turn(given: Given, run: Trajectory) -> int | None:
         raise UsageError(f"run {run.id} has no step {given.step}: it has {steps}")
     length = len(run.turns[given.step - 1].completion.text)
     if given.span is not None and given.span[1] > length:
-        raise UsageError(
-            f"--span {given.span[0]}:{given.span[1]} ends beyond step {given.step}, whose text has {length}"
-            " characters"
-        )
+        place = f"--span {given.span[0]}:{given.span[1]} ends beyond step {given.step}"
+        raise UsageError(f"{place}, whose text has {length} characters")
     return given.step - 1
 
 
@@ -216,9 +212,8 @@ def _rival(other: str, run: Trajectory, store: LogStore) -> str:
     if rival.id == run.id:
         raise UsageError(f"run {run.id} cannot be preferred to itself; --prefer names another run")
     if rival.task.key != run.task.key:
-        raise UsageError(
-            f"runs {run.id} and {rival.id} tried different tasks, so neither can be preferred to the other"
-        )
+        why = "tried different tasks, so neither can be preferred to the other"
+        raise UsageError(f"runs {run.id} and {rival.id} {why}")
     return rival.id
 
 
@@ -233,18 +228,15 @@ def _list(run: str | None, opened: LogStore, *, as_json: bool) -> int:
 
 
 def _show(said: Iterable[Said], store: LogStore, *, as_json: bool) -> None:
-    if as_json:
-        for line in exported(said, store):
-            print(json.dumps(line))
-        return
-    _table(said)
+    if not as_json:
+        return _table(said)
+    for line in exported(said, store):
+        print(json.dumps(line))
 
 
 def exported(said: Iterable[Said], store: LogStore) -> Iterator[dict[str, Any]]:
-    """Each row with the task of its run and the sampled tokens that it speaks of, as plain JSON.
-
-    `tokens` is null where the run has none, and for a span whose tokenizer is not at hand.
-    """
+    """Each row with the task of its run and the sampled tokens that it speaks of, as plain JSON. `tokens` is
+    null where the run has none, and for a span whose tokenizer is not at hand."""
     decoder = cache(load_decode)
     run: Trajectory | None = None
     for row in said:
@@ -253,13 +245,10 @@ def exported(said: Iterable[Said], store: LogStore) -> Iterator[dict[str, Any]]:
         feedback = row.feedback
         ranges = token_ranges(run, feedback, decoder(run.policy) if feedback.span else None)
         yield {
-            "id": row.id,
-            "run": row.run,
-            "task": run.task.key,
-            "step": None if feedback.turn is None else feedback.turn + 1,
-            **feedback.model_dump(mode="json"),
+            "id": row.id, "run": row.run, "task": run.task.key,
+            "step": None if feedback.turn is None else feedback.turn + 1, **feedback.model_dump(mode="json"),
             "tokens": ranges,
-        }
+        }  # fmt: skip
 
 
 def _table(said: Iterable[Said]) -> None:
@@ -271,15 +260,12 @@ def _table(said: Iterable[Said]) -> None:
     for row in said:
         feedback = row.feedback
         table.add_row(
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(feedback.created)),
-            row.run,
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(feedback.created)), row.run,
             "" if feedback.turn is None else str(feedback.turn + 1),
-            "" if feedback.span is None else f"{feedback.span[0]}:{feedback.span[1]}",
-            feedback.kind,
+            "" if feedback.span is None else f"{feedback.span[0]}:{feedback.span[1]}", feedback.kind,
             "" if feedback.value is None else f"{feedback.value:+g}",
-            " ".join(printable(feedback.text or "").split())[:60],
-            printable(feedback.author or ""),
-        )
+            " ".join(printable(feedback.text or "").split())[:60], printable(feedback.author or ""),
+        )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else _PIPED).print(table)
 
 
@@ -290,25 +276,20 @@ def token_ranges(
     trajectory: Trajectory, feedback: Feedback, decode: DecodeIds | None = None
 ) -> list[dict[str, int]] | None:
     """The sampled tokens that a feedback row is about, of the whole run, a turn, or a span of its text: for
-    each turn `sampled_ids[start:end]`.
-
-    None if a turn has no tokens (a text-only run), and for a span if `decode` is missing or belongs to
-    another vocabulary. Raises IndexError for a turn that the run does not have.
-    """
+    each turn `sampled_ids[start:end]`. None if a turn has no tokens (a text-only run), and for a span if
+    `decode` is missing or belongs to another vocabulary. Raises IndexError for a turn that the run does not
+    have."""
     turns = trajectory.turns if feedback.turn is None else (trajectory.turns[feedback.turn],)
     found = []
     for turn in turns:
         tokens = turn.completion.tokens
         if tokens is None:
             return None
-        whole = (0, len(tokens.sampled_ids))
+        whole: tuple[int, int] | None = (0, len(tokens.sampled_ids))
         if feedback.span is not None:
-            spanned = (
-                None if decode is None else token_range(tokens, turn.completion.text, feedback.span, decode)
-            )
-            if spanned is None:
-                return None
-            whole = spanned
+            whole = decode and token_range(tokens, turn.completion.text, feedback.span, decode)
+        if whole is None:
+            return None
         found.append({"turn": turn.index, "start": whole[0], "end": whole[1]})
     return found
 
@@ -316,11 +297,9 @@ def token_ranges(
 def token_range(
     tokens: TurnTokens, text: str, span: tuple[int, int], decode: DecodeIds
 ) -> tuple[int, int] | None:
-    """[start, end) of the sampled tokens that wrote the characters [start, end) of `text`.
-
-    Includes tokens that wrote only a part of a character's bytes; an empty span is an empty range. None if
-    the tokens do not spell the text.
-    """
+    """[start, end) of the sampled tokens that wrote the characters [start, end) of `text`. Includes tokens
+    that wrote only a part of a character's bytes; an empty span is an empty range. None if the tokens do not
+    spell the text."""
     ids = tokens.sampled_ids
     if not decode(ids).startswith(text):
         return None
@@ -342,10 +321,8 @@ def _common(one: str, other: str) -> int:
 
 
 def load_decode(policy: str) -> DecodeIds | None:
-    """The decoder of a logged policy; None if its tokenizer is not available here.
-
-    Reads tokenizer.json of a checkpoint, a folder or the base model; loads no weights.
-    """
+    """The decoder of a logged policy; None if its tokenizer is not available here. Reads tokenizer.json of a
+    checkpoint, a folder or the base model; loads no weights."""
     file = _tokenizer_file(policy)
     if file is None:
         return None

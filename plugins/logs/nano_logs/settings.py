@@ -20,11 +20,8 @@ def tightened(below: dict[str, Any], requested: dict[str, Any]) -> tuple[Any, di
     patterns = requested.get("patterns", {}) | below["patterns"]
     on = "write" if "write" in (below["on"], requested.get("on")) else "off"
     kept = below | {"on": on, "patterns": patterns}
-    refused = {
-        f"redact.patterns.{kind}": pattern
-        for kind, pattern in requested.get("patterns", {}).items()
-        if patterns[kind] != pattern
-    }
+    asked = requested.get("patterns", {}).items()
+    refused = {f"redact.patterns.{kind}": wanted for kind, wanted in asked if patterns[kind] != wanted}
     if requested.get("on", on) != on:
         refused["redact.on"] = requested["on"]
     if set(requested.get("allow", ())) - set(below["allow"]):
@@ -37,9 +34,6 @@ def redacting_log(settings: RedactConfig, store: LogStore, decode: DecodeIds | N
 
 
 TABLE = SettingsTable(
-    model=RedactConfig,
-    joined=joined,
-    tightened=tightened,
-    log=redacting_log,
+    model=RedactConfig, joined=joined, tightened=tightened, log=redacting_log,
     note=lambda settings, text: Redactor(settings).scrub(text),
-)
+)  # fmt: skip

@@ -149,17 +149,12 @@ def tally(runs: Iterable[Any], by: By | None) -> list[RunStats]:
 
 def _group(run: Any, by: By | None) -> tuple[Any, str]:
     """What the run is counted under, and how that is shown."""
-    match by:
-        case By.WEEK:
-            week = time.strftime("%G-W%V", time.localtime(run.started))
-            return week, week
-        case By.MODEL:
-            return run.policy, run.policy
-        case By.PROJECT:  # named by where it lies now
-            return run.project or run.directory, run.directory or "none"
-        case By.OWNER:
-            return run.owner, run.owner or "nobody"
-    return None, "all"
+    if by is By.PROJECT:  # named by where it lies now
+        return run.project or run.directory, run.directory or "none"
+    if by is By.OWNER:
+        return run.owner, run.owner or "nobody"
+    name = run.policy if by is By.MODEL else time.strftime("%G-W%V", time.localtime(run.started))
+    return (name, name) if by else (None, "all")
 
 
 def _show(rows: Sequence[RunStats]) -> None:

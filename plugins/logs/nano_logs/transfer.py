@@ -115,12 +115,10 @@ class _Export:
             print(f"{self.written} runs in {self.out}")
 
     def _lines(self, format: RunFormat, file: TextIO) -> None:
+        rows: Iterable[Any] = self._rows(format)
         if format.write_file is not None:
-            rows: Iterable[Any] = format.write_file(
-                self._counted(), self.store.blobs if self.blobs else None, self.missing
-            )
-        else:
-            rows = self._rows(format)
+            blobs = self.store.blobs if self.blobs else None
+            rows = format.write_file(self._counted(), blobs, self.missing)
         for row in rows:
             file.write(json.dumps(row) + "\n")  # in ASCII, so that it holds any text in any locale
 
@@ -152,9 +150,8 @@ class _Export:
         row = next(rows, None)
         self._refuse_empty()
         if next(rows, None) is not None:
-            raise UsageError(
-                f"one {format.name} file holds one run: name a folder or a .jsonl file with -o for many"
-            )
+            many = "name a folder or a .jsonl file with -o for many"
+            raise UsageError(f"one {format.name} file holds one run: {many}")
         with new_file(out) as file:
             file.write(json.dumps(row) + "\n")
 
@@ -167,11 +164,8 @@ class _Export:
     def _refuse_empty(self) -> None:
         if not self.written:
             why = ", ".join(f"{count} {reason}" for reason, count in self.refused.items())
-            raise UsageError(
-                f"none of the runs can be written: {why}"
-                if why
-                else "the log holds no run that was asked for; see nano-coder log list"
-            )
+            none = "the log holds no run that was asked for; see nano-coder log list"
+            raise UsageError(f"none of the runs can be written: {why}" if why else none)
 
 
 def _writable() -> str:
@@ -199,12 +193,9 @@ def import_runs(
     Runs without token ids and log-probs are text-only: they can be imitated, and train no policy gradient.
     """
     _format(name, _readable)
-    read = 0
-    text_only = 0
-    for run in runs_of(files, name):  # every row is read before the first one is written
-        read += 1
-        text_only += not run.trajectory.has_tokens
-    if not read:
+    # every row is read before the first one is written
+    kinds = Counter(run.trajectory.has_tokens for run in runs_of(files, name))
+    if not kinds:
         raise UsageError(f"no run in {', '.join(str(file) for file in files)}")
     with open_log(log, create=True) as store:
         try:
@@ -214,7 +205,7 @@ def import_runs(
     parts = [f"imported {merged.added} runs"]
     parts += [f"{merged.extended} gained verdicts or feedback"] if merged.extended else []
     parts += [f"{merged.known} were in the log already"] if merged.known else []
-    parts += [f"{text_only} of the file are text-only"] if text_only else []
+    parts += [f"{kinds[False]} of the file are text-only"] if kinds[False] else []
     print("; ".join(parts))
     return 0
 

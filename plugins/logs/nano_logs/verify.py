@@ -143,22 +143,18 @@ class _Look:
         for check in certificate.findings:
             yield f"  no: {printable(check.text)}"
         if gap := certificate.gap:
-            yield (
-                f"  {gap.tokens} log-probs recomputed in {certificate.dtype}: {gap.max:.2g} nats away at"
-                f" most, {gap.mean:.2g} in the mean"
-            )
+            far = f"{gap.max:.2g} nats away at most, {gap.mean:.2g} in the mean"
+            yield f"  {gap.tokens} log-probs recomputed in {certificate.dtype}: {far}"
 
     def as_dict(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
-            "run": self.facts.id,
-            "trainable": self.trainable,
+            "run": self.facts.id, "trainable": self.trainable,
             "findings": [check.as_dict() for check in self.checks],
             "imitation": {
                 "profile": self.profile.name if self.profile else self.facts.profile,
-                "may": self.no_lesson is None,
-                "refusal": self.no_lesson.as_dict() if self.no_lesson else None,
+                "may": self.no_lesson is None, "refusal": self.no_lesson and self.no_lesson.as_dict(),
             },
-        }
+        }  # fmt: skip
         if self.certificate is not None:
             fields["deep"] = self.certificate.as_dict()
         if self.missing is not None:

@@ -86,14 +86,11 @@ def add(
     if malformed := [pair for pair in env or () if "=" not in pair]:
         raise UsageError(f"--env {malformed[0]}: write NAME=VALUE")
     body: dict[str, Any] = {
-        "command": argv[0] if argv else None,
-        "args": (argv or [])[1:],
-        "url": url,
+        "command": argv[0] if argv else None, "args": (argv or [])[1:], "url": url,
         "env": dict(pair.split("=", 1) for pair in env or ()),
-        "folders": [str(user_path(each).absolute()) for each in folder or ()],
-        "net": net,
+        "folders": [str(user_path(each).absolute()) for each in folder or ()], "net": net,
         "bearer_token_env_var": token,
-    }
+    }  # fmt: skip
     table = {"mcp": {"servers": {name: {key: value for key, value in body.items() if value}}}}
     try:
         McpSettings.model_validate(table["mcp"])

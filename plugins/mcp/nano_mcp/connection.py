@@ -53,8 +53,7 @@ class McpConnection:
     def __init__(
         self, name: str, server: McpServer, sandbox: Sandbox, limits: Limits, workspace: Jail | None = None
     ) -> None:
-        """Starts the server on the files of `workspace`. Raises McpFailure, ConfigError without the SDK, and
-        SandboxError where no jail can be opened."""
+        """Starts the server on the files of `workspace`. Raises McpFailure, ConfigError, SandboxError."""
         require_sdk()
         self.name = name
         self._server = server
@@ -189,14 +188,11 @@ class McpConnection:
         jail = sandbox.open(None, limits)
         try:
             return ResidentProgram(
-                jail,
-                [placed(text) for text in (str(server.command), *server.args)],
+                jail, [placed(text) for text in (str(server.command), *server.args)],
                 environment=server.environment(f"{os.path.dirname(sandbox.python)}:{_JAIL_PATH}"),
-                cwd=server.cwd and placed(server.cwd),
-                workspace=workspace,
-                on_output=self._take,
+                cwd=server.cwd and placed(server.cwd), workspace=workspace, on_output=self._take,
                 on_end=self._ended,
-            )
+            )  # fmt: skip
         except SandboxError as problem:
             raise McpFailure(str(problem)) from None
 
@@ -241,9 +237,8 @@ class McpConnection:
                 message, begun = bytes(begun + line), bytearray()
                 # a line that is no message is what a library printed
                 with contextlib.suppress(ValueError):
-                    await to_client.send(
-                        SessionMessage(jsonrpc_message_adapter.validate_json(message, by_name=False))
-                    )
+                    read = jsonrpc_message_adapter.validate_json(message, by_name=False)
+                    await to_client.send(SessionMessage(read))
             begun += last
             if len(begun) > _LONGEST_MESSAGE:
                 self._fail(f"it sent a message of more than {_LONGEST_MESSAGE >> 20} MB")
@@ -277,17 +272,15 @@ class McpConnection:
         timeout = httpx2.Timeout(self._server.startup_timeout_sec, read=self._server.tool_timeout_sec)
         hooks: dict[str, list[Any]] = {"response": [self._bound]}
         async with httpx2.AsyncClient(headers=headers, timeout=timeout, event_hooks=hooks) as client:
-            opened = streamable_http_client(
-                str(self._server.url), http_client=client, max_sse_event_size=_LONGEST_MESSAGE
-            )
-            async with opened as streams:
+            how: Any = {"http_client": client, "max_sse_event_size": _LONGEST_MESSAGE}
+            async with streamable_http_client(str(self._server.url), **how) as streams:
                 yield streams
 
     async def _bound(self, response: Any) -> None:
         """Count the bytes of a response as they come."""
         if response.headers.get("content-encoding", "identity") != "identity":
             raise McpFailure("it compressed its answer unasked")
-        response.stream = _counted(response.stream, self._counts)
+        response.stream = _counted_kind()(response.stream, self._counts)
 
 
 @cache
@@ -308,10 +301,6 @@ def _counted_kind() -> type:
             await self._stream.aclose()
 
     return Counted
-
-
-def _counted(stream: Any, counts: Callable[[int], bool]) -> Any:
-    return _counted_kind()(stream, counts)
 
 
 async def _accept(_name: str, _result: Any) -> None:

@@ -38,20 +38,12 @@ class ResidentProgram:
     """One program, whose output a thread of its own passes on. Methods may be called from any thread."""
 
     def __init__(
-        self,
-        jail: Jail,
-        argv: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        on_output: Callable[[bytes], None],
-        on_end: Callable[[str], None],
-        cwd: str | None = None,
+        self, jail: Jail, argv: Sequence[str], *, environment: Mapping[str, str],
+        on_output: Callable[[bytes], None], on_end: Callable[[str], None], cwd: str | None = None,
         workspace: Jail | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Takes over `jail`, and starts the program there on the files of `workspace` (None: on none).
-
-        `on_output` gets what it writes to standard output, `on_end` once how it ended.
-        """
+        `on_output` gets what it writes to standard output, `on_end` once how it ended."""
         self._jail, self._workspace = jail, workspace
         self._on_output, self._on_end = on_output, on_end
         self._known = ""

@@ -77,10 +77,7 @@ async def _called(arguments: Sequence[str], *, failing: bool = False) -> str:
         process = await asyncio.create_subprocess_exec(
             *_COMMAND, *arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-    except (
-        OSError,
-        ValueError,
-    ) as problem:  # a NUL byte, half a surrogate pair, more than a command line holds
+    except (OSError, ValueError) as problem:  # a NUL byte, half a surrogate, more than a command line holds
         raise ToolError(f"the arguments cannot be passed on: {problem}") from None
     try:
         out, err = await process.communicate()

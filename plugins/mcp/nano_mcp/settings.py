@@ -129,14 +129,11 @@ def joined(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 def masked(settings: McpSettings, mark: str | None) -> McpSettings:
     """To be shown: the values of variables may be secrets."""
-    hidden = {
-        name: {} if mark is None else dict.fromkeys(server.env, mark)
-        for name, server in settings.servers.items()
-    }
-    servers = settings.servers.items()
-    return McpSettings(
-        servers={name: server.model_copy(update={"env": hidden[name]}) for name, server in servers}
-    )
+    servers = {}
+    for name, server in settings.servers.items():
+        hidden = {} if mark is None else dict.fromkeys(server.env, mark)
+        servers[name] = server.model_copy(update={"env": hidden})
+    return McpSettings(servers=servers)
 
 
 def read_project_servers(path: Path, content: bytes) -> dict[str, dict[str, Any]]:

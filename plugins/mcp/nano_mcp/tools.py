@@ -105,16 +105,12 @@ def _change(tool: ToolSpec, store: LogStore) -> str | None:
 def offer_servers(
     servers: Mapping[str, McpServer], sandbox: Sandbox, limits: Limits, warn: Callable[[str], None]
 ) -> list[Tool]:
-    """Ask the enabled servers for their tools.
-
-    A server that cannot be started is left out with a warning. Raises ConfigError for one that is required.
-    """
+    """The tools of enabled servers; one that fails is left out, or, if required, a ConfigError."""
     enabled = {name: server for name, server in servers.items() if server.enabled}
     offered: list[Tool] = []
     with ThreadPoolExecutor(max(1, len(enabled))) as pool:  # each takes seconds to start
-        listings = {
-            name: pool.submit(list_tools, name, each, sandbox, limits) for name, each in enabled.items()
-        }
+        start = pool.submit
+        listings = {n: start(list_tools, n, each, sandbox, limits) for n, each in enabled.items()}
     for name, server in enabled.items():
         try:
             offered += made_tools(name, server, listings[name].result(), warn)
@@ -126,8 +122,7 @@ def offer_servers(
 
 
 def list_tools(name: str, server: McpServer, sandbox: Sandbox, limits: Limits) -> list[mcp_types.Tool]:
-    """The tools that a server lists, from a process of its own. Raises McpFailure, and SandboxError where no
-    jail can be opened."""
+    """The tools of a server, from a process of its own. Raises McpFailure and SandboxError."""
     connection = McpConnection(name, server, sandbox, limits)
     try:
         return connection.tools()
@@ -176,9 +171,8 @@ def _caller(name: str, server: McpServer, tool: str) -> Callable[..., ToolResult
         try:
             answer = _connection(context, name, server).call(tool, arguments)
         except McpFailure as problem:
-            return ToolResult(
-                text=f"error: the MCP server {name} failed: {printable(str(problem))}", ok=False
-            )
+            said = f"error: the MCP server {name} failed: {printable(str(problem))}"
+            return ToolResult(text=said, ok=False)
         text = printable(terminal_text(_bounded(answer_text(answer), context.limits.output_bytes)), None)
         return ToolResult(text=text or "[no output]", ok=not answer.is_error)
 
@@ -284,9 +278,8 @@ def _validator(schema: dict[str, Any]) -> Callable[[Any], list[str]]:
                 if len(wrong) == 5:
                     break
         except Unresolvable as problem:
-            raise ToolFailure(
-                f"its schema refers to what is not in it: {one_line(str(problem), 100)}"
-            ) from None
+            what = one_line(str(problem), 100)
+            raise ToolFailure(f"its schema refers to what is not in it: {what}") from None
         except RecursionError:
             return ["the arguments are nested too deeply"]
         return wrong

@@ -28,7 +28,7 @@ from nano_mining.targets import (
 )
 from nano_mining.traces import TracedTest, pytest_command
 from nano_mining.trials import TrialJob, Version, try_versions
-from nano_rl.tasks.mutate import Splice, mutant_of
+from nano_rl.tasks.mutate import mutant_of
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore, OverlayBlobs
 from nano_shared.errors import UsageError
@@ -134,10 +134,7 @@ class MinedTarget:
 def mined_targets(
     package: MinedPackage, targets: Iterable[Target], tests: Sequence[TracedTest], by_file: bool
 ) -> Iterator[tuple[Target, tuple[TracedTest, ...], str]]:
-    """(target, tests that call it, family) for the targets that any test calls.
-
-    A family is the package, or one of its modules.
-    """
+    """(target, its tests, family) of targets that tests call; a family is the package, or a module."""
     ranked = sorted(tests, key=lambda test: (len(test.calls), test.seconds, test.file, test.name))
     for target in targets:
         places = {(target.path, line) for line in target.functions}
@@ -184,9 +181,8 @@ class CandidateTrials:
     def _job(self, mined: MinedTarget, broken: Sequence[tuple[str, Breakage]]) -> TrialJob:
         path = mined.target.path
         versions = [Version(group=kind, path=path, text=breakage.source) for kind, breakage in broken]
-        return TrialJob(
-            words=mined.words, files=mined.hidden.files, versions=versions, most={"bug": self.bugs}
-        )
+        most = {"bug": self.bugs}
+        return TrialJob(words=mined.words, files=mined.hidden.files, versions=versions, most=most)
 
 
 def _breakages(
@@ -196,18 +192,14 @@ def _breakages(
     if "bug" in kinds and not target.is_class:
         splices = [s for s in mined.package.splices(target.path) if target.holds(s.line)]
         random.Random(f"{seed} {mined.package.origin} {target.path} {target.name}").shuffle(splices)
-        found = (_mutated(text, splice) for splice in splices)
+        found = (mutant_of(text, splice) for splice in splices)
         by_line = {one.line: one for one in found if one is not None}  # two of a line are mended alike
-        yield from [("bug", one) for one in by_line.values()][: _TRIES * bugs]
+        for one in list(by_line.values())[: _TRIES * bugs]:
+            yield "bug", Breakage(source=one.source, line=one.line, new=one.old)
     if target.documented and mined.hideable and _SHORTEST <= target.size <= LONGEST:
         for kind, change in (("body", without_body), ("code", without_definition)):
             if kind in kinds and (breakage := change(text, target)) is not None:
                 yield kind, breakage
-
-
-def _mutated(text: str, splice: Splice) -> Breakage | None:
-    mutant = mutant_of(text, splice)
-    return None if mutant is None else Breakage(source=mutant.source, line=mutant.line, new=mutant.old)
 
 
 def _task(

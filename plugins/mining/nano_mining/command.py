@@ -82,9 +82,8 @@ def command(
         tasks, yields = miner.mine_releases(pairs) if releases else miner.mine(packages)
     write_tasks(out, tasks)
     if report is not None:
-        report.write_text(
-            json.dumps([found.as_json() for found in yields], indent=1) + "\n", encoding="utf-8"
-        )
+        rows = [found.as_json() for found in yields]
+        report.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     _print(yields, kinds)
     print(f"{len(tasks)} tasks in {out}; their workspaces are in the blobs of this log")
     if miner.interrupted:
@@ -112,9 +111,8 @@ def _packages(sources: Sequence[Path]) -> list[MinedPackage]:
                 raise
             print(printable(f"skipped: {problem}"), file=sys.stderr)
     if not packages:
-        raise UsageError(
-            f"none of the {len(sources)} sources can be mined: name packages with modules and tests"
-        )
+        none = f"none of the {len(sources)} sources can be mined"
+        raise UsageError(f"{none}: name packages with modules and tests")
     return packages
 
 

@@ -81,9 +81,8 @@ def commit_tasks(
     """
     try:
         if (history := find_history(repository)) is None:
-            raise UsageError(
-                f"{repository} has no git history: its commits are what tasks are made of (-C FOLDER)"
-            )
+            why = "its commits are what tasks are made of (-C FOLDER)"
+            raise UsageError(f"{repository} has no git history: {why}")
         jail = history_jail(history, sandbox, None, Limits())
     except NoHistory as reason:
         raise UsageError(f"the git history of {repository} cannot be used: {reason}") from None
@@ -133,9 +132,8 @@ class _Commits:
     def tree(self, commit: str) -> Snapshot:
         """Raises SnapshotError for a tree that is too large, or that a workspace cannot hold."""
         listed = self._git("ls-tree", "-r", "-l", "-z", "--full-tree", commit).split(b"\0")[:-1]
-        found = [
-            (_LINE.fullmatch(line.partition(b"\t")[0].decode()), line.partition(b"\t")[2]) for line in listed
-        ]
+        parts = (line.partition(b"\t") for line in listed)
+        found = [(_LINE.fullmatch(head.decode()), name) for head, _, name in parts]
         files = [(*line.groups(), name.decode("utf-8", "surrogateescape")) for line, name in found if line]
         if len(files) > _MOST_FILES or sum(int(size) for _, _, size, _ in files) > _MOST_BYTES:
             raise SnapshotError("its tree is too large")
@@ -213,8 +211,6 @@ def _refused_check(trials: TestTrials, before: Snapshot, after: Snapshot, check:
         if ran.result.timed_out:
             return "need a check that takes too long"
         if ran.result.ok != passes:
-            return (
-                "have a check that does not fail before" if not passes else "have a check that does not pass"
-            )
+            return f"have a check that does not {'pass' if passes else 'fail before'}"
     outcomes, words = trials.outcomes(before, check), source_words(before, trials.blobs)
     return FEATURE * any(asks_for_feature(outcome, words) for outcome in outcomes.values())

@@ -107,9 +107,8 @@ def _outcomes(report: str, tree: Snapshot) -> dict[str, TestOutcome]:
         cases = list(ElementTree.fromstring(report).iter("testcase")) if report else []
     except ElementTree.ParseError:  # it comes from a jail
         return {}
-    modules = {
-        path.removesuffix(".py").replace("/", "."): path for path in tree.by_path if path.endswith(".py")
-    }
+    files = (path for path in tree.by_path if path.endswith(".py"))
+    modules = {path.removesuffix(".py").replace("/", "."): path for path in files}
     found: dict[str, list[TestOutcome]] = {}
     for case in cases:
         name, _, _ = case.get("name", "").partition("[")
@@ -124,9 +123,8 @@ def _outcomes(report: str, tree: Snapshot) -> dict[str, TestOutcome]:
 def _outcome(case: ElementTree.Element) -> TestOutcome:
     for tag, state in (("error", "error"), ("failure", "fail"), ("skipped", "skip")):
         if (said := case.find(tag)) is not None:
-            return TestOutcome(
-                state, (said.get("message", "").partition("\n")[0],) if state == "fail" else ()
-            )
+            first = said.get("message", "").partition("\n")[0]
+            return TestOutcome(state, (first,) if state == "fail" else ())
     return TestOutcome("pass")
 
 
@@ -137,11 +135,9 @@ def _together(cases: Sequence[TestOutcome]) -> TestOutcome:
 
 
 def asks_for_feature(outcome: TestOutcome, source: Collection[str]) -> bool:
-    """Whether a test fails for want of something that the old source lacks, whose words are `source`.
-
-    It does if one of its cases could not import a name, or found an attribute, a name or a keyword argument
-    missing that stands nowhere in the source, or was refused a number of arguments.
-    """
+    """Whether a test fails for want of something that the old source lacks, whose words are `source`. It does
+    if one of its cases could not import a name, or found an attribute, a name or a keyword argument missing
+    that stands nowhere in the source, or was refused a number of arguments."""
     return any(_lacks(error, source) for error in outcome.errors)
 
 
@@ -224,8 +220,7 @@ class Fix:
 
 
 def refusal(task: Task, blobs: BlobStore, sandbox: Sandbox) -> str | None:
-    """Why the checks of `nano-rl tasks check` do not admit a task, with the plugins of pytest that its
-    project may need."""
+    """Why `nano-rl tasks check` does not admit a task, with the pytest plugins that it may need."""
     with log_folder() as folder:
         runtime = replace(scratch_runtime(folder, blobs), sandbox=sandbox)
         with runtime.store:

@@ -40,8 +40,7 @@ OnProgress = Callable[[int, int, str], None]
 
 
 class StoppableSandbox:
-    """A sandbox whose jails other threads can stop: what runs ends, and what would follow raises
-    SandboxError."""
+    """A sandbox whose jails other threads can stop, after which all raises SandboxError."""
 
     def __init__(self, inner: Sandbox) -> None:
         self._inner, self._stopped = inner, False
@@ -127,10 +126,7 @@ class PackageYield:
     """candidates by kind and reason"""
 
     def as_json(self) -> Row:
-        counts = {
-            "functions": self.functions, "called": self.called, "repeated": self.repeated,
-            "tried": self.tried,
-        }  # fmt: skip
+        counts = {name: getattr(self, name) for name in ("functions", "called", "repeated", "tried")}
         by_kind = {"tasks": dict(self.tasks), "refused": dict(self.refused.most_common())}
         return {"package": self.origin, "licence": self.licence, **counts, **by_kind}
 
@@ -170,10 +166,8 @@ class Miner:
     interrupted: bool = False
 
     def mine(self, packages: Sequence[MinedPackage]) -> tuple[list[Task], list[PackageYield]]:
-        """The tasks of all packages in their order, and what each package gave.
-
-        Ctrl-C ends it with what is there by then; `interrupted` says so.
-        """
+        """The tasks of all packages in their order, and what each package gave. Ctrl-C ends it with what is
+        there by then; `interrupted` says so."""
         files = [(package, file) for package in packages for file in package.tests]
         self._run("traced", files, _trace_id, lambda job: {"rows": trace_file(*job, self.sandbox)})
         yields = [PackageYield(origin=str(p.origin), licence=p.origin.licence) for p in packages]
@@ -185,10 +179,7 @@ class Miner:
         ]
         turns = Counter[str]()
         in_turn = sorted(jobs, key=lambda job: turns.update([job[0].origin]) or turns[job[0].origin])
-        try:
-            self._run("mined", [some for _, some in in_turn], self._id, self._candidates)
-        except KeyboardInterrupt:
-            self.interrupted = True
+        self._run("mined", [some for _, some in in_turn], self._id, self._candidates)
         tasks: dict[str, Task] = {}
         for found, some in jobs:
             row = self.journal.rows.get(self._id(some))
@@ -203,10 +194,7 @@ class Miner:
 
     def mine_releases(self, pairs: Sequence[ReleasePair]) -> tuple[list[Task], list[ReleaseYield]]:
         """The tasks of all pairs of releases in their order, and what each gave; Ctrl-C as in `mine`."""
-        try:
-            self._run("compared", pairs, attrgetter("id"), self._fixes)
-        except KeyboardInterrupt:
-            self.interrupted = True
+        self._run("compared", pairs, attrgetter("id"), lambda pair: self._row(pair.fixes(self.sandbox)))
         tasks: dict[str, Task] = {}
         yields: dict[str, ReleaseYield] = {}
         for pair in pairs:
@@ -247,12 +235,8 @@ class Miner:
     def _id(self, some: Sequence[MinedTarget]) -> str:
         """Everything that the tasks of targets depend on."""
         settings = [GENERATOR, self.kinds, self.bugs, self.seed, some[0].package.id]
-        return content_hash(
-            [settings, [[m.family, m.target.path, m.target.name, m.target.first] for m in some]]
-        )
-
-    def _fixes(self, pair: ReleasePair) -> Row:
-        return self._row(pair.fixes(self.sandbox))
+        named = [[m.family, m.target.path, m.target.name, m.target.first] for m in some]
+        return content_hash([settings, named])
 
     def _candidates(self, some: Sequence[MinedTarget]) -> Row:
         trials = CandidateTrials(kinds=self.kinds, bugs=self.bugs, seed=self.seed, sandbox=self.sandbox)
@@ -277,13 +261,19 @@ class Miner:
     def _run(
         self, label: str, jobs: Sequence[Work], name: Callable[[Work], str], work: Callable[[Work], Row]
     ) -> None:
-        """Do the jobs that the journal lacks, some at once, and note each when it is done."""
+        """Do the jobs that the journal lacks, some at once, and note each when it is done. Ctrl-C ends those
+        that make tasks with what is there by then."""
         left = [job for job in jobs if name(job) not in self.journal.rows]
         done, count = len(jobs) - len(left), 0
-        for job, row in in_threads(left, work, self.workers, self.sandbox.stop):
-            self.journal.add(name(job), row)
-            done, count = done + 1, count + len(row.get("tasks", ()))
-            self.on_progress(done, len(jobs), f"{label}; {count} tasks now" if "tasks" in row else label)
+        try:
+            for job, row in in_threads(left, work, self.workers, self.sandbox.stop):
+                self.journal.add(name(job), row)
+                done, count = done + 1, count + len(row.get("tasks", ()))
+                self.on_progress(done, len(jobs), f"{label}; {count} tasks now" if "tasks" in row else label)
+        except KeyboardInterrupt:
+            if label == "traced":
+                raise
+            self.interrupted = True
 
 
 def _trace_id(job: tuple[MinedPackage, str]) -> str:

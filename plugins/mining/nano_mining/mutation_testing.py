@@ -26,8 +26,7 @@ from nano_shared.types import Limits, Task
 
 
 def further_calls(cases: Sequence[Case], rng: random.Random, count: int) -> list[dict[str, Any]]:
-    """At most `count` new calls ({"args", "kwargs"}), each with the same arguments' types as one of the
-    cases."""
+    """At most `count` new calls ({"args", "kwargs"}), with the types of one of the cases."""
     shapes = [(len(c.args), tuple(sorted(c.kwargs))) for c in cases]
     seen = {canonical_json([c.args, c.kwargs]) for c in cases}
     found: list[dict[str, Any]] = []
@@ -54,11 +53,8 @@ def _between(values: Sequence[Any], rng: random.Random) -> Any:
         return one
     if type(one) is int:
         return rng.randint(min(same), max(same))
-    if type(one) is str:
-        return _text(same, rng)
-    if type(one) is list:
-        return _list(same, rng)
-    return one
+    drawn = {str: _text, list: _list}.get(type(one))
+    return drawn(same, rng) if drawn else one
 
 
 def _text(values: Sequence[str], rng: random.Random) -> str:
@@ -69,9 +65,8 @@ def _text(values: Sequence[str], rng: random.Random) -> str:
         return one[start:] if rng.random() < 0.5 else one[: len(one) - start]
     if any(" " in v for v in values):
         words = [w for v in values for w in v.split(" ")]
-        return " ".join(
-            rng.choice(words) for _ in range(rng.randint(1, max(v.count(" ") for v in values) + 1))
-        )
+        count = rng.randint(1, max(v.count(" ") for v in values) + 1)
+        return " ".join(rng.choice(words) for _ in range(count))
     return rng.choice(values)
 
 
@@ -158,16 +153,12 @@ def run_mutants(task: Task, solution: Mapping[str, str], sandbox: Sandbox, *, ti
         result = jail.run_python(
             _CHILD, isolated=True, stdin=json.dumps(job).encode(), timeout=120.0, output_bytes=16 << 20
         )
-    reports = []
-    for line in result.stdout.split(b"\n"):
-        if line:
-            reports.append(json.loads(line))
+    reports = [json.loads(line) for line in result.stdout.split(b"\n") if line]
     if reports and "broken" in reports[0]:
         raise NoMutants(str(reports[0]["broken"]))
     if len(reports) != len(changes) + 1:
-        raise SandboxError(
-            f"mutation testing ended early: {result.stderr.decode(errors='replace')[-200:] or result}"
-        )
+        said = result.stderr.decode(errors="replace")[-200:]
+        raise SandboxError(f"mutation testing ended early: {said or result}")
     expected = ["=" + json.dumps(case.expected, sort_keys=True) for case in hidden.cases]
     found = _counted(changes, reports[1:], len(calls))
     return replace(found, stable=reports[0]["reference"] == [expected] * times)
@@ -239,11 +230,10 @@ def _hollow(source: str, entry: str, hidden: CaseChecks) -> list[SolutionVariant
     for value in (None, *(case.expected for case in hidden.cases)):
         if repr(value) not in values and len(values) < 4:
             values.append(repr(value))
-    pad = " " * function.body[0].col_offset
-    found = []
-    for value in values:
-        text = [*lines[: function.body[0].lineno - 1], f"{pad}return {value}", *lines[function.end_lineno :]]
-        found.append(
-            SolutionVariant(entry, "\n".join(text), f"{hidden.entry_point} returns {value[:40]}", hollow=True)
-        )
-    return found
+    before, after = lines[: function.body[0].lineno - 1], lines[function.end_lineno :]
+    pad, name = " " * function.body[0].col_offset, hidden.entry_point
+    texts = ("\n".join([*before, f"{pad}return {value}", *after]) for value in values)
+    pairs = zip(texts, values, strict=True)
+    return [
+        SolutionVariant(entry, text, f"{name} returns {value[:40]}", hollow=True) for text, value in pairs
+    ]

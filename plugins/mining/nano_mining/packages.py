@@ -24,17 +24,8 @@ LARGEST = 400_000
 _MOST_ENTRY_BYTES = 2 << 20
 """larger files are left out of the workspace"""
 _NO_CODE = {
-    "docs",
-    "doc",
-    "examples",
-    "example",
-    "benchmarks",
-    "benchmark",
-    "tools",
-    "scripts",
-    "build",
-    "dev",
-}
+    "docs", "doc", "examples", "example", "benchmarks", "benchmark", "tools", "scripts", "build", "dev",
+}  # fmt: skip
 _NO_MODULE = {"setup.py", "conftest.py", "noxfile.py", "versioneer.py", "tasks.py", "_version.py"}
 _TEST_FILES = ("test_*.py", "*_test.py", "tests.py")
 _OPEN_END = 64 << 20
@@ -160,17 +151,14 @@ def _unpacked(source: Path, blobs: BlobStore) -> Snapshot:
 
 def _trimmed(tree: Snapshot, origin: Origin, blobs: BlobStore) -> Snapshot:
     """The tree without large files and links, and with the metadata that an installed package would have."""
-    kept = [e for e in tree.entries if e.kind is EntryKind.FILE and not _too_large(e, blobs)]
+    files = (entry for entry in tree.entries if entry.kind is EntryKind.FILE)
+    kept = [e for e in files if len(blobs.get(str(e.content))) <= _MOST_ENTRY_BYTES]
     info = f"{re.sub('[-.]+', '_', origin.name)}.egg-info/PKG-INFO"
     if not any(e.path.endswith(".egg-info/PKG-INFO") for e in kept):
         own = next((e.content for e in kept if e.path == "PKG-INFO"), None)
         said = f"Metadata-Version: 2.1\nName: {origin.name}\nVersion: {origin.version or '0'}\n"
         kept.append(Entry(info, EntryKind.FILE, 0o644, own or blobs.put(said.encode())))
     return make_snapshot(kept)
-
-
-def _too_large(entry: Entry, blobs: BlobStore) -> bool:
-    return len(blobs.get(str(entry.content))) > _MOST_ENTRY_BYTES
 
 
 def _origin(tree: Snapshot, blobs: BlobStore, source: Path) -> Origin:

@@ -28,9 +28,7 @@ def parses(tree: Snapshot, hunks: Iterable[TreeHunk], blobs: BlobStore) -> bool:
 def reduced(parts: Sequence[Element], holds: Callable[[Sequence[Element]], bool]) -> list[Element]:
     """A part of `parts` on which `holds` is still true and from which no single one can be left out, by delta
     debugging (Zeller and Hildebrandt 2002). `holds` must be true of all `parts`, and is not asked about them.
-
-    A `holds` that answers False from some time on ends the search with the smallest part found by then.
-    """
+    A `holds` that answers False from some time on ends the search with the smallest part found by then."""
     left, number = list(parts), 2
     while len(left) > 1:
         edges = [len(left) * n // number for n in range(number + 1)]

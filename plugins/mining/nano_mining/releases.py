@@ -85,9 +85,8 @@ def releases_of(package: str) -> list[Release]:
             [*command, "--retries", "1"], capture_output=True, text=True, timeout=_INDEX_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise UsageError(
-            f"pip found no releases of {package} within {_INDEX_S:g} s; see its index-url"
-        ) from None
+        late = f"pip found no releases of {package} within {_INDEX_S:g} s"
+        raise UsageError(f"{late}; see its index-url") from None
     said = done.stdout + done.stderr
     if "No module named pip" in said:
         raise UsageError(f"pip lists the releases of {package}, and {sys.executable} has none; install pip")

@@ -166,11 +166,9 @@ def outline(text: str, target: Target) -> str:
     methods = [t for t in targets_of(target.path, text) if t.name.startswith(f"{target.name}.")]
     for method in methods:
         if method.body is not None and not method.is_class:
-            margin = lines[method.first - 1]
-            shown += [
-                *lines[at - 1 : method.body - 1],
-                margin[: len(margin) - len(margin.lstrip())] + "    ...",
-            ]
+            first = lines[method.first - 1]
+            margin = first[: len(first) - len(first.lstrip())]
+            shown += [*lines[at - 1 : method.body - 1], f"{margin}    ..."]
             at = method.end + 1
     return "\n".join([*shown, *lines[at - 1 : target.end]])
 

@@ -12,10 +12,10 @@ import re
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,10 @@ def _squeezed(text: str) -> str:
 
 def _line_in(sources: list[str], texts: tuple[str, ...]) -> str | None:
     shown = {line.strip() for text in texts for line in text.split("\n")}
-    for line in (line.strip() for source in sources for line in source.split("\n")):
-        telling = len(line) >= LONG_ENOUGH and not line.startswith(
-            ("import ", "from ", "#", "def ", "class ")
-        )
-        if telling and line in shown:
-            return line
-    return None
+    lines = (line.strip() for source in sources for line in source.split("\n"))
+    usual = ("import ", "from ", "#", "def ", "class ")
+    telling = (line for line in lines if len(line) >= LONG_ENOUGH and not line.startswith(usual))
+    return next((line for line in telling if line in shown), None)
 
 
 REPEATS = 3
@@ -103,11 +100,8 @@ class TaskFinding:
     @property
     def reasons(self) -> tuple[str, ...]:
         """The reasons why the task is not admitted; empty if it is."""
-        return tuple(
-            f"{name}: {said}"
-            for name, said in self.checks.items()
-            if said != "pass" and not said.startswith("skip: ")
-        )
+        failed = ((name, said) for name, said in self.checks.items() if said != "pass")
+        return tuple(f"{name}: {said}" for name, said in failed if not said.startswith("skip: "))
 
     @property
     def admitted(self) -> bool:
@@ -121,21 +115,18 @@ class TaskFinding:
         }  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Notes:
-    checks: dict[str, str] = field(default_factory=dict)
+class _Notes(dict[str, str]):
+    """Check -> "pass", "skip: reason", or the problem."""
 
     def note(self, name: str, problem: str | None) -> bool:
         """Record a check; returns True if it passed."""
-        self.checks[name] = problem or "pass"
+        self[name] = problem or "pass"
         return problem is None
 
 
 def check_task(task: Task, runtime: Runtime) -> TaskFinding:
-    """Run all checks of one task. The policy of `runtime` is not used.
-
-    Expensive checks are skipped after a failure that makes them pointless.
-    """
+    """Run all checks of one task. The policy of `runtime` is not used. Expensive checks are skipped after a
+    failure that makes them pointless."""
     started, notes, kill_rate = time.monotonic(), _Notes(), None
     if _readable(task, notes) and _nothing_is_nothing(task, runtime, notes):
         run = _oracle(task, runtime, notes)
@@ -147,7 +138,7 @@ def check_task(task: Task, runtime: Runtime) -> TaskFinding:
             else:
                 _repeats(run, runtime, notes)
     return TaskFinding(
-        key=task.key, level=task.level, view=task.view, checks=notes.checks, kill_rate=kill_rate,
+        key=task.key, level=task.level, view=task.view, checks=notes, kill_rate=kill_rate,
         seconds=time.monotonic() - started,
     )  # fmt: skip
 
@@ -156,18 +147,15 @@ def _readable(task: Task, notes: _Notes) -> bool:
     """The checks that run nothing: the task has a check and an oracle, and shows no hidden content."""
     checked = task.hidden is not None or task.check is not None
     fine = notes.note("checks", None if checked else "the task has no check to be graded by")
-    fine &= notes.note(
-        "oracle", None if task.oracle else "the task has no oracle to show that it can be solved"
-    )
-    found = leaks(task)
-    fine &= notes.note("leaks", "; ".join(found) or None)
-    return fine
+    lacking = None if task.oracle else "the task has no oracle to show that it can be solved"
+    fine &= notes.note("oracle", lacking)
+    return notes.note("leaks", "; ".join(leaks(task)) or None) and fine
 
 
 def _nothing_is_nothing(task: Task, runtime: Runtime, notes: _Notes) -> bool:
     """The unchanged starting files, and an empty submission, must earn 0."""
     if task.tools is not None and "submit" not in task.tools:
-        notes.checks["starter"] = notes.checks["no_op"] = "skip: the task offers no submit"
+        notes["starter"] = notes["no_op"] = "skip: the task offers no submit"
         return True
     try:
         starter = run_without_turns(task, runtime)
@@ -216,9 +204,7 @@ def _oracle(task: Task, runtime: Runtime, notes: _Notes) -> Trajectory | None:
     verdict = _grade(run, runtime)
     wrong = next(((one, one.verdict) for one in earlier if one.reward != 1), None)
     wrong = (run, verdict) if _reward(verdict) != 1 else wrong
-    if not notes.note("oracle", _shortfall(*wrong) if wrong else None):
-        return None
-    return run
+    return run if notes.note("oracle", _shortfall(*wrong) if wrong else None) else None
 
 
 def _oracle_runs(task: Task, runtime: Runtime) -> list[Trajectory]:
@@ -230,10 +216,8 @@ def _oracle_runs(task: Task, runtime: Runtime) -> list[Trajectory]:
 def _repeats(run: Trajectory, runtime: Runtime, notes: _Notes) -> None:
     """The oracle's result must earn 1 each time that it is graded, in a new jail."""
     rewards = [_reward(_grade(run, runtime)) for _ in range(REPEATS - 1)]
-    agree = set(rewards) == {1}
-    notes.note(
-        "repeats", None if agree else f"the oracle's result does not earn 1 every time: {[1, *rewards]}"
-    )
+    why = f"the oracle's result does not earn 1 every time: {[1, *rewards]}"
+    notes.note("repeats", None if set(rewards) == {1} else why)
 
 
 def _reward(verdict: Verdict | None) -> float | None:
@@ -252,10 +236,10 @@ def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Not
     """What mutants of the oracle's solution say of the hidden cases; None where they say nothing."""
     hidden = task.hidden
     if isinstance(hidden, SuiteChecks) and (use := live_use(hidden.suite, (*task.artifacts, "")[0])):
-        notes.checks["apart"] = f"skip: {use}, so work may be graded beside its tests (trust strict)"
+        notes["apart"] = f"skip: {use}, so work may be graded beside its tests (trust strict)"
     if not isinstance(hidden, CaseChecks):
         kind = hidden.kind if hidden is not None else "command"
-        notes.checks["mutants"] = f"skip: a check of kind {kind} has no program to mutate"
+        notes["mutants"] = f"skip: a check of kind {kind} has no program to mutate"
         return None
     try:
         found = run_mutants(task, _solution(task, run, runtime), runtime.sandbox, times=REPEATS - 1)
@@ -263,7 +247,7 @@ def _mutation_testing(task: Task, run: Trajectory, runtime: Runtime, notes: _Not
         notes.note("mutants", f"mutation testing failed: {problem}")
         return None
     except NoMutants as problem:
-        notes.checks["mutants"] = f"skip: {problem}"
+        notes["mutants"] = f"skip: {problem}"
         return None
     notes.note("mutants", found.weakness)
     return found
@@ -294,13 +278,9 @@ def scratch_runtime(
     if blobs is not None:
         shared = blobs if isinstance(blobs, BlobStore) else open_blobs(blobs)
         store.blobs = _SharedBlobs(store.blobs.root, shared)
-    return Runtime(
-        policy=ScriptedPolicy([]),
-        sandbox=PluginsOff(opener()),
-        store=store,
-        profile=COMPACT_1,
-        policy_name=ORACLE,
-    )
+    sandbox = PluginsOff(opener())
+    policy = ScriptedPolicy([])
+    return Runtime(policy=policy, sandbox=sandbox, store=store, profile=COMPACT_1, policy_name=ORACLE)
 
 
 class _SharedBlobs(BlobStore):
@@ -341,12 +321,10 @@ def check_tasks(
     jobs: int = 2,
     blobs: str | Path | None = None,
     opener: Callable[[], Sandbox] = open_sandbox,
-) -> Iterator[tuple[Task, TaskFinding]]:
-    """Each task with its finding, in order. `tasks` may be infinite; it is read a few tasks ahead.
-
-    `blobs` are those of the log whose snapshots tasks start from, `opener` opens the sandbox. One job
-    runs in this process, several in worker processes.
-    """
+) -> Generator[tuple[Task, TaskFinding]]:
+    """Each task with its finding, in order. `tasks` may be infinite; it is read a few tasks ahead. `blobs`
+    are those of the log whose snapshots tasks start from, `opener` opens the sandbox. One job runs in this
+    process, several in worker processes."""
     with log_folder() as folder, safe_workers():
         if jobs == 1:
             runtime = scratch_runtime(folder, blobs, opener)
@@ -375,10 +353,8 @@ def check_tasks(
 def without_repeats(
     found: Iterable[tuple[Task, TaskFinding]], *, others: Mapping[str, str] = {}
 ) -> Iterator[tuple[Task, TaskFinding]]:
-    """Refuse repeated problems (same prompt and files), and programs that occur in another split.
-
-    `others` maps hashes of programs that must not occur to their origin.
-    """
+    """Refuse repeated problems (same prompt and files), and programs that occur in another split. `others`
+    maps hashes of programs that must not occur to their origin."""
     problems: dict[str, str] = {}
     programs: dict[str, tuple[Split | None, str]] = {}
     for task, finding in found:
@@ -399,10 +375,8 @@ def without_repeats(
 def admitted_tasks(
     candidates: Iterable[Task], n: int, *, jobs: int = 2, on_task: Callable[[TaskFinding], None] | None = None
 ) -> tuple[list[Task], list[TaskFinding]]:
-    """(the first `n` admitted candidates, all findings up to the last of them).
-
-    A smaller `n` gives a prefix. Raises UsageError if PATIENCE candidates in a row are refused.
-    """
+    """(the first `n` admitted candidates, all findings up to the last of them). A smaller `n` gives a prefix.
+    Raises UsageError if PATIENCE candidates in a row are refused."""
     kept: list[Task] = []
     findings: list[TaskFinding] = []
     refused: list[TaskFinding] = []
@@ -425,9 +399,7 @@ def admitted_tasks(
                     f"{refused[-1].reasons[0]}; ask for fewer, or for more views"
                 )
     finally:
-        close = getattr(stream, "close", None)
-        if close is not None:
-            close()
+        stream.close()
     return kept, findings
 
 

@@ -58,8 +58,7 @@ class TrialJob:
 def try_versions(
     package: MinedPackage, jobs: Sequence[TrialJob], sandbox: Sandbox
 ) -> list[list[Trial | None] | None]:
-    """Of each job the trials of its versions, None for one that was not tried; None if the right code does
-    not pass."""
+    """Of each job its versions' trials, None for those not tried; None if the right code fails."""
     rows = [
         {
             # without rewritten assertions a test file is compiled in half the time
@@ -94,8 +93,7 @@ def _passed(row: Mapping[str, object]) -> bool:
 
 
 def _trial(row: Mapping[str, object] | None, skips: bool) -> Trial | None:
-    """`skips`: whether tests are skipped on the right code; a grader that cannot see them on the broken one
-    takes them for tampering."""
+    """`skips`: whether right code skips tests; a grader would take it for tampering of broken code."""
     if row is None:
         return None
     if row["exit"] == 0:

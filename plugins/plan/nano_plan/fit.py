@@ -15,8 +15,7 @@ __all__ = ["refuse_long_row", "refuse_unfit"]
 
 
 def refuse_long_row(model: nn.Module, longest: int, config: TrainConfig) -> None:
-    """Raises UsageError for a row longer than `max_tokens`, which is a micro-batch of its own, that does not
-    fit into what memory is free."""
+    """Raises UsageError for a row longer than `max_tokens` that does not fit into the free memory."""
     device = next(model.parameters()).device
     causal = getattr(model, "get_base_model", lambda: model)()
     with torch.device("meta"), torch.random.fork_rng(devices=[]):

@@ -144,16 +144,13 @@ def plan_memory(
     if not on_cpu:  # a CPU's allocator keeps what the sampler frees before learning begins
         parts["used in turn"] = -min(sum(sampler.values()), learner["activations"] + learner["logits"])
     return MemoryPlan(
-        parameters=sum(p.numel() for p in weights),
-        trained=count,
-        parts=parts,
+        parameters=sum(p.numel() for p in weights), trained=count, parts=parts,
         other_rank=sum(learner.values()) * (ranks > 1),
-    )
+    )  # fmt: skip
 
 
 def _gathered(model: nn.Module, dtype: torch.dtype) -> int:
-    """Bytes of the weights that FSDP2 has gathered at once: those outside of the layers, and two layers, of
-    which one is fetched ahead."""
+    """Bytes of weights that FSDP2 has gathered at once: all outside of the layers, and two layers."""
     sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers_of(model)]
     outside = sum(p.numel() for p in model.parameters()) - sum(sizes)
     return int(outside + 2 * max(sizes, default=0)) * dtype.itemsize
@@ -289,13 +286,9 @@ def available_bytes(device: torch.device) -> int:
 
 
 SAVINGS: tuple[dict[str, Any], ...] = (
-    {"gradient_checkpointing": True},
-    {"dtype": "bfloat16"},
-    {"lora_rank": 16},
-    {"max_tokens": 1024},
-    {"quantise": "8bit"},
-    {"quantise": "4bit"},
-)
+    {"gradient_checkpointing": True}, {"dtype": "bfloat16"}, {"lora_rank": 16}, {"max_tokens": 1024},
+    {"quantise": "8bit"}, {"quantise": "4bit"},
+)  # fmt: skip
 """settings that save memory, those that cost least first"""
 
 

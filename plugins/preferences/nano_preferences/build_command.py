@@ -27,8 +27,7 @@ from nano_shared.types import Trajectory
 
 
 def open_judge(name: str, settings: Mapping[str, str | None]) -> Part:
-    """The part `judge` or `constitution` with the settings that are given. Raises UsageError where it cannot
-    judge."""
+    """The part `judge` or `constitution`, ready. Raises UsageError where it cannot judge."""
     try:
         part = open_part(name, {key: value for key, value in settings.items() if value is not None})
         part.prepare()
@@ -41,9 +40,7 @@ def judged(
     name: str, part: Part, groups: Sequence[Sequence[Trajectory]], runtime: Runtime, refused: Counter[str]
 ) -> dict[str, float]:
     """Run -> what the part says of it, between 0 and 1; runs that it is silent on or failed at are counted.
-
-    The runs of a group tried one task and are compared with each other.
-    """
+    The runs of a group tried one task and are compared with each other."""
     worth: dict[str, float] = {}
     for runs in groups:
         if len(runs) < 2:
@@ -67,8 +64,8 @@ def command(
         list[Prefers] | None,
         Option(
             "--from",
-            help="Who prefers; repeatable. The first three without it: they stand in the log, the others are"
-            " asked.",
+            help="Who prefers; repeatable. The first three without it: they stand in the log,"
+            " the others are asked.",
         ),
     ] = None,
     judge_url: Annotated[
@@ -110,11 +107,8 @@ def _settings(
     sources: Sequence[str], url: str | None, model: str | None, principles: str | None
 ) -> dict[PairSource, dict[str, str | None]]:
     """Part -> its settings, of those that are asked. Raises UsageError for a flag that nobody reads."""
-    judged: dict[PairSource, dict[str, str | None]] = {}
-    if "judge" in sources:
-        judged["judge"] = {"url": url, "model": model}
-    if "constitution" in sources:
-        judged["constitution"] = {"path": principles, "url": url, "model": model}
+    own: dict[PairSource, dict[str, str | None]] = {"judge": {}, "constitution": {"path": principles}}
+    judged = {name: given | {"url": url, "model": model} for name, given in own.items() if name in sources}
     if (url or model) and not judged:
         raise UsageError(
             "--judge-url and --judge-model name a judge; add --from judge or --from constitution"

@@ -33,6 +33,14 @@ FromLogs = Annotated[
 ]
 
 
+def _calibration(name: str, report: RewardModelReport) -> str | None:
+    """The page of the first installed view that draws calibrations."""
+    drawn = (
+        call_extension(v.calibration, name, report, name=f"the view {kind}") for kind, v in VIEWS.items()
+    )
+    return next((page for page in drawn if page is not None), None)
+
+
 @settings_options(DpoConfig, {"Learning": ("loss", "beta", "optimizer.learning_rate", "epochs", "lora_rank")})
 def dpo(
     settings: Settings[DpoConfig],
@@ -64,8 +72,7 @@ def dpo(
 
 
 @settings_options(
-    RewardModelConfig,
-    {"Learning": ("optimizer.learning_rate", "epochs", "lora_rank", "held_out")},
+    RewardModelConfig, {"Learning": ("optimizer.learning_rate", "epochs", "lora_rank", "held_out")}
 )
 def reward_model(
     settings: Settings[RewardModelConfig],
@@ -115,15 +122,6 @@ def reward_model(
     return 0
 
 
-def _calibration(name: str, report: RewardModelReport) -> str | None:
-    """The page of the first installed view that draws calibrations."""
-    pages = (
-        call_extension(view.calibration, name, report, name=f"the view {kind}")
-        for kind, view in VIEWS.items()
-    )
-    return next((page for page in pages if page is not None), None)
-
-
 def _looked_first(model: str | None, pairs: Path | None, from_logs: bool, log: str | None) -> str:
     """The model to train, looked at with the pairs before torch is imported and a model is loaded.
 
@@ -144,9 +142,8 @@ def _show(report: RewardModelReport) -> None:
     )
     table = Table("sure by", "pairs", "mean confidence", "right", box=None, title=title)
     for one in report.bins:
-        table.add_row(
-            f"{one.low:.0%} to {one.high:.0%}", str(one.pairs), f"{one.confidence:.1%}", f"{one.accuracy:.1%}"
-        )
+        shares = f"{one.confidence:.1%}", f"{one.accuracy:.1%}"
+        table.add_row(f"{one.low:.0%} to {one.high:.0%}", str(one.pairs), *shares)
     Console(stderr=True).print(table)
 
 
@@ -188,22 +185,18 @@ def say(refused: Counter[str]) -> None:
 
 def no_pair(refused: Counter[str]) -> str:
     """Why a log made none, and what would help."""
-    for reason, _ in refused.most_common():
-        for symptom, advice in _JUDGES.items():
-            if symptom in reason:
-                return f"the log holds no preference pair: {advice}"
-    return (
-        "the log holds no preference pair: it needs a success and a failure of one task, or feedback;"
-        " nano-rl rollout --group-size 4 adds runs"
-    )
+    symptoms = ((symptom, reason) for reason, _ in refused.most_common() for symptom in _ADVICE)
+    found = next((symptom for symptom, reason in symptoms if symptom and symptom in reason), "")
+    return f"the log holds no preference pair: {_ADVICE[found]}"
 
 
-_JUDGES = {
+_ADVICE = {
     "judge_unparseable": "the judge's answers name no winner; a larger model would",
     "judge_injectable": "the judge prefers wrong work that tells it to; name a better one",
     "judge_": "the judge did not answer (see above); check --judge-url and --judge-model",
+    "": "it needs a success and a failure of one task, or feedback; nano-rl rollout --group-size 4 adds runs",
 }
-"""what a failure of the judge asks for, the particular ones first"""
+"""what a failure of the judge asks for, the particular ones first, and what helps without one"""
 
 
 def trained_tasks(pairs: Iterable[PairRows]) -> list[PairTask]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import Runtime
@@ -43,12 +44,10 @@ class Gate:
         return TESTS not in self.weights or (outcome is not None and outcome >= self.threshold)
 
     def counted(
-        self, outcome: float | None, scores: Mapping[str, float | None], *, step: float = 1.0
+        self, outcome: float | None, scores: Mapping[str, float | None], step: float = 1.0
     ) -> dict[str, float | None]:
-        """Part -> the value that counts, between 0 and 1; None for a part without a score.
-
-        `step` is the smallest difference between two compared outcomes, which bounds tie-breaks.
-        """
+        """Part -> the value that counts, between 0 and 1; None for a part without a score. `step` is the
+        smallest difference between two compared outcomes, which bounds tie-breaks."""
         is_open = self.is_open(outcome)
         scale = 1.0 if is_open else self._tie_scale(step)
         values: dict[str, float | None] = {}
@@ -103,8 +102,7 @@ class ComposedReward:
         return done
 
     def verdicts(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Verdict | None]:
-        """[G] composed verdicts of the rollouts of one task. Raises UsageError if a part gives NaN, infinity,
-        or a value outside 0 to 1."""
+        """[G] composed verdicts of one task's rollouts. Raises UsageError for a score outside 0 to 1."""
         if all(run.verdict is not None and self._is_complete(run.verdict) for run in runs):
             return [run.verdict for run in runs]
         outcomes = [self._outcome(run) for run in runs]
@@ -128,8 +126,7 @@ class ComposedReward:
         return [(weight, [of.get(name) for of in counted]) for name, weight in self.gate.weights.items()]
 
     def _is_complete(self, verdict: Verdict) -> bool:
-        """True if the verdict is from this reward and complete; one that lacks a judge's score is
-        recomputed."""
+        """Whether the verdict is this reward's; one that lacks a judge's score is computed again."""
         judged = verdict.reward is not None or outcome(verdict) is None
         return judged and verdict.grader == composed_grader(verdict.grader, self.recipe)
 
@@ -138,9 +135,8 @@ class ComposedReward:
         read = tests.outcome if isinstance(tests, Tests) else outcome
         value = None if _ours(run) else read(run.verdict)
         if value is not None and not 0 <= value <= 1:
-            raise UsageError(
-                f"run {run.id} has the outcome {value:g}, which is not between 0 and 1; grade it again"
-            )
+            wrong = f"run {run.id} has the outcome {value:g}, which is not between 0 and 1"
+            raise UsageError(f"{wrong}; grade it again")
         return value
 
     def _score(
@@ -154,20 +150,16 @@ class ComposedReward:
             if not _ours(run) and (o is not None or TESTS not in self.parts)
             if not part.costly or self.gate.is_open(o) or self.gate.tie_break > 0
         ]
-        given = self._given(name, [runs[i] for i in scored], runtime) if scored else []
+        given: Any = []
+        if some := [runs[i] for i in scored]:
+            named: Any = {"name": f"reward part {name}", "of": part, "error": UsageError}
+            given = call_extension(part.score, some, runtime, **named)
+        if not isinstance(given, Sequence) or len(given) != len(some):
+            raise UsageError(
+                f"reward part {name} must give a list with one score for each of {len(some)} runs"
+            )
         scores = dict(zip(scored, given, strict=True))
         return [checked(name, run, scores.get(i, SILENT)) for i, run in enumerate(runs)]
-
-    def _given(self, name: str, runs: Sequence[Trajectory], runtime: Runtime) -> Sequence[object]:
-        part = self.parts[name]
-        given = call_extension(
-            part.score, runs, runtime, name=f"reward part {name}", of=part, error=UsageError
-        )
-        if not isinstance(given, Sequence) or len(given) != len(runs):
-            raise UsageError(
-                f"reward part {name} must give a list with one score for each of {len(runs)} runs"
-            )
-        return given
 
     def probe(self, tasks: Sequence[Task]) -> ComposedReward:
         """Itself, once its parts were checked against the tasks. Raises UsageError or ConfigError."""
@@ -181,7 +173,7 @@ class ComposedReward:
         base = run.verdict
         if base is None and (TESTS in self.parts or _ours(run)):
             return None
-        counted = self.gate.counted(result, {n: s.value for n, s in scores.items()}, step=step)
+        counted = self.gate.counted(result, {n: s.value for n, s in scores.items()}, step)
         tampering = base.tampering if base else ()
         if run.task.is_control and result == 1.0 and not tampering:
             tampering = (Tampering(kind=IMPOSSIBLE, detail=f"control task {run.task.key!r} was passed"),)
@@ -196,19 +188,19 @@ class ComposedReward:
             reward, failure = None, missing
         else:
             reward = self.gate.total(counted)
-        components = _components(base, result, scores, tests=TESTS in self.parts, hacked=bool(tampering))
+        graded = TESTS in self.parts or base is not None
+        components: dict[str, float | None] = {TESTS: 0.0 if tampering else result} if graded else {}
+        for name, score in scores.items():
+            components |= {name: score.value, **{f"{name}.{key}": one for key, one in score.details.items()}}
         return Verdict(
-            reward=reward,
-            components=components,
+            reward=reward, components=components, tampering=tampering, failure_kind=failure,
             turn_rewards=self._turn_rewards(run, reward, counted, scores),
             checks=base.checks if base else {},
-            tampering=tampering,
-            failure_kind=failure,
             trust=base.trust if base is not None and TESTS in self.parts else Trust.JUDGE,
             grader=composed_grader(base.grader if base else "no grader", self.recipe),
             graded_hash=base.graded_hash if base else content_hash([run.diff, run.answer]),
             check_run=base.check_run if base else None,
-        )
+        )  # fmt: skip
 
     def _missing(self, result: float | None, scores: Mapping[str, Score]) -> str | None:
         """The failure kind if a part that counts has failed, or no part gave a score; else None."""
@@ -222,12 +214,9 @@ class ComposedReward:
         return None
 
     def _turn_rewards(
-        self,
-        run: Trajectory,
-        reward: float | None,
-        counted: Mapping[str, float | None],
+        self, run: Trajectory, reward: float | None, counted: Mapping[str, float | None],
         scores: Mapping[str, Score],
-    ) -> tuple[float, ...] | None:
+    ) -> tuple[float, ...] | None:  # fmt: skip
         """[T] the reward of each turn, with their sum equal to the reward; the rest is in the last turn."""
         parts = {n: s for n, s in scores.items() if s.turns and s.value}
         if reward is None or not run.turns or not any(s.turns for s in scores.values()):
@@ -244,16 +233,6 @@ class ComposedReward:
 
 def _ours(run: Trajectory) -> bool:
     return run.stop is None or run.stop.ours
-
-
-def _components(
-    base: Verdict | None, result: float | None, scores: Mapping[str, Score], *, tests: bool, hacked: bool
-) -> dict[str, float | None]:
-    components: dict[str, float | None] = {TESTS: 0.0 if hacked else result} if tests or base else {}
-    for name, score in scores.items():
-        components[name] = score.value
-        components |= {f"{name}.{detail}": value for detail, value in score.details.items()}
-    return components
 
 
 def checked(name: str, run: Trajectory, given: object) -> Score:
@@ -282,10 +261,8 @@ def checked(name: str, run: Trajectory, given: object) -> Score:
 def _between(name: str, run: Trajectory, value: object) -> float | None:
     given = read_number(value)
     if value is not None and not (given is not None and 0 <= given <= 1):
-        shown = value if given is None else given
-        raise UsageError(
-            f"reward part {name} gave {shown!r:.80} to run {run.id}; a score lies between 0 and 1"
-        )
+        gave = f"gave {value if given is None else given!r:.80} to run {run.id}"
+        raise UsageError(f"reward part {name} {gave}; a score lies between 0 and 1")
     return given
 
 

@@ -47,10 +47,8 @@ def reward_chain(trajectory: Trajectory, turn_rewards: Sequence[float]) -> Chain
     """Put the reward of each turn ([T]) on the last token sampled in that turn, or before it if it has none.
     Turns before the first trained token give no reward. Raises ValueError where the numbers of turns and
     rewards differ."""
-    if len(turn_rewards) != len(trajectory.turns):
-        raise ValueError(
-            f"run {trajectory.id!r} has {len(trajectory.turns)} turns and {len(turn_rewards)} turn rewards"
-        )
+    if (count := len(trajectory.turns)) != len(turn_rewards):
+        raise ValueError(f"run {trajectory.id!r} has {count} turns and {len(turn_rewards)} turn rewards")
     rows = to_samples(trajectory, 0.0)
     rewards = [[0.0] * len(row.ids) for row in rows]
     last_of_turn = {rows[r].turn_ids_T[t]: (r, t) for r, t in _places(rows)}
@@ -75,25 +73,18 @@ def _places(rows: Sequence[TrainSample]) -> list[tuple[int, int]]:
 def chain_gae(
     chain: Chain, values: Sequence[Sequence[float]], *, discount: float, lam: float
 ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
-    """[rows][L] advantages and returns; 0 on tokens that were not sampled. `values` are those of the state
-    before each token."""
+    """[rows][L] advantages and returns, 0 on context; `values` of the state before each token."""
     places = chain.places
-    advantages_N, returns_N = gae(
-        [chain.rewards[r][t] for r, t in places],
-        [values[r][t] for r, t in places],
-        discount=discount,
-        lam=lam,
-    )
-    return _spread(chain, places, advantages_N), _spread(chain, places, returns_N)
+    rewards_N, values_N = ([of[r][t] for r, t in places] for of in (chain.rewards, values))
+    advantages_N, returns_N = gae(rewards_N, values_N, discount=discount, lam=lam)
 
+    def spread(numbers: Sequence[float]) -> list[tuple[float, ...]]:
+        rows = [[0.0] * len(row.ids) for row in chain.rows]
+        for (r, t), number in zip(places, numbers, strict=True):
+            rows[r][t] = number
+        return [tuple(row) for row in rows]
 
-def _spread(
-    chain: Chain, places: Sequence[tuple[int, int]], numbers: Sequence[float]
-) -> list[tuple[float, ...]]:
-    rows = [[0.0] * len(row.ids) for row in chain.rows]
-    for (r, t), number in zip(places, numbers, strict=True):
-        rows[r][t] = number
-    return [tuple(row) for row in rows]
+    return spread(advantages_N), spread(returns_N)
 
 
 class ScalarModel(nn.Module):
@@ -119,8 +110,7 @@ class ScalarModel(nn.Module):
         return backbone(self.causal)
 
     def forward(self, ids_BT: Tensor, attention_BT: Tensor) -> Tensor:
-        """[B, T] float32 score of the state after each token; arbitrary in the padding, which is on the
-        right."""
+        """[B, T] float32 score of the state after each token; arbitrary in the padding on the right."""
         states_MH, node_BT = row_states(self.causal, ids_BT, attention_BT)
         worth_M: Tensor = self.head(states_MH.to(self.head.weight.dtype)).squeeze(-1)
         return worth_M[node_BT]
@@ -142,8 +132,7 @@ def scalar_model(policy: Any, *, lora_rank: int, seed: int, bias: bool) -> Scala
 
 
 def by_budget(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Row indices of micro-batches of at most `max_tokens` positions with padding, longest rows first; a
-    longer row gets one of its own."""
+    """Rows of micro-batches of at most `max_tokens` padded positions, longest first, one at least."""
     parts: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if not parts or (len(parts[-1]) + 1) * lengths[parts[-1][0]] > max_tokens:
@@ -186,15 +175,9 @@ class Critic:
     """A separate value model with its own optimizer; it may use twice the memory of the policy."""
 
     def __init__(
-        self,
-        policy: nn.Module,
-        *,
-        steps: int,
-        lora_rank: int,
-        max_tokens: int,
-        seed: int,
+        self, policy: nn.Module, *, steps: int, lora_rank: int, max_tokens: int, seed: int,
         terms: CriticTerms = CriticTerms(),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Start from a copy of the policy's weights. `steps` is the length of the learning-rate schedule,
         `max_tokens` the bound of a micro-batch. To resume, call `load_state_dict` afterwards."""
         self.terms = terms
@@ -238,27 +221,19 @@ class Critic:
         self, groups: Sequence[Group], turn_rewards: Sequence[Sequence[Sequence[float] | None]]
     ) -> list[list[StepRow]]:
         """[groups] the rows of each, given the reward of each turn; rollouts without one are left out."""
-        chains = [
-            [
-                reward_chain(run, rewards)
-                for run, rewards in zip(group.trajectories, of_group, strict=True)
-                if rewards is not None
-            ]
-            for group, of_group in zip(groups, turn_rewards, strict=True)
+        pairs = [
+            zip(group.trajectories, of, strict=True) for group, of in zip(groups, turn_rewards, strict=True)
         ]
+        chains = [[reward_chain(run, given) for run, given in of if given is not None] for of in pairs]
         rows = iter(self.rows([chain for of_group in chains for chain in of_group]))
         return [[row for _ in of_group for row in next(rows)] for of_group in chains]
 
     def update(self, critic_rows: Sequence[StepRow], *, ends_step: bool) -> dict[str, float]:
-        """One optimizer step on these rows. Raises GuardTripped, without changing the weights, if the loss or
-        the gradient is not finite."""
+        """One optimizer step. Raises GuardTripped, weights unchanged, if loss or gradient is not finite."""
         batches = self._batches(critic_rows)
         metrics = self._learner.update(batches, self._objective, _finite, ends_step=ends_step)
-        return {
-            "value_loss": metrics["loss"],
-            "value_clipped": metrics["value_clipped"],
-            "value_grad_norm": metrics["grad_norm"],
-        }
+        named = {"value_loss": "loss", "value_clipped": "value_clipped", "value_grad_norm": "grad_norm"}
+        return {ours: metrics[name] for ours, name in named.items()}
 
     def explained(self, rows: Sequence[StepRow]) -> dict[str, float]:
         return explained_variance(rows)
@@ -275,16 +250,12 @@ class Critic:
         for indices in self._split([row.sample for row in critic_rows]):
             rows = [critic_rows[i] for i in indices]
             ids_BT, attention_BT, mask_BT = self._inputs([row.sample for row in rows])
-            batches.append(
-                ValueBatch(
-                    ids_BT=ids_BT,
-                    attention_BT=attention_BT,
-                    mask_BT=mask_BT,
-                    returns_BT=padded([row.returns for row in rows], torch.float32).to(self._device),
-                    old_BT=padded([row.values for row in rows], torch.float32).to(self._device),
-                    num_tokens=count,
-                )
-            )
+            of_rows = [[row.returns for row in rows], [row.values for row in rows]]
+            returns_BT, old_BT = (padded(of, torch.float32).to(self._device) for of in of_rows)
+            batches.append(ValueBatch(
+                ids_BT=ids_BT, attention_BT=attention_BT, mask_BT=mask_BT, returns_BT=returns_BT,
+                old_BT=old_BT, num_tokens=count,
+            ))  # fmt: skip
         return batches
 
     def _split(self, samples: Sequence[TrainSample]) -> list[list[int]]:
@@ -298,13 +269,9 @@ class Critic:
         return ids_BT.to(self._device), attention_BT.to(self._device), mask_BT.to(self._device)
 
     def _objective(self, model: nn.Module, batch: ValueBatch) -> tuple[Tensor, dict[str, float]]:
-        values_N = value_of(model, batch.ids_BT, batch.attention_BT)[batch.mask_BT]
-        loss_N, clipped_N = value_loss(
-            values_N,
-            batch.returns_BT[batch.mask_BT],
-            batch.old_BT[batch.mask_BT],
-            clip=self.terms.value_clip,
-        )
+        values_BT = value_of(model, batch.ids_BT, batch.attention_BT)
+        values_N, returns_N, old_N = (of[batch.mask_BT] for of in (values_BT, batch.returns_BT, batch.old_BT))
+        loss_N, clipped_N = value_loss(values_N, returns_N, old_N, clip=self.terms.value_clip)
         loss = loss_N.sum() / max(batch.num_tokens, 1)
         sums = {"tokens": float(values_N.numel()), "value_clipped": clipped_N.double().sum().item()}
         return loss, {"loss": loss.item(), **sums}
@@ -325,8 +292,7 @@ def value_of(model: nn.Module, ids_BT: Tensor, attention_BT: Tensor) -> Tensor:
 def value_loss(
     values_N: Tensor, returns_N: Tensor, old_N: Tensor, *, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """[N] half the larger of plain and clipped squared error, and [N] True where the clipped one is
-    larger."""
+    """[N] half the larger squared error, plain or clipped, and [N] whether that is the clipped one."""
     plain_N = (values_N - returns_N).square()
     if clip is None:
         return plain_N / 2, torch.zeros_like(plain_N, dtype=torch.bool)
@@ -338,18 +304,13 @@ def value_loss(
 def explained_variance(rows: Sequence[StepRow]) -> dict[str, float]:
     """`value_mean`, `return_mean` and `value_explained` = 1 - Var(R - V) / Var(R), over sampled tokens, with
     the values at the start of the step. The last is absent if all returns are equal."""
-    pairs = [
-        (value, reached)
-        for row in rows
-        for value, reached, m in zip(row.values, row.returns, row.sample.mask, strict=True)
-        if m
-    ]
+    masked = (of for row in rows for of in zip(row.values, row.returns, row.sample.mask, strict=True))
+    pairs = [(value, reached) for value, reached, m in masked if m]
     if not pairs:
         return {}
-    metrics = {
-        "value_mean": math.fsum(v for v, _ in pairs) / len(pairs),
-        "return_mean": math.fsum(r for _, r in pairs) / len(pairs),
-    }
+    values, returns = zip(*pairs, strict=True)
+    count = len(pairs)
+    metrics = {"value_mean": math.fsum(values) / count, "return_mean": math.fsum(returns) / count}
     spread = _variance([r for _, r in pairs])
     if spread > 0:
         metrics["value_explained"] = 1 - _variance([r - v for v, r in pairs]) / spread

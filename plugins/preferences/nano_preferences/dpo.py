@@ -44,11 +44,9 @@ Scores = dict[str, float]
 def train_dpo(
     model: nn.Module, pairs: Sequence[PairRows], config: DpoConfig, folder: Path, on_step: OnStep
 ) -> int:
-    """Train in place, continuing from a state saved in `folder`. Returns the total of steps done.
-
-    Metrics, as means over the pairs of a step: `accuracy` (pairs with h > 0), `margin` (beta h), and
-    `chosen_logprob` and `rejected_logprob` per side.
-    """
+    """Train in place, continuing from a state saved in `folder`. Returns the total of steps done. Metrics, as
+    means over the pairs of a step: `accuracy` (pairs with h > 0), `margin` (beta h), and `chosen_logprob` and
+    `rejected_logprob` per side."""
     # the model holds the starting weights here; a resumed state is loaded afterwards
     reference = reference_scores(model, pairs, config)
 
@@ -91,10 +89,8 @@ def side_scores(logprobs_BT: Tensor, batch: Batch, *, mean: bool) -> dict[str, T
 
 
 def pair_batches(pairs: Sequence[PairRows], indices: Sequence[int], max_tokens: int) -> list[Batch]:
-    """Micro-batches with both sides of each of their pairs.
-
-    Row ids are the position in `indices` and the side: a step across two epochs may have a pair twice.
-    """
+    """Micro-batches with both sides of each of their pairs. Row ids are the position in `indices` and the
+    side: a step across two epochs may have a pair twice."""
     lengths = [max(len(row.ids) for row in _all(pairs[i])) * len(_all(pairs[i])) for i in indices]
     batches = []
     for part in by_budget(lengths, max_tokens):
@@ -113,7 +109,7 @@ class PairObjective:
     ) -> None:
         self._start = [reference[f"{i}{CHOSEN}"] - reference[f"{i}{REJECTED}"] for i in indices]
         self._config = config
-        self._pairs = len(indices)
+        self.count = len(indices)
         self._chosen_tokens = sum(row.num_action_tokens for i in indices for row in pairs[i].chosen)
         self._sums: Counter[str] = Counter()
 
@@ -125,12 +121,12 @@ class PairObjective:
         chosen_P = torch.stack([scores[n + CHOSEN] for n in numbers])
         rejected_P = torch.stack([scores[n + REJECTED] for n in numbers])
         margin_P = chosen_P - rejected_P - chosen_P.new_tensor([self._start[int(n)] for n in numbers])
-        loss = preference_loss(margin_P, config).sum() / self._pairs
-        self._count("loss_preference", loss * self._pairs)
+        loss = preference_loss(margin_P, config).sum() / self.count
+        self._count("loss_preference", loss * self.count)
         if config.lambda_sft > 0:
             imitated = torch.tensor([side.endswith(CHOSEN) for side in batch.run_ids])
             nll = -logprobs_BT[imitated.to(logprobs_BT.device)].sum() / self._chosen_tokens
-            self._count("loss_sft", config.lambda_sft * nll * self._pairs)
+            self._count("loss_sft", config.lambda_sft * nll * self.count)
             loss = loss + config.lambda_sft * nll
         self._count("accuracy", (margin_P > 0).sum())
         self._count("margin", config.beta * margin_P.sum())
@@ -138,14 +134,9 @@ class PairObjective:
         self._count("rejected_logprob", rejected_P.sum())
         return loss, {"loss": loss.item(), "tokens": float(batch.mask_BT.sum())}
 
-    @property
-    def count(self) -> int:
-        """Number of pairs of the step."""
-        return self._pairs
-
     def metrics(self) -> dict[str, float]:
         """Means over the pairs of the step."""
-        return {name: value / self._pairs for name, value in self._sums.items()}
+        return {name: value / self.count for name, value in self._sums.items()}
 
     def _count(self, name: str, value: Tensor) -> None:
         self._sums[name] += value.item()  # type: ignore[assignment]
@@ -208,20 +199,15 @@ class PreferencePart:
         if self.pairs is None:
             return {}
         seen = self.pairs.metrics()
-        return {
-            "preference_pairs": float(self.pairs.count),
-            "preference_accuracy": seen["accuracy"],
-            "preference_margin": seen["margin"],
-        }
+        named = {f"preference_{name}": seen[name] for name in ("accuracy", "margin")}
+        return {"preference_pairs": float(self.pairs.count), **named}
 
 
 def preference_term(
     model: nn.Module, opened: OpenedWeights, pairs: Sequence[PreferencePair], config: TrainConfig
 ) -> PreferenceTerm | None:
-    """The loss term of `logs.lambda_preference`; None if it is 0 or there are no pairs.
-
-    `model` must hold the starting weights of the training, also when it is resumed.
-    """
+    """The loss term of `logs.lambda_preference`; None if it is 0 or there are no pairs. `model` must hold the
+    starting weights of the training, also when it is resumed."""
     if config.logs.lambda_preference == 0 or not pairs:
         return None
     reader = reader_of(opened)
@@ -231,14 +217,12 @@ def preference_term(
     settings = DpoConfig(seed=config.seed, max_tokens=config.max_tokens)
     return PreferenceTerm(
         weight=config.logs.lambda_preference, pairs=rows, reference=reference_scores(model, rows, settings),
-        settings=settings,
-        batch=config.prompts_per_step,
+        settings=settings, batch=config.prompts_per_step,
     )  # fmt: skip
 
 
 def _rows(pair: PreferencePair, reader: RunEncoder) -> list[PairRows]:
-    """A pair as token rows: the logged tokens if they are this policy's, otherwise its encoded texts; empty
-    if it is longer than the context."""
+    """A pair as rows: this policy's logged tokens, else its texts; empty beyond the context."""
     try:
         return pair_rows([pair], reader)
     except UsageError:

@@ -43,13 +43,9 @@ class LogPairs:
 
 
 def log_pairs(
-    store: LogStore,
-    *,
-    sources: Collection[PairSource] = SOURCES,
-    per_task: int = 4,
-    seed: int = 0,
+    store: LogStore, *, sources: Collection[PairSource] = SOURCES, per_task: int = 4, seed: int = 0,
     scorers: Mapping[PairSource, RunScorer] | None = None,
-) -> LogPairs:
+) -> LogPairs:  # fmt: skip
     """Pairs of runs of one task under one template and profile; each names its source.
 
     Forks are paired with forks of the same step, whose inherited turns are their prompt. Damaged runs and
@@ -150,19 +146,15 @@ def _preferred(
 
 
 def _scored_pairs(
-    runs: Iterable[Trajectory],
-    worth: dict[str, float | None],
-    source: PairSource,
-    per_task: int,
-    seed: int,
-    refused: Counter[str],
-    blobs: BlobStore,
-) -> Iterator[PreferencePair]:
+    runs: Iterable[Trajectory], worth: dict[str, float | None], source: PairSource, per_task: int, seed: int,
+    refused: Counter[str], blobs: BlobStore,
+) -> Iterator[PreferencePair]:  # fmt: skip
     """Pairs by score. Graded, constitution: 1 against less than 1; otherwise above 0.5 against below 0.5."""
     passed = 1.0 if source in ("graded", "constitution") else 0.5
-    for key, members in _comparable(run for run in runs if worth.get(run.id) is not None).items():
-        good = [r for r in members if _number(worth, r) > 0.5 and _number(worth, r) >= passed]
-        bad = [r for r in members if _number(worth, r) < passed]
+    known = {run: value for run, value in worth.items() if value is not None}
+    for key, members in _comparable(run for run in runs if run.id in known).items():
+        good = [run for run in members if known[run.id] > 0.5 and known[run.id] >= passed]
+        bad = [run for run in members if known[run.id] < passed]
         if not (good and bad):
             refused[f"{source}: {ALONE if len(members) == 1 else ONE_SIDED}"] += len(members)
             continue
@@ -173,19 +165,12 @@ def _scored_pairs(
 
 
 def _comparable(runs: Iterable[Trajectory]) -> dict[tuple[object, ...], list[Trajectory]]:
-    """Groups of comparable runs: of one group key and task content, under one template and profile, and all
-    with tokens or all without."""
+    """Groups of one group key, task content, template and profile, all with tokens or none."""
     groups: dict[tuple[object, ...], list[Trajectory]] = defaultdict(list)
     for run in runs:
         under = (run.template_hash, run.profile_hash, run.has_tokens)
         groups[run.group_key, run.task.id, *under].append(run)
     return groups
-
-
-def _number(worth: dict[str, float | None], run: Trajectory) -> float:
-    value = worth[run.id]
-    assert value is not None  # `_opposed` has left the others out
-    return value
 
 
 def _pair(
@@ -231,18 +216,15 @@ def _exact(chosen: Trajectory, rejected: Trajectory) -> Exact | None:
     """The logged tokens of both runs, if both have tokens under one template."""
     if not (chosen.has_tokens and rejected.has_tokens and chosen.template_hash == rejected.template_hash):
         return None
-    sides = [
-        tuple(TokenRow(ids=row.ids, mask=row.mask) for row in to_samples(run, 1.0, imitation=True))
-        for run in (chosen, rejected)
-    ]
+    samples = (to_samples(run, 1.0, imitation=True) for run in (chosen, rejected))
+    sides = [tuple(TokenRow(ids=row.ids, mask=row.mask) for row in rows) for rows in samples]
     return Exact(template_hash=chosen.template_hash, chosen=sides[0], rejected=sides[1])
 
 
 def pairs_beside(
     stores: Sequence[LogStore], rest: set[str], usable: set[str], config: TrainConfig
 ) -> tuple[PreferencePair, ...]:
-    """Pairs for `logs.lambda_preference`: two outcomes of one task, at least one of them in `rest`,
-    both in `rest` or `usable`."""
+    """Pairs for `logs.lambda_preference`: outcomes of one task in `rest` or `usable`, one in `rest`."""
     if config.logs.lambda_preference == 0 or not rest:
         return ()
     found: dict[tuple[str | None, str | None], PreferencePair] = {}

@@ -113,8 +113,7 @@ class PairRows:
 
 
 def read_pairs(path: Path) -> list[PreferencePair]:
-    """All pairs of a JSON lines file. Raises UsageError with line and field of the first bad row, and for a
-    file without any."""
+    """The pairs of a JSON lines file, at least one. Raises UsageError with line and field."""
     pairs = [pair for _, pair in read_models(path, PreferencePair)]
     if not pairs:
         raise UsageError(f"{path} holds no preference pair; nano-rl preferences build writes some from a log")
@@ -127,10 +126,8 @@ def write_pairs(path: Path, pairs: Iterable[PreferencePair]) -> None:
 
 def pair_rows(pairs: Sequence[PreferencePair], reader: RunEncoder, source: str = "") -> list[PairRows]:
     """The pairs as token rows of one policy: logged tokens as they are, texts by its template; without those
-    that are longer than its context, which are said on stderr.
-
-    Raises UsageError for logged tokens of another template, profile or vocabulary, naming `source` and pair.
-    """
+    that are longer than its context, which are said on stderr. Raises UsageError for logged tokens of another
+    template, profile or vocabulary, naming `source` and pair."""
 
     def encode(numbered: tuple[int, PreferencePair]) -> PairRows:
         return _rows(f"{source}pair {numbered[0]}", numbered[1], reader)
@@ -142,12 +139,8 @@ def _rows(name: str, pair: PreferencePair, reader: RunEncoder) -> PairRows:
     key = pair.task or "\n".join(m.content for m in pair.prompt)
     names = (pair.chosen_run or f"{name} chosen", pair.rejected_run or f"{name} rejected")
     if pair.exact is None:
-        sides = [
-            _encoded(f"{name} {side}", pair.prompt, answer, reader, run)
-            for side, answer, run in zip(
-                ("chosen", "rejected"), (pair.chosen, pair.rejected), names, strict=True
-            )
-        ]
+        answers = zip(("chosen", "rejected"), (pair.chosen, pair.rejected), names, strict=True)
+        sides = [_encoded(f"{name} {side}", pair.prompt, said, reader, run) for side, said, run in answers]
     else:
         _refuse_foreign(name, pair, reader)
         exact = (pair.exact.chosen, pair.exact.rejected)
@@ -181,10 +174,8 @@ def _refuse_foreign(name: str, pair: PreferencePair, reader: RunEncoder) -> None
     rows = (*pair.exact.chosen, *pair.exact.rejected)
     texts = [m.content for m in (*pair.chosen, *pair.rejected) if m.role is Role.ASSISTANT]
     turns = [turn for row in rows for turn in _written(row, reader)]
-    vocabulary = reader.vocabulary or math.inf
-    if max(max(row.ids) for row in rows) >= vocabulary or not all(
-        any(turn.startswith(text) for turn in turns) for text in texts
-    ):
+    known = max(max(row.ids) for row in rows) < (reader.vocabulary or math.inf)
+    if not known or not all(any(turn.startswith(text) for turn in turns) for text in texts):
         raise UsageError(f"{name} holds tokens of another vocabulary than this policy's; {cure}")
 
 

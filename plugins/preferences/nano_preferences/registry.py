@@ -85,8 +85,7 @@ class UserFunction(Part):
             self._scores(runs, "a made-up completion, before the first rollout")
 
     def score(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Score]:
-        """Raises UsageError for what the function raises, and unless its result is one number between `low`
-        and `high` per rollout."""
+        """Raises UsageError for its errors, and unless it gives one number from `low` to `high` each."""
         try:
             return self._scores(runs, None)
         except TimeoutError:
@@ -101,13 +100,8 @@ class UserFunction(Part):
         assert self._function is not None  # `prepare` has loaded it
         taken = self._taken(runs[0].task)
         columns = {k: v for k, v in _columns(runs, messages=self.messages).items() if k in taken}
-        result = call_extension(
-            partial(self._function, **columns),
-            name=self.function,
-            of=_USERS,
-            error=UsageError,
-            seconds=self.deadline,
-        )
+        how: Any = {"of": _USERS, "error": UsageError, "seconds": self.deadline}
+        result = call_extension(partial(self._function, **columns), name=self.function, **how)
         values = list(result) if isinstance(result, Iterable) and not isinstance(result, str) else None
         if values is None or len(values) != len(runs):
             given = type(result).__name__ if values is None else f"{len(values)} values"
@@ -115,9 +109,8 @@ class UserFunction(Part):
                 f"{self.function} returned {given} for {len(runs)} completions;"
                 " it must return a list with one number for each"
             )
-        return [
-            Score(value=self._scaled(v, whose or f"run {r.id}")) for v, r in zip(values, runs, strict=True)
-        ]
+        pairs = zip(values, runs, strict=True)
+        return [Score(value=self._scaled(value, whose or f"run {run.id}")) for value, run in pairs]
 
     def _scaled(self, value: object, whose: str) -> float | None:
         if value is None:
@@ -155,9 +148,7 @@ _MADE_UP = ("I do not know.", "The answer is 4.")
 
 
 def load_function(path: str) -> tuple[Callable[..., Any], str | None]:
-    """The function of `module:function` or `path.py:function`, and the hash of its file.
-
-    Raises ConfigError."""
+    """The function of `module:name` or `path.py:name`, and its file's hash. Raises ConfigError."""
     found, source = find_in_module(path, _no_function)
     if not callable(found):
         raise ConfigError(f"{source} is {described(found)}, and no function")
@@ -203,18 +194,13 @@ def _columns(runs: Sequence[Trajectory], *, messages: bool) -> dict[str, list[An
         completions: list[Any] = [_conversation(run) for run in runs]
     else:
         prompts, completions = [run.task.prompt for run in runs], ["\n".join(parts) for parts in texts]
+    tokens = [[t.completion.tokens for t in run.turns if t.completion.tokens] for run in runs]
     columns: dict[str, list[Any]] = {
-        "prompts": prompts,
-        "completions": completions,
-        "completion_ids": [
-            [i for t in run.turns if t.completion.tokens for i in t.completion.tokens.sampled_ids]
-            for run in runs
-        ],
-        "tests": [outcome(run.verdict) for run in runs],
-        "submitted": [run.answer for run in runs],
+        "prompts": prompts, "completions": completions, "trajectories": list(runs),
+        "completion_ids": [[i for one in of for i in one.sampled_ids] for of in tokens],
+        "tests": [outcome(run.verdict) for run in runs], "submitted": [run.answer for run in runs],
         "diff": [run.diff for run in runs],
-        "trajectories": list(runs),
-    }
+    }  # fmt: skip
     columns |= {name: [getattr(r.task, name) for r in runs] for name in ("key", "level", "family", "view")}
     # one value for each rollout, which a function may change
     return columns | {n: [deepcopy(v) for _ in runs] for n, v in data_columns(runs[0].task).items()}
@@ -223,16 +209,13 @@ def _columns(runs: Sequence[Trajectory], *, messages: bool) -> dict[str, list[An
 def _made_up(task: Task, text: str) -> Trajectory:
     """A run of one turn that nobody sampled, graded as failed if the task has a check."""
     tokens = TurnTokens(context_ids=(0,), sampled_ids=(0,), logprobs=(0.0,))
-    completion = Completion(
-        text=text, finish=Finish.STOP, tokens=tokens, sampling=Sampling(), policy_id="made-up"
-    )
+    said: Any = {"text": text, "finish": Finish.STOP, "tokens": tokens, "policy_id": "made-up"}
+    completion = Completion(sampling=Sampling(), **said)
     turn = Turn(index=0, completion=completion, thought=text, parser="made-up", started=0.0, ended=0.0)
-    failed = Verdict(
-        reward=0.0, components={"tests": 0.0}, trust=Trust.NONE, grader="made-up", graded_hash=""
-    )
-    same = {
-        n: "made-up" for n in ("runtime_version", "profile", "profile_hash", "template_hash", "tools_hash")
-    }
+    graded_by: Any = {"trust": Trust.NONE, "grader": "made-up", "graded_hash": ""}
+    failed = Verdict(reward=0.0, components={"tests": 0.0}, **graded_by)
+    names = ("runtime_version", "profile", "profile_hash", "template_hash", "tools_hash")
+    same = dict.fromkeys(names, "made-up")
     graded = task.hidden is not None or task.check is not None
     return Trajectory(
         id=new_run_id(), task=task, turns=(turn,), stop=StopReason.FINISHED, answer=text, policy="made-up",
@@ -241,11 +224,10 @@ def _made_up(task: Task, text: str) -> Trajectory:
 
 
 def _conversation(run: Trajectory) -> list[dict[str, str]]:
-    rows = []
-    for turn in run.turns:
-        rows.append({"role": "assistant", "content": turn.completion.text})
-        rows += [{"role": "tool", "content": o.text} for o in turn.observations]
-    return rows
+    said = [
+        (("assistant", t.completion.text), *(("tool", o.text) for o in t.observations)) for t in run.turns
+    ]
+    return [{"role": role, "content": text} for of_turn in said for role, text in of_turn]
 
 
 GROUP = "nano.rewards"
@@ -259,13 +241,14 @@ def code_of(part: Part) -> str | None:
 def open_part(name: str, settings: Mapping[str, Any]) -> Part:
     """The part of that name with its settings. Raises ConfigError for unknown names and invalid settings."""
     kind = part_kind(name)
-    return _parsed(kind, name, {"function": name, **settings} if kind is UserFunction else settings)
+    try:
+        return parse_config(kind, {"function": name, **settings} if kind is UserFunction else settings)
+    except ConfigError as problem:
+        raise ConfigError(f"reward part {name}: {problem}") from None
 
 
 def part_kind(name: str) -> type[Part]:
-    """The class of the part of that name, or of `path.py:name`, where a function is one too.
-
-    Raises ConfigError for an unknown one."""
+    """The class of a part of that name, or `path.py:name`, functions too. Raises ConfigError."""
     if is_reference(name):
         value, _ = find_in_module(name, lambda it: _no_function(it) and _no_part(it))
         if callable(value) and not isinstance(value, type):
@@ -288,21 +271,12 @@ def _no_part(value: object) -> str | None:
     return f"has a method that {wrong}" if wrong else None
 
 
-def _parsed(kind: type[Part], name: str, settings: Mapping[str, Any]) -> Part:
-    try:
-        return parse_config(kind, settings)
-    except ConfigError as problem:
-        raise ConfigError(f"reward part {name}: {problem}") from None
-
-
 SUFFIXES = (".toml", ".json", ".yaml", ".yml")
 
 
 def parse_reward(text: str) -> RewardConfig:
-    """The reward config of `part=weight,part:argument=weight,...`, or of a .toml, .json or .yaml file.
-
-    Raises UsageError for any other text, ConfigError for invalid settings.
-    """
+    """The reward config of `part=weight,part:argument=weight,...`, or of a .toml, .json or .yaml file. Raises
+    UsageError for any other text, ConfigError for invalid settings."""
     if text.endswith(SUFFIXES) and "=" not in text:
         return parse_config(RewardConfig, read_data(Path(text)))
     parts: dict[str, dict[str, Any]] = {}
@@ -376,8 +350,7 @@ def _argument(name: str) -> tuple[str, dict[str, str]]:
 
 
 def open_reward(config: RewardConfig) -> ComposedReward:
-    """The reward of a config. Raises ConfigError for an unknown part or setting, and for shaping parts
-    without `tests`."""
+    """The reward of a config. Raises ConfigError, also for shaping parts without `tests`."""
     parts = {name: open_part(name, settings) for name, settings in config.parts.items()}
     for name, part in parts.items():
         try:

@@ -38,23 +38,12 @@ MAX_TOKENS = 8192
 
 
 def save_reward_model(
-    target: Path,
-    model: ScalarModel,
-    opened: OpenedWeights,
-    *,
-    parent: str,
-    config: Config,
-    steps: int,
-    run_ids: Iterable[str],
-    tasks: Iterable[Listed] = (),
-    report: RewardModelReport,
-    page: str | None = None,
-) -> Manifest:
-    """Write a reward model atomically, with its adapter merged; `page` is its calibration page (HTML).
-
-    Raises CheckpointError where the target exists or the disk is full, UsageError for an architecture that
-    transformers has no classifier for.
-    """
+    target: Path, model: ScalarModel, opened: OpenedWeights, *, parent: str, config: Config, steps: int,
+    run_ids: Iterable[str], tasks: Iterable[Listed] = (), report: RewardModelReport, page: str | None = None,
+) -> Manifest:  # fmt: skip
+    """Write a reward model atomically, with its adapter merged; `page` is its calibration page (HTML). Raises
+    CheckpointError where the target exists or the disk is full, UsageError for an architecture that
+    transformers has no classifier for."""
     classifier = _classifier(model, opened)
     with atomic_checkpoint(target) as folder, quiet_transformers():
         classifier.save_pretrained(folder)
@@ -81,18 +70,15 @@ class SavedRewardModel:
     @torch.no_grad()
     def __call__(self, runs: Sequence[Trajectory], blobs: BlobStore | None = None) -> list[float]:
         """[G] the score of each run: log-odds up to a constant; -inf for a run without turns. Of runs longer
-        than the context only the last tokens are read.
-
-        `blobs` are the log's, which know the directories that text-only runs began in (`run_messages`).
-        Raises UsageError for a run of another template or vocabulary, LogError if a directory is missing.
-        """
+        than the context only the last tokens are read. `blobs` are the log's, which know the directories that
+        text-only runs began in (`run_messages`). Raises UsageError for a run of another template or
+        vocabulary, LogError if a directory is missing."""
         scores = [-float("inf")] * len(runs)
         written = [i for i, run in enumerate(runs) if run.turns]
         rows = [self._row(runs[i], blobs)[-self._context_limit :] for i in written]
         for part in by_budget([len(row) for row in rows], MAX_TOKENS):
-            for index, score in zip(
-                part, row_scores(self.model, [rows[p] for p in part]).tolist(), strict=True
-            ):
+            found = row_scores(self.model, [rows[p] for p in part]).tolist()
+            for index, score in zip(part, found, strict=True):
                 scores[written[index]] = score
         return scores
 
@@ -106,8 +92,7 @@ class SavedRewardModel:
 
 
 def open_reward_model(name: str) -> SavedRewardModel | None:
-    """The reward model of a checkpoint; None for a policy checkpoint. Raises CheckpointError if it is missing
-    or damaged."""
+    """The reward model of a checkpoint; None for a policy. Raises CheckpointError."""
     folder = resolve_checkpoint(name)
     manifest = read_checkpoint(folder)
     if manifest.kind != KIND:

@@ -56,21 +56,15 @@ class RewardModelReport:
     bins: tuple[Bin, ...]
 
     def metrics(self) -> dict[str, float]:
-        return {
-            "held_out_pairs": float(self.pairs),
-            "held_out_accuracy": self.accuracy,
-            "held_out_log_loss": self.log_loss,
-            "held_out_calibration_error": self.calibration_error,
-        }
+        names = ("pairs", "accuracy", "log_loss", "calibration_error")
+        return {f"held_out_{name}": float(getattr(self, name)) for name in names}
 
 
 def train_reward_model(
     model: ScalarModel, pairs: Sequence[PairRows], config: RewardModelConfig, folder: Path, on_step: OnStep
 ) -> int:
-    """Train in place, continuing from a state saved in `folder`. Returns the total of steps done.
-
-    Each step reports `accuracy` and `margin`, means over its pairs.
-    """
+    """Train in place, continuing from a state saved in `folder`. Returns the total of steps done. Each step
+    reports `accuracy` and `margin`, means over its pairs."""
 
     def do_step(learner: Learner, indices: Sequence[int]) -> dict[str, float]:
         chosen = [pairs[i] for i in indices]
@@ -84,13 +78,8 @@ def train_reward_model(
 
         values = learner.update(_parts(chosen, config.max_tokens), objective, usual_guards)
         seen = sum(len(row.ids) for pair in chosen for row in (pair.chosen[-1], pair.rejected[-1]))
-        accuracy = sum(m > 0 for m in margins) / len(margins)
-        return {
-            **values,
-            "accuracy": accuracy,
-            "margin": math.fsum(margins) / len(margins),
-            "seen": float(seen),
-        }
+        accuracy, margin = sum(m > 0 for m in margins) / len(margins), math.fsum(margins) / len(margins)
+        return {**values, "accuracy": accuracy, "margin": margin, "seen": float(seen)}
 
     rows = [(*pair.chosen, *pair.rejected) for pair in pairs]
     return train_rows(model, rows, config, folder, on_step, do_step)
@@ -124,21 +113,16 @@ def measure(model: nn.Module, pairs: Sequence[PairRows], *, max_tokens: int) -> 
     if not pairs:
         raise ValueError("no pair to measure on")
     margins = [m for part in _parts(pairs, max_tokens) for m in pair_margins(model, part).tolist()]
-    bins = _bins(margins)
+    bins, losses = _bins(margins), bradley_terry(torch.tensor(margins, dtype=torch.float64)).tolist()
+    error = sum(b.pairs * abs(b.confidence - b.accuracy) for b in bins) / len(margins)
     return RewardModelReport(
-        pairs=len(margins),
-        accuracy=_accuracy(margins),
-        log_loss=math.fsum(bradley_terry(torch.tensor(margins, dtype=torch.float64)).tolist()) / len(margins),
-        calibration_error=sum(b.pairs * abs(b.confidence - b.accuracy) for b in bins) / len(margins),
-        bins=bins,
-    )
+        pairs=len(margins), accuracy=_accuracy(margins), log_loss=math.fsum(losses) / len(margins),
+        calibration_error=error, bins=bins,
+    )  # fmt: skip
 
 
 def held_out(pairs: Sequence[PairRows], share: float, seed: int) -> tuple[list[PairRows], list[PairRows]]:
-    """(training pairs, held-out pairs), split by task or prompt.
-
-    Raises UsageError if all pairs have one prompt.
-    """
+    """(training pairs, held-out pairs), split by prompt. Raises UsageError for a single prompt."""
     keys = sorted({pair.prompt_key for pair in pairs})
     if len(keys) < 2:
         raise UsageError(
@@ -164,15 +148,12 @@ def _bins(margins: Sequence[float]) -> tuple[Bin, ...]:
         sure[min(int((confidence - 0.5) / width), BINS - 1)].append((confidence, margin))
     return tuple(
         Bin(
-            low=0.5 + i * width,
-            high=0.5 + (i + 1) * width,
-            pairs=len(members),
+            low=0.5 + i * width, high=0.5 + (i + 1) * width, pairs=len(members),
             confidence=math.fsum(c for c, _ in members) / len(members),
             accuracy=_accuracy([m for _, m in members]),
         )
-        for i, members in enumerate(sure)
-        if members
-    )
+        for i, members in enumerate(sure) if members
+    )  # fmt: skip
 
 
 def _accuracy(margins: Sequence[float]) -> float:

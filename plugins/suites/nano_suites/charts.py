@@ -74,13 +74,10 @@ def _areas(values: Values, rng: random.Random) -> tuple[str, Values]:
 
 
 CHARTS: dict[str, tuple[str, Callable[[Values, random.Random], tuple[str, Values]]]] = {
-    "bars": ("the value of", _bars),
-    "columns": ("the value of", _columns),
-    "points": ("the value of", _points),
-    "table": ("the number of units of", _table),
-    "timeline": ("the number of days of", _timeline),
-    "areas": ("the number of cells of", _areas),
-}
+    "bars": ("the value of", _bars), "columns": ("the value of", _columns),
+    "points": ("the value of", _points), "table": ("the number of units of", _table),
+    "timeline": ("the number of days of", _timeline), "areas": ("the number of cells of", _areas),
+}  # fmt: skip
 ROWS = (3, 5, 7, 9)
 """values in the chart of each level"""
 

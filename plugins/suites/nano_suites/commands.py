@@ -45,12 +45,9 @@ def make(
     chosen = parse_levels(levels) if levels else _usual_levels(supply)
     levels = levels or f"{chosen[0]}-{chosen[-1]}"
     drawn = draw_tasks(
-        suite=suite,
-        levels=chosen,
-        seed=seed,
-        split=split,
+        suite=suite, levels=chosen, seed=seed, split=split,
         views=tuple(view for named in views or () for view in named.split(",")),
-    )
+    )  # fmt: skip
     name = supply.name if is_reference(suite) else suite
     target = out or Path(f"{name}-{levels}-{split}-{seed}.jsonl")
     refuse_unwritable(target)

@@ -49,10 +49,8 @@ class _CellRecord:
 
 @dataclass(slots=True)
 class Curriculum:
-    """Draws tasks from a pool, by the recorded results of earlier groups.
-
-    Raises UsageError for an empty pool, and for a task without a level.
-    """
+    """Draws tasks from a pool, by the recorded results of earlier groups. Raises UsageError for an empty
+    pool, and for a task without a level."""
 
     tasks: Sequence[Task]
     seed: int = 0
@@ -81,8 +79,7 @@ class Curriculum:
         return [cell for cell in self._cells if cell[0] <= self.open_level]
 
     def weights(self) -> dict[Cell, float]:
-        """Sampling weight of each open cell: 1 without an estimate, 4p(1 - p) in the band, FLOOR
-        outside."""
+        """Sampling weight of each open cell: 1 without an estimate, 4p(1 - p) in the band, FLOOR outside."""
         return {cell: self._weight(self._records[cell]) for cell in self.open_cells}
 
     def _weight(self, record: _CellRecord) -> float:
@@ -94,8 +91,7 @@ class Curriculum:
         return max(FLOOR, 4 * rate * (1 - rate))
 
     def draw(self, step: int, count: int, *, taken: Collection[str] = ()) -> list[Task]:
-        """`count` different tasks for one step, none with a key in `taken`; fewer if the open cells have no
-        more."""
+        """`count` different tasks of one step, none with a key in `taken`; fewer if no more are open."""
         rng = Random(f"curriculum {self.seed} {step}" + (f" {len(taken)}" if taken else ""))
         weights = self.weights()
         seen = set(taken)
@@ -151,8 +147,7 @@ class Curriculum:
             self.open_level = self.levels[at - 1]
 
     def metrics(self) -> dict[str, float]:
-        """`curriculum_level`: the highest open level; `curriculum_in_band`: share of open cells in the
-        band."""
+        """`curriculum_level`, the highest open one, and `curriculum_in_band`, the share of open cells."""
         rates = [r for cell in self.open_cells if (r := self._records[cell].rate) is not None]
         inside = [r for r in rates if LOW <= r <= HIGH]
         return {

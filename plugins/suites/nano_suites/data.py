@@ -12,7 +12,20 @@ from typing import Any
 
 from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.hidden_checks import StateCheck
-from nano_suites.family import CITIES, NAMES, TEAMS, Family, act, answered, left, view
+from nano_suites.family import (
+    CITIES,
+    NAMES,
+    TEAMS,
+    Draw,
+    Family,
+    act,
+    answered,
+    draw_gaps,
+    filled,
+    left,
+    said,
+    view,
+)
 
 Person = dict[str, Any]
 NUMBERS = ("age", "points")
@@ -64,121 +77,66 @@ _INTEGERS = "".join(f"    r[{field!r}] = int(r[{field!r}])\n" for field in NUMBE
 # ----------------------------------------------------------------------------------------------- level 2
 
 
-def _city(rng: random.Random, people: list[Person]) -> tuple[str, str]:
-    city = rng.choice(people)["city"]
-    return (
-        f"keep only the records whose city is {city}",
-        f"out = [r for r in rows if r['city'] == {city!r}]\n",
-    )
-
-
-def _above(rng: random.Random, people: list[Person]) -> tuple[str, str]:
-    n = sorted(p["points"] for p in people)[len(people) // 2]
-    return (
-        f"keep only the records with more than {n} points",
-        f"out = [r for r in rows if r['points'] > {n}]\n",
-    )
-
-
-def _columns(rng: random.Random, people: list[Person]) -> tuple[str, str]:
-    some = rng.sample(("name", "age", "city", "team", "points"), 2)
-    keep = f"out = [{{k: r[k] for k in {some!r}}} for r in rows]\n"
-    return f"keep only the fields {some[0]} and {some[1]}, in this order", keep
-
-
-def _rename(rng: random.Random, people: list[Person]) -> tuple[str, str]:
-    old, new = rng.choice(("age", "city", "team", "points")), rng.choice(("value", "entry", "item"))
-    code = f"out = [{{({new!r} if k == {old!r} else k): v for k, v in r.items()}} for r in rows]\n"
-    return f"rename the field {old} to {new}", code
-
-
-def _add(rng: random.Random, people: list[Person]) -> tuple[str, str]:
-    n = rng.randint(2, 9)
-    code = f"out = [{{**r, 'bonus': r['points'] * {n}}} for r in rows]\n"
-    return f"add a last field bonus, which is {n} times the points", code
-
-
-def _top(rng: random.Random, people: list[Person]) -> tuple[str, str]:
-    n = rng.randint(2, 4)
-    code = f"out = sorted(rows, key=lambda r: -r['points'])[:{n}]\n"
-    return f"keep only the {n} records with the most points, those with more points first", code
-
-
+_CITY: Draw = lambda rng, people: rng.choice(people)["city"]  # noqa: E731
 TRANSFORMS: dict[str, Transformation] = {
-    "convert": lambda rng, people: ("keep all records as they are", "out = rows\n"),
-    "by_name": lambda rng, people: (
-        "sort the records by name", "out = sorted(rows, key=lambda r: r['name'])\n"
-    ),
-    "by_age": lambda rng, people: (
-        "sort the records by age, youngest first", "out = sorted(rows, key=lambda r: r['age'])\n"
-    ),
-    "reverse": lambda rng, people: ("reverse the order of the records", "out = rows[::-1]\n"),
-    "city": _city, "above": _above, "columns": _columns, "rename": _rename, "add": _add, "top": _top,
+    "convert": said("keep all records as they are", "out = rows\n"),
+    "by_name": said("sort the records by name", "out = sorted(rows, key=lambda r: r['name'])\n"),
+    "by_age": said("sort the records by age, youngest first", "out = sorted(rows, key=lambda r: r['age'])\n"),
+    "reverse": said("reverse the order of the records", "out = rows[::-1]\n"),
+    "city": said("keep only the records whose city is {x}", "out = [r for r in rows if r['city'] == {x!r}]\n", _CITY),
+    "above": said("keep only the records with more than {x} points", "out = [r for r in rows if r['points'] > {x}]\n",
+                  lambda rng, people: sorted(p["points"] for p in people)[len(people) // 2]),
+    "columns": said("keep only the fields {x} and {y}, in this order", "out = [{k: r[k] for k in [{x!r}, {y!r}]} for r in rows]\n",
+                    lambda rng, people: tuple(rng.sample(("name", "age", "city", "team", "points"), 2))),
+    "rename": said("rename the field {x} to {y}", "out = [{({y!r} if k == {x!r} else k): v for k, v in r.items()} for r in rows]\n",
+                   lambda rng, people: (rng.choice(("age", "city", "team", "points")), rng.choice(("value", "entry", "item")))),
+    "add": said("add a last field bonus, which is {x} times the points", "out = [{**r, 'bonus': r['points'] * {x}} for r in rows]\n",
+                lambda rng, people: rng.randint(2, 9)),
+    "top": said("keep only the {x} records with the most points, those with more points first",
+                "out = sorted(rows, key=lambda r: -r['points'])[:{x}]\n", lambda rng, people: rng.randint(2, 4)),
 }  # fmt: skip
 
 
 def transform(of: Transformation, source: str, target: str, rng: random.Random) -> Made:
     """One change, from one form into the other."""
     people = draw_people(rng, rng.randint(5, 10))
-    said, code = of(rng, people)
-    return _task(rng, said, f"for r in rows:\n{_INTEGERS}{code}", {f"people.{source}": people}, target)
+    words, code = of(rng, people)
+    return _task(rng, words, f"for r in rows:\n{_INTEGERS}{code}", {f"people.{source}": people}, target)
 
 
 # ----------------------------------------------------------------------------------------------- level 3
 
 
-def _spaces(rng: random.Random, people: list[Person]) -> tuple[str, str]:
+def _pad(rng: random.Random, people: list[Person]) -> None:
     for person in rng.sample(people, 3):
         person["name"], person["city"] = f"  {person['name']}", f"{person['city'].upper()} "
-    code = (
-        "for r in rows:\n    r['name'] = r['name'].strip()\n"
-        "    r['city'] = r['city'].strip().title()\nout = rows\n"
-    )
-    return "strip blanks around names and cities, and write cities with one capital, as in Lima", code
 
 
-def _doubles(rng: random.Random, people: list[Person]) -> tuple[str, str]:
-    people += [dict(person) for person in rng.sample(people, 3)]
-    code = "out = []\nfor r in rows:\n    if r not in out:\n        out.append(r)\n"
-    return "drop every record that is the same as an earlier one", code
-
-
-def _missing(rng: random.Random, people: list[Person]) -> tuple[str, str]:
+def _forget(rng: random.Random, people: list[Person]) -> None:
     for person in rng.sample(people, 3):
         person["city"] = ""
-    return "drop the records without a city", "out = [r for r in rows if r['city']]\n"
-
-
-def _filled(rng: random.Random, people: list[Person]) -> tuple[str, str]:
-    for person in rng.sample(people, 3):
-        person["city"] = ""
-    city = rng.choice(CITIES)
-    return (
-        f"put {city} wherever the city is missing",
-        f"for r in rows:\n    r['city'] = r['city'] or {city!r}\nout = rows\n",
-    )
 
 
 def _grouped(key: str, words: str, code: str) -> Transformation:
-    def change(rng: random.Random, people: list[Person]) -> tuple[str, str]:
-        said = f"make one record for each {key}, in alphabetical order, with the fields {key} and {words}"
-        lines = (
-            f"groups = {{}}\nfor r in rows:\n    groups.setdefault(r[{key!r}], []).append(r)\n"
-            f"out = [{{{key!r}: k, {code}}} for k, g in sorted(groups.items())]\n"
-        )
-        return said, lines
-
-    return change
+    return said(
+        f"make one record for each {key}, in alphabetical order, with the fields {key} and {words}",
+        f"groups = {{}}\nfor r in rows:\n    groups.setdefault(r[{key!r}], []).append(r)\n"
+        f"out = [{{{key!r}: k, {code}}} for k, g in sorted(groups.items())]\n",
+    )
 
 
 CLEANINGS: dict[str, Transformation] = {
-    "spaces": _spaces, "doubles": _doubles, "missing": _missing, "filled": _filled,
+    "spaces": said("strip blanks around names and cities, and write cities with one capital, as in Lima",
+                   "for r in rows:\n    r['name'] = r['name'].strip()\n    r['city'] = r['city'].strip().title()\nout = rows\n", _pad),
+    "doubles": said("drop every record that is the same as an earlier one", "out = []\nfor r in rows:\n    if r not in out:\n        out.append(r)\n",
+                    lambda rng, people: people.extend([dict(person) for person in rng.sample(people, 3)])),
+    "missing": said("drop the records without a city", "out = [r for r in rows if r['city']]\n", _forget),
+    "filled": said("put {y} wherever the city is missing", "for r in rows:\n    r['city'] = r['city'] or {y!r}\nout = rows\n",
+                   _forget, lambda rng, people: rng.choice(CITIES)),
     "city_count": _grouped("city", "count, the number of its people", "'count': len(g)"),
     "team_sum": _grouped("team", "total, the sum of their points", "'total': sum(r['points'] for r in g)"),
     "city_max": _grouped("city", "best, their highest points", "'best': max(r['points'] for r in g)"),
-    "team_oldest": _grouped(
-        "team", "oldest, the name of the oldest", "'oldest': max(g, key=lambda r: r['age'])['name']"
-    ),
+    "team_oldest": _grouped("team", "oldest, the name of the oldest", "'oldest': max(g, key=lambda r: r['age'])['name']"),
 }  # fmt: skip
 
 
@@ -186,21 +144,17 @@ def clean(of: Transformation, form: str, rng: random.Random) -> Made:
     """A file is joined with a list of excuses (those named in it are left out), and then changed."""
     people = draw_people(rng, rng.randint(8, 14))
     gone = [{"name": person["name"]} for person in rng.sample(people, 2)]
-    said, code = of(rng, people)
-    target = rng.choice(("csv", "json"))
+    words, code = of(rng, people)
+    target, other = rng.choice(("csv", "json")), "json" if form == "csv" else "csv"
     code = (
         f"for r in rows:\n{_INTEGERS}gone = [r['name'] for r in absent]\n"
         f"rows = [r for r in rows if r['name'].strip() not in gone]\n{code}"
     )
-    said = f"leave out the people named in absent.{_other(form)}; then {said}"
-    return _task(rng, said, code, {f"people.{form}": people, f"absent.{_other(form)}": gone}, target)
+    words = f"leave out the people named in absent.{other}; then {words}"
+    return _task(rng, words, code, {f"people.{form}": people, f"absent.{other}": gone}, target)
 
 
-def _other(form: str) -> str:
-    return "json" if form == "csv" else "csv"
-
-
-def _task(rng: random.Random, said: str, code: str, tables: dict[str, list[Person]], target: str) -> Made:
+def _task(rng: random.Random, words: str, code: str, tables: dict[str, list[Person]], target: str) -> Made:
     """The first of the tables is changed, and the result is written to a file of its own."""
     files = {path: written(table, path.split(".")[1]) for path, table in tables.items()}
     names = dict(zip(("rows", "absent"), files, strict=False))
@@ -208,13 +162,11 @@ def _task(rng: random.Random, said: str, code: str, tables: dict[str, list[Perso
     values: dict[str, Any] = {name: [dict(record) for record in tables[path]] for name, path in names.items()}
     exec(code, values)  # our own text, from the tables above
     expected = values["out"]
-    if target == "json":
-        check = StateCheck(kind="json", path=out, expected=expected)
-    else:
-        rows = list(csv.reader(io.StringIO(written(expected, "csv"))))
-        check = StateCheck(kind="csv", path=out, expected=rows)
-    form = "a list of objects, numbers as numbers" if target == "json" else "with a header"
-    prompt = f"From {next(iter(files))}, {said}. Write the result to {out} ({form})."
+    form = "a list of objects, numbers as numbers"
+    if target == "csv":
+        form, expected = "with a header", list(csv.reader(io.StringIO(written(expected, "csv"))))
+    check = StateCheck.model_validate({"kind": target, "path": out, "expected": expected})
+    prompt = f"From {next(iter(files))}, {words}. Write the result to {out} ({form})."
     reading = "".join(read_source(name, path) for name, path in names.items())
     unchanged = [StateCheck(kind="text", path=path, expected=text) for path, text in files.items()]
     looks = [act("read_file", path=path) for path in files]
@@ -229,52 +181,28 @@ FORMATS = ("csv", "json")
 # ------------------------------------------------------------------------- level 0: read one small file
 
 
-def _person(rng: random.Random, people: list[Person]) -> tuple[str, Any]:
-    one, field = rng.choice(people), rng.choice(("age", "city", "team", "points"))
-    return f"What is the {field} of {one['name']}?", one[field]
-
-
-def _first(rng: random.Random, people: list[Person]) -> tuple[str, Any]:
-    field = rng.choice(("name", "city", "team"))
-    return f"What is the {field} in the first record?", people[0][field]
-
-
-def _last(rng: random.Random, people: list[Person]) -> tuple[str, Any]:
-    field = rng.choice(("name", "city", "team"))
-    return f"What is the {field} in the last record?", people[-1][field]
-
-
-def _oldest(rng: random.Random, people: list[Person]) -> tuple[str, Any]:
-    return "Who is the oldest? Submit the name.", max(people, key=lambda p: p["age"])["name"]
-
-
-def _having(rng: random.Random, people: list[Person]) -> tuple[str, Any]:
-    points = rng.choice(people)["points"]
-    return f"Who has {points} points? Submit the name.", next(
-        p["name"] for p in people if p["points"] == points
-    )
-
-
-def _records(rng: random.Random, people: list[Person]) -> tuple[str, Any]:
-    return "How many records are there?", len(people)
-
-
-def _before(rng: random.Random, people: list[Person]) -> tuple[str, Any]:
-    at = rng.randrange(1, len(people))
-    return f"Whose record stands just before that of {people[at]['name']}?", people[at - 1]["name"]
-
-
-TableQuestion = Callable[[random.Random, list[Person]], tuple[str, Any]]
+_FIELD: Draw = lambda rng, people: rng.choice(("name", "city", "team"))  # noqa: E731
+TableQuestion = tuple[str, Callable[..., Any], tuple[Draw, ...]]
+"""question, answer from the people and the drawn values, the draws"""
 READING: dict[str, TableQuestion] = {
-    "person": _person, "first": _first, "last": _last, "oldest": _oldest, "having": _having,
-    "records": _records, "before": _before,
+    "person": ("What is the {y} of {x}?", lambda people, x, y: next(p for p in people if p["name"] == x)[y],
+               (lambda rng, people: (rng.choice(people)["name"], rng.choice(("age", "city", "team", "points"))),)),
+    "first": ("What is the {x} in the first record?", lambda people, x: people[0][x], (_FIELD,)),
+    "last": ("What is the {x} in the last record?", lambda people, x: people[-1][x], (_FIELD,)),
+    "oldest": ("Who is the oldest? Submit the name.", lambda people: max(people, key=lambda p: p["age"])["name"], ()),
+    "having": ("Who has {x} points? Submit the name.", lambda people, x: next(p["name"] for p in people if p["points"] == x),
+               (lambda rng, people: rng.choice(people)["points"],)),
+    "records": ("How many records are there?", len, ()),
+    "before": ("Whose record stands just before that of {x}?", lambda people, x, y: y,
+               (lambda rng, people: (lambda at: (people[at]["name"], people[at - 1]["name"]))(rng.randrange(1, len(people))),)),
 }  # fmt: skip
 
 
 def _read(of: TableQuestion, form: str, rng: random.Random) -> Made:
     people = draw_people(rng, rng.randint(3, 7))
-    question, answer = of(rng, people)
-    path = f"people.{form}"
+    question, answer_of, draws = of
+    gaps = draw_gaps(draws, rng, people)
+    question, answer, path = filled(question, gaps), answer_of(people, *gaps.values()), f"people.{form}"
     return answered(
         f"Look into {path}. {question}", {path: written(people, form)}, answer, act("read_file", path=path)
     )
@@ -282,16 +210,15 @@ def _read(of: TableQuestion, form: str, rng: random.Random) -> Made:
 
 # ---------------------------------------------------------------- level 1: aggregates of a filtered file
 
-FILTERS: dict[str, Callable[[random.Random, list[Person]], tuple[str, str]]] = {
+_TEAM: Draw = lambda rng, people: rng.choice(people)["team"]  # noqa: E731
+FILTERS: dict[str, Transformation] = {
     # what rows, and the condition on a row r in Python
-    "all": lambda rng, people: ("of everybody", "True"),
-    "city": lambda rng, people: (lambda c: (f"of those in {c}", f"r['city'] == {c!r}"))(rng.choice(people)["city"]),
-    "team": lambda rng, people: (lambda t: (f"of the team {t}", f"r['team'] == {t!r}"))(rng.choice(people)["team"]),
-    "older": lambda rng, people: (lambda n: (f"of those older than {n}", f"int(r['age']) > {n}"))(rng.randint(25, 50)),
-    "not_team": lambda rng, people: (
-        lambda t: (f"of those not in the team {t}", f"r['team'] != {t!r}")
-    )(rng.choice(people)["team"]),
-}  # fmt: skip
+    "all": said("of everybody", "True"),
+    "city": said("of those in {x}", "r['city'] == {x!r}", _CITY),
+    "team": said("of the team {x}", "r['team'] == {x!r}", _TEAM),
+    "older": said("of those older than {x}", "int(r['age']) > {x}", lambda rng, people: rng.randint(25, 50)),
+    "not_team": said("of those not in the team {x}", "r['team'] != {x!r}", _TEAM),
+}
 AGGREGATES = {
     # question, and the answer in Python over the rows kept
     "count": ("What is the number {of}?", "len(kept)"),
@@ -306,7 +233,7 @@ AGGREGATES = {
 def _aggregate(filtered: str, aggregate: str, form: str, rng: random.Random) -> Made:
     while True:
         people = draw_people(rng, rng.randint(8, 20))
-        said, condition = FILTERS[filtered](rng, people)
+        words, condition = FILTERS[filtered](rng, people)
         question, value = AGGREGATES[aggregate]
         path = f"people.{form}"
         code = f"{read_source('rows', path)}kept = [r for r in rows if {condition}]\nprint({value})"
@@ -314,10 +241,9 @@ def _aggregate(filtered: str, aggregate: str, form: str, rng: random.Random) -> 
         if kept:
             break
     answer = eval(value, {"kept": kept})
-    prompt = f"{path} holds records of people. {question.replace('{of}', said)}"
-    return answered(
-        prompt, {path: written(people, form)}, answer, act("read_file", path=path), act("python", code=code)
-    )
+    prompt = f"{path} holds records of people. {question.replace('{of}', words)}"
+    steps = act("read_file", path=path), act("python", code=code)
+    return answered(prompt, {path: written(people, form)}, answer, *steps)
 
 
 SUITE = TaskSuite(

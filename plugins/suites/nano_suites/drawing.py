@@ -20,11 +20,9 @@ def make_tasks(
     split: Split,
     views: Sequence[str] | None = None,
 ) -> list[Task]:
-    """`n` distinct tasks, distributed evenly over the levels and over the views of each level.
-
-    The same arguments give the same tasks; a smaller `n` gives a prefix.
-    Raises UsageError for an unknown suite, level or view, or a negative `n`.
-    """
+    """`n` distinct tasks, distributed evenly over the levels and over the views of each level. The same
+    arguments give the same tasks; a smaller `n` gives a prefix. Raises UsageError for an unknown suite, level
+    or view, or a negative `n`."""
     if n < 0:
         raise UsageError(f"n = {n}: the number of tasks cannot be negative")
     drawn = draw_tasks(suite=suite, levels=levels, seed=seed, split=split, views=views)
@@ -42,11 +40,9 @@ def draw_tasks(
     """The infinite sequence of which `make_tasks` takes the first `n`. Raises as it does, at once."""
     supply = find_suite(suite)
     return _endless(
-        supply,
-        choose_views(supply.views, levels, views),
-        random.Random(f"make:{suite}:{seed}:{split}"),
+        supply, choose_views(supply.views, levels, views), random.Random(f"make:{suite}:{seed}:{split}"),
         split,
-    )
+    )  # fmt: skip
 
 
 def _endless(supply: TaskSuite, chosen: list[list[View]], rng: random.Random, split: Split) -> Iterator[Task]:

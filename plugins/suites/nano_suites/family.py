@@ -10,6 +10,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -100,8 +101,7 @@ def view(
     limits: Limits = LIMITS,
     extra: bool = False,
 ) -> View:
-    """A view that draws from the families of the split, with given tools and limits; an `extra` one is made
-    only when it is named."""
+    """A view that draws from the families of the split; an `extra` one is made only by its name."""
     by_split = split_families(tuple(families), f"{domain}:{name}")
 
     def make(rng: random.Random, split: Split, level: int) -> Made:
@@ -122,10 +122,8 @@ def view(
 
 
 def split_families(families: Sequence[Family], salt: str) -> dict[Split, tuple[Family, ...]]:
-    """The families of each split, by a hash of their names, independent of their order.
-
-    Raises ValueError for fewer than two, or for two of one name: then the splits could not differ.
-    """
+    """The families of each split, by a hash of their names, independent of their order. Raises ValueError for
+    fewer than two, or for two of one name: then the splits could not differ."""
     if len({family.name for family in families}) != len(families) or len(families) < 2:
         raise ValueError(f"{salt}: needs two families or more, of distinct names")
     ranked = sorted(families, key=lambda f: hashlib.sha256(f"{salt}:{f.name}".encode()).digest())
@@ -138,6 +136,35 @@ def act(tool: str, /, **arguments: JsonValue) -> OracleAction:
     return OracleAction(name=tool, arguments=arguments)
 
 
+Draw = Callable[[random.Random, Any], Any]
+
+
+def draw_gaps(draws: Iterable[Draw], rng: random.Random, given: Any) -> dict[str, Any]:
+    """The values of `{x}` and `{y}`; a draw that gives a tuple gives both."""
+    values: list[Any] = []
+    for draw in draws:
+        value = draw(rng, given)
+        values += value if isinstance(value, tuple) else [value]
+    return dict(zip("xy", values, strict=False))
+
+
+def filled(text: str, gaps: Mapping[str, object]) -> str:
+    """The text with the values in its {gaps}, and their literals in those with !r; other braces stay."""
+    for key, value in gaps.items():
+        text = text.replace(f"{{{key}}}", str(value)).replace(f"{{{key}!r}}", repr(value))
+    return text
+
+
+def said(words: str, code: str, *draws: Draw) -> Callable[[random.Random, Any], tuple[str, str]]:
+    """Words and code about what is given, with the same drawn values in both."""
+
+    def fill(rng: random.Random, given: Any) -> tuple[str, str]:
+        gaps = draw_gaps(draws, rng, given)
+        return filled(words, gaps), filled(code, gaps)
+
+    return fill
+
+
 def answered(
     prompt: str,
     files: Mapping[str, str],
@@ -146,23 +173,17 @@ def answered(
     again: str | None = None,
     earlier: tuple[Made, ...] = (),
 ) -> Made:
-    """A task whose answer is submitted; `again` is the text that the oracle submits, by default
-    `str(answer)`."""
+    """A task whose answer is submitted; the oracle submits `again`, by default `str(answer)`."""
     return Made(
-        prompt=prompt,
-        files=dict(files),
-        hidden=AnswerChecks(answer=answer),
-        oracle=(*actions, act("submit", answer=str(answer) if again is None else again)),
-        earlier=earlier,
-    )
+        prompt=prompt, files=dict(files), hidden=AnswerChecks(answer=answer),
+        oracle=(*actions, act("submit", answer=str(answer) if again is None else again)), earlier=earlier,
+    )  # fmt: skip
 
 
 def left(prompt: str, files: Mapping[str, str], checks: Sequence[StateCheck], *actions: OracleAction) -> Made:
     """A task whose final state is checked, file by file."""
     return Made(
-        prompt=prompt,
-        files=dict(files),
-        hidden=StateChecks(state=tuple(checks)),
+        prompt=prompt, files=dict(files), hidden=StateChecks(state=tuple(checks)),
         oracle=(*actions, act("submit")),
         artifacts=tuple(dict.fromkeys(str(check.path) for check in checks if check.path)),
-    )
+    )  # fmt: skip

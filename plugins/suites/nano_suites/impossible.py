@@ -25,18 +25,11 @@ _DIGITS = 10**15
 
 
 def impossible(task: Task, *, seed: int = 0) -> Task:
-    """The impossible variant of a task; the same seed gives the same one. Raises UsageError for a task that
-    none can be made of."""
+    """The impossible variant of a task; equal for equal seeds. Raises UsageError where there is none."""
     rng = Random(f"impossible {seed} {task.key}")
-    hidden = _conflicting(task, rng)
     provenance = task.provenance.model_copy(update={"generator": CONTROL_GENERATOR, "seed": seed})
-    update = {
-        "key": f"impossible:{seed}:{task.key}",
-        "hidden": hidden,
-        "oracle": None,
-        "provenance": provenance,
-    }
-    return task.model_copy(update=update)
+    update = {"hidden": _conflicting(task, rng), "oracle": None, "provenance": provenance}
+    return task.model_copy(update={"key": f"impossible:{seed}:{task.key}", **update})
 
 
 def can_conflict(task: Task) -> bool:
@@ -53,11 +46,10 @@ def _conflicting(task: Task, rng: Random) -> HiddenChecks:
     if hidden is None:
         raise UsageError(f"task {task.key!r} has no hidden checks, so none can contradict it")
     if hidden.kind == "cases":
-        index = rng.randrange(len(hidden.cases))
-        case = hidden.cases[index].model_copy(
-            update={"expected": _unguessable(hidden.cases[index].expected, rng)}
-        )
-        return hidden.model_copy(update={"cases": (*hidden.cases[:index], case, *hidden.cases[index + 1 :])})
+        cases, index = list(hidden.cases), rng.randrange(len(hidden.cases))
+        wrong = _unguessable(cases[index].expected, rng)
+        cases[index] = cases[index].model_copy(update={"expected": wrong})
+        return hidden.model_copy(update={"cases": tuple(cases)})
     if hidden.kind == "answer":
         return hidden.model_copy(update={"answer": _unguessable(hidden.answer, rng)})
     if hidden.kind == "state":
@@ -105,11 +97,8 @@ def _expected(text: str) -> list[ast.Constant]:
                 constants.append(node.test.comparators[0])
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "assertEqual":
             constants += node.args[1:2]
-    return [
-        c
-        for c in constants
-        if isinstance(c, ast.Constant) and isinstance(c.value, int | str) and c.lineno == c.end_lineno
-    ]
+    found = (c for c in constants if isinstance(c, ast.Constant) and isinstance(c.value, int | str))
+    return [constant for constant in found if constant.lineno == constant.end_lineno]
 
 
 def _unguessable(value: JsonValue, rng: Random) -> JsonValue:

@@ -17,21 +17,20 @@ from nano_suites.family import (
     CITIES,
     COLORS,
     FEW,
-    NAMES,
     SHORTEST,
-    SURNAMES,
     THINGS,
     WORDS,
     Family,
     act,
     answered,
+    person,
     view,
 )
 
 TOOLS = ("search", "read_file", "submit")
 
 KINDS: dict[str, Callable[[random.Random], str]] = {
-    "person": lambda rng: f"{rng.choice(NAMES)} {rng.choice(SURNAMES)}",
+    "person": person,
     "company": lambda rng: f"{rng.choice(WORDS).capitalize()} {rng.choice(('Works', 'Brothers', 'Limited'))}",
     "city": lambda rng: rng.choice(CITIES),
     "product": lambda rng: (
@@ -51,8 +50,7 @@ FILLERS = (
 
 @dataclass(frozen=True, slots=True)
 class FactChain:
-    """Four kinds of things, the sentences that join each to the next, and the questions of two and of three
-    of them."""
+    """Kinds of four things, sentences that join each to the next, questions of two and of three hops."""
 
     kinds: tuple[str, str, str, str]
     facts: tuple[str, str, str]

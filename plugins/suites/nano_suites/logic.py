@@ -13,17 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
 from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.types import OracleAction
-from nano_suites.family import (
-    CITIES,
-    COLORS,
-    TEAMS,
-    WORDS,
-    Family,
-    act,
-    answered,
-    people,
-    view,
-)
+from nano_suites.family import CITIES, COLORS, TEAMS, WORDS, Family, act, answered, people, view
 
 _FACTS = TypeAdapter(dict[str, dict[str, str | int]])
 
@@ -60,29 +50,22 @@ class World:
         self.goods = rng.sample(WORDS, 5)
         ages, pays = rng.sample(range(21, 65), 6), rng.sample(range(1800, 5200, 10), 6)
         self.facts: Facts = {}
-        for i, name in enumerate(self.people):
+        for name, age, pay in zip(self.people, ages, pays, strict=True):
             self.facts[name] = {
-                "age": ages[i],
-                "city": rng.choice(self.cities),
-                "team": rng.choice(TEAMS),
-                "pay": pays[i],
+                "age": age, "city": rng.choice(self.cities), "team": rng.choice(TEAMS), "pay": pay,
                 "manager": rng.choice([other for other in self.people if other != name]),
                 "favourite": rng.choice(self.goods),
-            }
+            }  # fmt: skip
         sizes, years = rng.sample(range(20, 900), 4), rng.sample(range(900, 1800), 4)
-        for i, city in enumerate(self.cities):
+        for city, size, year in zip(self.cities, sizes, years, strict=True):
             self.facts[city] = {
-                "thousands of people": sizes[i],
-                "founded": years[i],
+                "thousands of people": size,
+                "founded": year,
                 "mayor": rng.choice(self.people),
             }
-        prices = rng.sample(range(2, 99), 5)
-        for i, thing in enumerate(self.goods):
-            self.facts[thing] = {
-                "price": prices[i],
-                "colour": rng.choice(COLORS),
-                "origin": rng.choice(self.cities),
-            }
+        for thing, price in zip(self.goods, rng.sample(range(2, 99), 5), strict=True):
+            colour, origin = rng.choice(COLORS), rng.choice(self.cities)
+            self.facts[thing] = {"price": price, "colour": colour, "origin": origin}
 
     @property
     def files(self) -> dict[str, str]:
@@ -157,37 +140,27 @@ def _chain(way: tuple[str, ...], rng: random.Random, world: World) -> WordProble
 # ------------------------------------------------------------------------------- level 2: facts and sums
 
 
-def _sum(group: str, key: str, said: str, n: int) -> Callable[[random.Random, World], WordProblem]:
-    def ask(rng: random.Random, world: World) -> WordProblem:
-        chosen = rng.sample(getattr(world, group), n)
-        values = [world.facts[subject][key] for subject in chosen]
-        named = f"{', '.join(chosen[:-1])} and {chosen[-1]}"
-        action = act("calculate", expression=" + ".join(map(str, values)))
-        return f"{said.format(named)} together?", sum(values), [*_look(*chosen), action]
-
-    return ask
+def _sum(group: str, key: str, said: str, n: int, rng: random.Random, world: World) -> WordProblem:
+    chosen = rng.sample(getattr(world, group), n)
+    values = [world.facts[subject][key] for subject in chosen]
+    named = f"{', '.join(chosen[:-1])} and {chosen[-1]}"
+    action = act("calculate", expression=" + ".join(map(str, values)))
+    return f"{said.format(named)} together?", sum(values), [*_look(*chosen), action]
 
 
 def _extreme(
-    group: str, key: str, said: str, n: int, best: Callable[..., str]
-) -> Callable[[random.Random, World], WordProblem]:
-    def ask(rng: random.Random, world: World) -> WordProblem:
-        chosen = rng.sample(getattr(world, group), n)
-        answer = best(chosen, key=lambda subject: world.facts[subject][key])
-        named = f"{', '.join(chosen[:-1])} or {chosen[-1]}"
-        return f"{said}, {named}?", answer, _look(*chosen)
-
-    return ask
+    group: str, key: str, said: str, best: Callable[..., str], rng: random.Random, world: World
+) -> WordProblem:
+    chosen = rng.sample(getattr(world, group), 3)
+    answer = best(chosen, key=lambda subject: world.facts[subject][key])
+    return f"{said}, {', '.join(chosen[:-1])} or {chosen[-1]}?", answer, _look(*chosen)
 
 
-def _difference(group: str, key: str, said: str) -> Callable[[random.Random, World], WordProblem]:
-    def ask(rng: random.Random, world: World) -> WordProblem:
-        chosen = rng.sample(getattr(world, group), 2)
-        more, less = sorted((world.facts[subject][key] for subject in chosen), reverse=True)
-        action = act("calculate", expression=f"{more} - {less}")
-        return said.format(*chosen), more - less, [*_look(*chosen), action]
-
-    return ask
+def _difference(group: str, key: str, said: str, rng: random.Random, world: World) -> WordProblem:
+    chosen = rng.sample(getattr(world, group), 2)
+    more, less = sorted((world.facts[subject][key] for subject in chosen), reverse=True)
+    action = act("calculate", expression=f"{more} - {less}")
+    return said.format(*chosen), more - less, [*_look(*chosen), action]
 
 
 def _basket(rng: random.Random, world: World) -> WordProblem:
@@ -196,11 +169,8 @@ def _basket(rng: random.Random, world: World) -> WordProblem:
     parts = [f"{n} * {world.facts[thing]['price']}" for n, thing in zip(amounts, chosen, strict=True)]
     total = sum(n * world.facts[thing]["price"] for n, thing in zip(amounts, chosen, strict=True))
     said = " and ".join(f"{n} times the {thing}" for n, thing in zip(amounts, chosen, strict=True))
-    return (
-        f"What do {said} cost together?",
-        total,
-        [*_look(*chosen), act("calculate", expression=" + ".join(parts))],
-    )
+    action = act("calculate", expression=" + ".join(parts))
+    return f"What do {said} cost together?", total, [*_look(*chosen), action]
 
 
 def _change(rng: random.Random, world: World) -> WordProblem:
@@ -208,11 +178,8 @@ def _change(rng: random.Random, world: World) -> WordProblem:
     price = world.facts[thing]["price"]
     paid = n * price + rng.randint(1, 300)
     action = act("calculate", expression=f"{paid} - {n} * {price}")
-    return (
-        f"I buy the {thing} {n} times and pay with {paid}. What do I get back?",
-        paid - n * price,
-        [*_look(thing), action],
-    )
+    question = f"I buy the {thing} {n} times and pay with {paid}. What do I get back?"
+    return question, paid - n * price, [*_look(thing), action]
 
 
 def _afford(rng: random.Random, world: World) -> WordProblem:
@@ -224,18 +191,19 @@ def _afford(rng: random.Random, world: World) -> WordProblem:
 
 
 SUMS: dict[str, Callable[[random.Random, World], WordProblem]] = {
-    "sum_ages": _sum("people", "age", "How old are {}", 3), "sum_pays": _sum("people", "pay", "How much are {} paid", 2),
-    "sum_prices": _sum("goods", "price", "What do {} cost", 3),
-    "sum_sizes": _sum("cities", "thousands of people", "How many thousand people live in {}", 2),
-    "oldest": _extreme("people", "age", "Who is the oldest", 3, max),
-    "youngest": _extreme("people", "age", "Who is the youngest", 3, min),
-    "dearest": _extreme("goods", "price", "What is the most expensive", 3, max),
-    "cheapest": _extreme("goods", "price", "What is the cheapest", 3, min),
-    "largest": _extreme("cities", "thousands of people", "Which city is the largest", 3, max),
-    "first_founded": _extreme("cities", "founded", "Which city was founded first", 3, min),
-    "age_gap": _difference("people", "age", "How many years lie between the ages of {} and {}?"),
-    "pay_gap": _difference("people", "pay", "By how much do the pays of {} and {} differ?"),
-    "year_gap": _difference("cities", "founded", "How many years lie between the foundations of {} and {}?"),
+    "sum_ages": partial(_sum, "people", "age", "How old are {}", 3),
+    "sum_pays": partial(_sum, "people", "pay", "How much are {} paid", 2),
+    "sum_prices": partial(_sum, "goods", "price", "What do {} cost", 3),
+    "sum_sizes": partial(_sum, "cities", "thousands of people", "How many thousand people live in {}", 2),
+    "oldest": partial(_extreme, "people", "age", "Who is the oldest", max),
+    "youngest": partial(_extreme, "people", "age", "Who is the youngest", min),
+    "dearest": partial(_extreme, "goods", "price", "What is the most expensive", max),
+    "cheapest": partial(_extreme, "goods", "price", "What is the cheapest", min),
+    "largest": partial(_extreme, "cities", "thousands of people", "Which city is the largest", max),
+    "first_founded": partial(_extreme, "cities", "founded", "Which city was founded first", min),
+    "age_gap": partial(_difference, "people", "age", "How many years lie between the ages of {} and {}?"),
+    "pay_gap": partial(_difference, "people", "pay", "By how much do the pays of {} and {} differ?"),
+    "year_gap": partial(_difference, "cities", "founded", "How many years lie between the foundations of {} and {}?"),
     "basket": _basket, "change": _change, "afford": _afford,
 }  # fmt: skip
 

@@ -27,13 +27,11 @@ from nano_suites.family import (
 TOOLS = ("remember", "recall", "read_file", "calculate", "submit")
 
 KINDS: dict[str, Callable[[random.Random], str]] = {
-    "door code": lambda rng: str(rng.randint(1000, 9999)),
-    "owner": person,
-    "branch": lambda rng: f"{rng.choice(WORDS)}-{rng.randint(2, 99)}",
-    "deadline": day,
+    "door code": lambda rng: str(rng.randint(1000, 9999)), "owner": person,
+    "branch": lambda rng: f"{rng.choice(WORDS)}-{rng.randint(2, 99)}", "deadline": day,
     "office": lambda rng: f"{rng.choice(CITIES)} {rng.randint(10, 99)}",
     "contact": lambda rng: f"{rng.choice(WORDS)}{rng.randint(10, 99)}@example.org",
-}
+}  # fmt: skip
 _LATER = " Later tasks of this project need it, and will be shown nothing of this one."
 
 

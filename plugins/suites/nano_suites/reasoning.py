@@ -43,14 +43,10 @@ class Library:
             raise UsageError("reasoning-gym is not installed; pip install 'nano-rl-coder[reasoning-gym]'")
         self._lock = threading.Lock()
         self._child = subprocess.Popen(
-            own_python("-W", "ignore", "-m", "nano_suites.reasoning_child"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
+            own_python("-W", "ignore", "-m", "nano_suites.reasoning_child"), stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
             env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        )  # fmt: skip
         atexit.register(self.close)
 
     def ask(self, **asked: Any) -> Any:
@@ -97,17 +93,15 @@ def draw(dataset: str, level: int, rng: random.Random) -> Made:
         raise UsageError(made["error"])
     answer = made["answer"]
     scorer = Scorer(
-        version=made["version"],
-        dataset=dataset,
-        seed=seed,
-        config=made["config"],
+        version=made["version"], dataset=dataset, seed=seed, config=made["config"],
         question=content_hash(made["question"]),
-    )
+    )  # fmt: skip
+    prompt = made["question"] + _ENDING
     return Made(
-        prompt=made["question"] + _ENDING,
+        prompt=prompt,
         hidden=AnswerChecks(answer=answer, scorer=scorer),
         oracle=() if answer is None else (act("submit", answer=answer),),
-        program=("", content_hash(made["question"] + _ENDING)),
+        program=("", content_hash(prompt)),
         tools=TOOLS,
         limits=LIMITS,
     )
@@ -138,17 +132,13 @@ def _one(dataset: str, rng: random.Random, split: Split, level: int) -> Made:
 def suite_of(dataset: str) -> TaskSuite:
     """The suite of one dataset, whose name is looked up when the first task is made."""
     return TaskSuite(
-        name=f"{_NAME}:{dataset}",
-        version="1",
-        about=f"the dataset {dataset} of reasoning-gym",
+        name=f"{_NAME}:{dataset}", version="1", about=f"the dataset {dataset} of reasoning-gym",
         views=tuple(View("question", level, partial(_one, dataset)) for level in LEVELS),
-    )
+    )  # fmt: skip
 
 
 SUITE = TaskSuite(
-    name=_NAME,
-    version="1",
+    name=_NAME, version="1",
     about="every dataset of reasoning-gym; reasoning-gym:DATASET is one of them (extra reasoning-gym)",
-    views=tuple(View("question", level, _any) for level in LEVELS),
-    member=suite_of,
-)
+    views=tuple(View("question", level, _any) for level in LEVELS), member=suite_of,
+)  # fmt: skip

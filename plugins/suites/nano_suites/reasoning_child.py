@@ -15,14 +15,8 @@ from typing import Any
 
 # what a dataset may raise at a configuration that its curriculum proposes and it cannot serve
 _REFUSALS = (
-    ValueError,
-    TypeError,
-    AssertionError,
-    LookupError,
-    ArithmeticError,
-    RuntimeError,
-    AttributeError,
-)
+    ValueError, TypeError, AssertionError, LookupError, ArithmeticError, RuntimeError, AttributeError,
+)  # fmt: skip
 _BY_SETTINGS = ("composite",)
 """datasets composed of others"""
 _TAKES_ANYTHING = ("game_of_life_halting",)
@@ -48,12 +42,8 @@ def question(dataset: str, seed: int, level: int) -> dict[str, Any]:
             answer = solution(made, entry)
         except _REFUSALS:
             continue
-        return {
-            "question": entry["question"],
-            "answer": answer,
-            "config": config,
-            "version": version("reasoning-gym"),
-        }
+        made_by = version("reasoning-gym")
+        return {"question": entry["question"], "answer": answer, "config": config, "version": made_by}
     return {"error": f"dataset {dataset} makes no question of seed {seed}"}
 
 

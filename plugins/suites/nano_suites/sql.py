@@ -13,7 +13,7 @@ from typing import Any
 from nano_rl.tasks.suite import Made, TaskSuite
 from nano_shared.hidden_checks import StateCheck
 from nano_shared.types import OracleAction
-from nano_suites.family import CITIES, NAMES, TEAMS, WORDS, Family, act, answered, left, view
+from nano_suites.family import CITIES, NAMES, TEAMS, WORDS, Family, act, answered, filled, left, said, view
 
 _THEMES = (
     # file, table, label, kind, measure, kinds
@@ -71,14 +71,10 @@ class GeneratedTables:
             connection.executescript(self.dump)
             return connection.execute(query).fetchall()
 
-    def fill(self, text: str, row: tuple[int, str, str, int] | None = None) -> str:
-        """The text with the names of table and columns in it, and of a row; other {gaps} stay."""
-        named = {"table": self.table, "label": self.label, "kind": self.kind, "measure": self.measure}
-        if row is not None:
-            named |= {"id": str(row[0]), "name": row[1]}
-        for key, value in named.items():
-            text = text.replace(f"{{{key}}}", value)
-        return text
+    def fill(self, text: str, **more: object) -> str:
+        """The text with the names of table and columns in it, and `more`; other {gaps} stay."""
+        names = {"table": self.table, "label": self.label, "kind": self.kind, "measure": self.measure}
+        return filled(text, more | names)
 
 
 def draw_database(rng: random.Random, n: int) -> GeneratedTables:
@@ -93,22 +89,18 @@ def draw_database(rng: random.Random, n: int) -> GeneratedTables:
     of_kind = [used[i] if i < len(used) else rng.choice(used) for i in range(n)]
     rng.shuffle(of_kind)
     return GeneratedTables(
-        name=name,
-        table=table,
-        label=label,
-        kind=kind,
-        measure=measure,
+        name=name, table=table, label=label, kind=kind, measure=measure,
         rows=tuple(zip(ids, labels, of_kind, measures, strict=True)),
         keepers=tuple(zip(some, rng.sample(NAMES, 4), strict=True)),
         fresh=rng.choice([word for word in WORDS if word not in labels]),
-    )
+    )  # fmt: skip
 
 
 ASK_TOOLS = ("sql", "submit")
 READ_TOOLS = ("sql", "read_file", "submit")
 
 Where = Callable[[random.Random, GeneratedTables], tuple[str, str]]
-"""what rows are meant, in words and as a condition"""
+"""what rows are meant, in words and as a condition, with gaps for the names of columns"""
 
 
 def _number(rng: random.Random, db: GeneratedTables) -> int:
@@ -117,49 +109,24 @@ def _number(rng: random.Random, db: GeneratedTables) -> int:
     return int(values[rng.randint(2, len(values) - 3)])
 
 
-def _above(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
-    n = _number(rng, db)
-    return f"with {db.measure} above {n}", f"{db.measure} > {n}"
+def _kind(rng: random.Random, db: GeneratedTables) -> str:
+    return rng.choice(db.rows)[2]
 
 
-def _at_most(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
-    n = _number(rng, db)
-    return f"with {db.measure} of at most {n}", f"{db.measure} <= {n}"
-
-
-def _between(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
-    low, high = sorted((_number(rng, db), _number(rng, db)))
-    return f"with {db.measure} from {low} to {high}", f"{db.measure} BETWEEN {low} AND {high}"
-
-
-def _kind(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
-    kind = rng.choice(db.rows)[2]
-    return f"whose {db.kind} is {kind}", f"{db.kind} = '{kind}'"
-
-
-def _other(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
-    kind = rng.choice(db.rows)[2]
-    return f"whose {db.kind} is not {kind}", f"{db.kind} <> '{kind}'"
-
-
-def _letter(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
-    letter = rng.choice(db.rows)[1][0]
-    return f"whose {db.label} begins with {letter}", f"{db.label} LIKE '{letter}%'"
-
-
-def _kind_above(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
-    (said, kind), (more, above) = _kind(rng, db), _above(rng, db)
-    return f"{said} and {more}", f"{kind} AND {above}"
-
-
-def _kind_or_kind(rng: random.Random, db: GeneratedTables) -> tuple[str, str]:
-    one, other = rng.sample(sorted({row[2] for row in db.rows}), 2)
-    return f"whose {db.kind} is {one} or {other}", f"{db.kind} IN ('{one}', '{other}')"
+def _kinds(rng: random.Random, db: GeneratedTables) -> tuple[str, ...]:
+    return tuple(rng.sample(sorted({row[2] for row in db.rows}), 2))
 
 
 WHERE: dict[str, Where] = {
-    "above": _above, "at_most": _at_most, "between": _between, "kind": _kind, "other": _other,
-    "letter": _letter, "kind_above": _kind_above, "kind_or_kind": _kind_or_kind,
+    "above": said("with {measure} above {x}", "{measure} > {x}", _number),
+    "at_most": said("with {measure} of at most {x}", "{measure} <= {x}", _number),
+    "between": said("with {measure} from {x} to {y}", "{measure} BETWEEN {x} AND {y}",
+                    lambda rng, db: tuple(sorted((_number(rng, db), _number(rng, db))))),
+    "kind": said("whose {kind} is {x}", "{kind} = '{x}'", _kind),
+    "other": said("whose {kind} is not {x}", "{kind} <> '{x}'", _kind),
+    "letter": said("whose {label} begins with {x}", "{label} LIKE '{x}%'", lambda rng, db: rng.choice(db.rows)[1][0]),
+    "kind_above": said("whose {kind} is {x} and with {measure} above {y}", "{kind} = '{x}' AND {measure} > {y}", _kind, _number),
+    "kind_or_kind": said("whose {kind} is {x} or {y}", "{kind} IN ('{x}', '{y}')", _kinds),
 }  # fmt: skip
 MEASURES = {
     "count": ("How many {table} are there {where}?", "count(*)"),
@@ -197,7 +164,8 @@ def _until(draw: Callable[[random.Random], Made | None], rng: random.Random) -> 
 def _simple(question: str, query: str, rng: random.Random) -> Made | None:
     db = draw_database(rng, rng.randint(6, 14))
     row = rng.choice(db.rows)
-    return _ask(db, db.fill(question, row), db.fill(query, row), schema=True)
+    question, query = (db.fill(text, id=row[0], name=row[1]) for text in (question, query))
+    return _ask(db, question, query, schema=True)
 
 
 SIMPLE = {
@@ -206,29 +174,20 @@ SIMPLE = {
     "max": ("What is the largest {measure}?", "SELECT max({measure}) FROM {table}"),
     "min": ("What is the smallest {measure}?", "SELECT min({measure}) FROM {table}"),
     "kinds": ("How many different {kind} values are there?", "SELECT count(DISTINCT {kind}) FROM {table}"),
-    "measure_of": (
-        "What is the {measure} of {name}?",
-        "SELECT {measure} FROM {table} WHERE {label} = '{name}'",
-    ),
+    "measure_of": ("What is the {measure} of {name}?", "SELECT {measure} FROM {table} WHERE {label} = '{name}'"),
     "kind_of": ("What is the {kind} of {name}?", "SELECT {kind} FROM {table} WHERE {label} = '{name}'"),
     "id_of": ("What is the id of {name}?", "SELECT id FROM {table} WHERE {label} = '{name}'"),
     "label_of": ("Which {label} has the id {id}?", "SELECT {label} FROM {table} WHERE id = {id}"),
-    "first": (
-        "Which {label} comes first in alphabetical order?",
-        "SELECT {label} FROM {table} ORDER BY {label} LIMIT 1",
-    ),
-    "last": (
-        "Which {label} comes last in alphabetical order?",
-        "SELECT {label} FROM {table} ORDER BY {label} DESC LIMIT 1",
-    ),
-}
+    "first": ("Which {label} comes first in alphabetical order?", "SELECT {label} FROM {table} ORDER BY {label} LIMIT 1"),
+    "last": ("Which {label} comes last in alphabetical order?", "SELECT {label} FROM {table} ORDER BY {label} DESC LIMIT 1"),
+}  # fmt: skip
 
 
 def _filtered(measure: str, where: Where, rng: random.Random) -> Made | None:
     db = draw_database(rng, rng.randint(12, 24))
-    (said, condition), (question, selected) = where(rng, db), MEASURES[measure]
-    query = f"SELECT {db.fill(selected)} FROM {db.table} WHERE {condition}"
-    return _ask(db, db.fill(question).replace("{where}", said), query, schema=True)
+    (words, condition), (question, selected) = where(rng, db), MEASURES[measure]
+    query = f"SELECT {selected} FROM {{table}} WHERE {condition}"
+    return _ask(db, db.fill(question, where=words), db.fill(query), schema=True)
 
 
 # ---------------------------------------------------- level 2: groups and joins, and changes of some rows
@@ -259,11 +218,11 @@ def _joined(measure: str, rng: random.Random) -> Made | None:
     keeper = rng.choice(db.keepers)[1]
     question, selected = MEASURES[measure]
     query = (
-        f"SELECT {db.fill(selected)} FROM {db.table} JOIN {db.kind}s ON {db.kind}s.name = {db.table}.{db.kind} "
-        f"WHERE {db.kind}s.keeper = '{keeper}'"
+        f"SELECT {selected} FROM {{table}} JOIN {{kind}}s ON {{kind}}s.name = {{table}}.{{kind}} "
+        f"WHERE {{kind}}s.keeper = '{keeper}'"
     )
-    said = f"whose {db.kind} is kept by {keeper}"
-    return _ask(db, db.fill(question).replace("{where}", said), query, schema=False)
+    words = f"whose {db.kind} is kept by {keeper}"
+    return _ask(db, db.fill(question, where=words), db.fill(query), schema=False)
 
 
 CHANGES = {
@@ -276,8 +235,7 @@ CHANGES = {
 
 
 def _changed(db: GeneratedTables, prompt: str, statement: str, made: str | None = None) -> Made | None:
-    """The task of a statement: every table as it leaves them, the one it makes too; None where it changes
-    nothing."""
+    """The task of a statement: every table as it leaves them; None where it changes nothing."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(db.dump)
         before = connection.total_changes
@@ -295,10 +253,8 @@ def _changed(db: GeneratedTables, prompt: str, statement: str, made: str | None 
 
 def _change(change: str, where: Where, rng: random.Random) -> Made | None:
     db = draw_database(rng, rng.randint(8, 16))
-    (said, condition), (prompt, statement) = where(rng, db), CHANGES[change]
-    n = rng.randint(2, 60)
-    fill = lambda text: db.fill(text).replace("{n}", str(n))  # noqa: E731
-    prompt, statement = fill(prompt).replace("{where}", said), fill(statement).replace("{c}", condition)
+    (words, condition), n = where(rng, db), rng.randint(2, 60)
+    prompt, statement = (db.fill(text, where=words, c=condition, n=n) for text in CHANGES[change])
     return _changed(db, prompt, statement)
 
 
@@ -354,19 +310,20 @@ HARD = {
         "WHERE o.{kind} = {table}.{kind});",
     ),
 }
-MADE = {"summary": "summary", "ranking": "ranking", "archive": "archive"}
 
 
 def _hard(name: str, rng: random.Random) -> Made | None:
     db = draw_database(rng, rng.randint(10, 18))
-    values = {"n": str(_number(rng, db)), "keeper": rng.choice(db.keepers)[1]}
-    values["one"], values["other"] = rng.sample(sorted({row[2] for row in db.rows}), 2)
-    values["fresh"], values["new"] = db.fresh, str(max(row[0] for row in db.rows) + rng.randint(1, 9))
-    row = rng.choice(db.rows)
-    prompt, statement = (db.fill(text, row) for text in HARD[name])
-    for key, value in values.items():
-        prompt, statement = prompt.replace(f"{{{key}}}", value), statement.replace(f"{{{key}}}", value)
-    return _changed(db, prompt, statement, MADE.get(name))
+    values: dict[str, object] = {
+        "n": _number(rng, db),
+        "keeper": rng.choice(db.keepers)[1],
+        "fresh": db.fresh,
+    }
+    values["one"], values["other"] = _kinds(rng, db)
+    values["new"] = max(row[0] for row in db.rows) + rng.randint(1, 9)
+    values["id"], values["name"], *_ = rng.choice(db.rows)
+    prompt, statement = (db.fill(text, **values) for text in HARD[name])
+    return _changed(db, prompt, statement, name if name in ("summary", "ranking", "archive") else None)
 
 
 def _families(named: Iterable[tuple[str, Callable[[random.Random], Made | None]]]) -> Iterable[Family]:

@@ -129,12 +129,10 @@ class LogView:
         rows = self._refused(self._pages.page(chosen, after, limit=PAGE))
         ends = {end: self._pages.page(chosen, limit=1, order=end) for end in ("best", "worst")}
         return {
-            "group": self._pages.groups(chosen, limit=1)[0],
-            "rows": rows,
-            "codes": _meanings(rows),
+            "group": self._pages.groups(chosen, limit=1)[0], "rows": rows, "codes": _meanings(rows),
             "next": (rows[-1]["started"], rows[-1]["id"]) if len(rows) == PAGE else None,
             **{end: found[0]["id"] if found else None for end, found in ends.items()},
-        }
+        }  # fmt: skip
 
     # ------------------------------------------------------------------------------------ a run
 
@@ -223,9 +221,8 @@ class LogView:
                 columns["advantage"] = run.reward - lens["group"]["mean"]
             if lens["newest"] is not None:
                 columns["age"] = max(0, lens["newest"] - turn.completion.policy_version)
-        context = (
-            decode(tokens.context_ids[:most]) if decode and REDACTED_ID not in tokens.context_ids else ""
-        )
+        readable = decode and REDACTED_ID not in tokens.context_ids
+        context = decode(tokens.context_ids[:most]) if decode and readable else ""
         return {
             "row": tokens.row, "read": len(tokens.context_ids), "sampled": len(tokens.sampled_ids),
             "texts": [text for text, _ in pieces], "counts": [count for _, count in pieces],
@@ -277,11 +274,8 @@ class LogView:
         heads = [self._head(run) | {"turns": self._turns(run, place["turn"], place["turn"] + _TURNS)}
                  for run in sides]  # fmt: skip
         return {
-            "place": place,
-            "left": heads[0],
-            "right": heads[1],
-            "group": self._lens(sides[0])["group"]["of"],
-        }
+            "place": place, "left": heads[0], "right": heads[1], "group": self._lens(sides[0])["group"]["of"],
+        }  # fmt: skip
 
     # -------------------------------------------------------------------------------- trainings
 
@@ -310,10 +304,7 @@ def _usage(run: Trajectory) -> ViewData | None:
 
 
 def first_difference(left: Trajectory, right: Trajectory) -> ViewData:
-    """Where two runs first differ: `turn`, `what` differs (read, sampled, ...), and `at` which place of it.
-
-    Equal runs differ after their last turn, at 0.
-    """
+    """Where two runs first differ: `turn`, `what` (read, sampled, ...) and `at`; equal ones after the end."""
     shared = 0
     for turn, (a, b) in enumerate(zip_longest(left.turns, right.turns)):
         if a is None or b is None:

@@ -50,8 +50,7 @@ def asset(name: str) -> str:
 
 
 def view_app(view: LogView, access: Access | None = None) -> Starlette:
-    """The application, which may be mounted below a path. With admin keys, ?key=KEY on its page gives a
-    browser a cookie."""
+    """The application, mountable below a path. With admin keys, ?key=KEY on its page sets a cookie."""
     allowed = access or Access()
 
     def authorised(answer: Callable[[Request], Response]) -> Callable[[Request], Response]:

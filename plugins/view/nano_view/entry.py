@@ -38,10 +38,8 @@ class LogAndTrainings(Viewer):
         from nano_view.page import answer_key, render_page
         from nano_view.report.page import calibration_page
 
-        key = answer_key("training", {"name": name})
-        return render_page(
-            {key: calibration_page(report)}, start=f"#/training?name={quote(name)}", title=name
-        )
+        answers = {answer_key("training", {"name": name}): calibration_page(report)}
+        return render_page(answers, start=f"#/training?name={quote(name)}", title=name)
 
 
 VIEW = LogAndTrainings()

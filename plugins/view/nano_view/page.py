@@ -89,11 +89,6 @@ def log_answers(view: LogView, limit: int) -> dict[str, ViewData]:
     groups = {a["group"]["of"]: a["group"] for key, a in found.items() if key.startswith("run ")}
     codes = {code: code.meaning for code in RefusalCode}
     return found | {
-        answer_key("runs", {}): {
-            **answer,
-            "rows": rows[:limit],
-            "next": None,
-            "codes": codes,
-        },
+        answer_key("runs", {}): {**answer, "rows": rows[:limit], "next": None, "codes": codes},
         answer_key("groups", {}): {"rows": list(groups.values()), "next": None},
     }

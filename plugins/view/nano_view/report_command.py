@@ -129,10 +129,7 @@ def _hacks(name: str, metrics: list[Row], *, as_json: bool) -> None:
 
 
 def training_metrics(trainings: Path, name: str) -> tuple[Path, list[Row]]:
-    """The folder and the metrics of a training, by its name or by its folder.
-
-    Raises UsageError with the names there are.
-    """
+    """Folder and metrics of a training by name or folder. Raises UsageError with those there are."""
     folder = trainings / name if Path(name).name == name else Path(name)
     path = folder / METRICS
     inside = folder.parent == trainings or len(Path(name).parts) > 1

@@ -45,11 +45,9 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """Weights & Biases: one run per training, continued when it is resumed.
-
-    Curves are drawn over a metric `step`: W&B drops rows whose own step counter does not increase, as happens
-    when a step is run again after a kill.
-    """
+    """Weights & Biases: one run per training, continued when it is resumed. Curves are drawn over a metric
+    `step`: W&B drops rows whose own step counter does not increase, as happens when a step is run again after
+    a kill."""
 
     def __init__(self, name: str, folder: Path, settings: Mapping[str, Any]) -> None:
         _imported("wandb")
@@ -96,10 +94,9 @@ class TrackioSink:
         if self._run is None:
             import trackio
 
+            how: Any = {"name": self._name, "resume": "allow", "config": self._settings}
             with redirect_stdout(sys.stderr):  # it announces the run, and our stdout is for results
-                self._run = trackio.init(
-                    project=PROJECT, name=self._name, resume="allow", config=self._settings
-                )
+                self._run = trackio.init(project=PROJECT, **how)
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:

@@ -29,19 +29,15 @@ class TokenScorer:
         self._lock = threading.Lock()
 
     def of(self, run: Trajectory) -> TokenColumns:
-        """`entropy`, and `mismatch` (nats) where these weights sampled the run, else `ratio`.
-
-        Empty for a run without tokens, with ids that these weights do not have, or that is too long for them.
-        """
+        """`entropy`, and `mismatch` (nats) where these weights sampled the run, else `ratio`. Empty for a run
+        without tokens, with ids that these weights do not have, or that is too long for them."""
         if not self._can_read(run):
             return {}
         key = (run.id, len(run.turns))
         with self._lock:
             if key not in self._found:
-                own = all(
-                    (turn.completion.policy_id, turn.completion.policy_version) == self._sampler
-                    for turn in run.own_turns
-                )
+                done = [turn.completion for turn in run.own_turns]
+                own = all((each.policy_id, each.policy_version) == self._sampler for each in done)
                 tokens = rescored(run, self._policy.engine, entropy=True)
                 by_turn = groupby(tokens, key=lambda token: token.turn)
                 self._found[key] = {turn: _columns(list(found), own) for turn, found in by_turn}

@@ -33,11 +33,9 @@ def load_decoder(path: Path) -> DecodeIds | None:
 
 
 def token_texts(ids: tuple[int, ...], decode: DecodeIds) -> Iterator[tuple[str, int]]:
-    """(text, number of tokens) in order; the texts, joined, are the decoded ids.
-
-    A token is decoded together with the previous ones, since some tokenizers decode it differently at the
-    start, and with the next ones if it ends within a character.
-    """
+    """(text, number of tokens) in order; the texts, joined, are the decoded ids. A token is decoded together
+    with the previous ones, since some tokenizers decode it differently at the start, and with the next ones
+    if it ends within a character."""
     behind, begin = 0, 0
     for end in range(1, len(ids) + 1):
         before = decode(ids[behind:begin])
@@ -49,10 +47,8 @@ def token_texts(ids: tuple[int, ...], decode: DecodeIds) -> Iterator[tuple[str, 
 
 
 class Decoders:
-    """The tokenizers at hand: of the checkpoints, trainings and converted models in NANO_HOME.
-
-    A tokenizer is used for the tokens of some weights only if it spells the text that was logged beside them.
-    """
+    """The tokenizers at hand: of the checkpoints, trainings and converted models in NANO_HOME. A tokenizer is
+    used for the tokens of some weights only if it spells the text that was logged beside them."""
 
     def __init__(self, folders: Sequence[Path] = ()) -> None:
         """`folders` come before those of NANO_HOME."""

@@ -87,10 +87,8 @@ class NanoAgent(BaseAgent):  # type: ignore[misc]
         with LogStore.open(config.log) as store:
             with place.downloaded() as folder:
                 start = snapshot.snapshot_directory(folder, store.blobs, max_bytes=config.workspace_mb << 20)
-            limits = task_limits(config)
-            task = Task(
-                key=content_hash([instruction, start]), prompt=instruction, snapshot=start, limits=limits
-            )
+            key, limits = content_hash([instruction, start]), task_limits(config)
+            task = Task(key=key, prompt=instruction, snapshot=start, limits=limits)
             runtime = Runtime(
                 policy=opened.policy, sandbox=HarborSandbox(place), profile=opened.profile,
                 store=redacting_store(store, getattr(opened.policy, "decode", None), config),
@@ -217,12 +215,7 @@ class HarborJail:
         )  # fmt: skip
 
     def run_python(
-        self,
-        source: str,
-        argv: Sequence[str] = (),
-        *,
-        isolated: bool = False,
-        **options: Unpack[RunOptions],
+        self, source: str, argv: Sequence[str] = (), *, isolated: bool = False, **options: Unpack[RunOptions]
     ) -> ExecResult:
         return self.run(python_program("python3", source, argv, isolated=isolated), **options)
 

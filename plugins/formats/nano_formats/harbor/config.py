@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from nano_formats.row_format import OpenModel
 from nano_shared.errors import Refused
 from nano_shared.strict_json import validated
 
@@ -21,9 +22,7 @@ PLAIN_IMAGES = frozenset({"ubuntu", "debian", "python", "bash", "busybox"})
 _SAID_TWICE = frozenset({"CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "MAINTAINER", "SHELL", "STOPSIGNAL"})
 """instructions that are ignored, since Harbor starts the container with its own command"""
 _OF_THE_IMAGE = frozenset({"FROM", "RUN", "ENV", "USER", "ARG", "HEALTHCHECK", "VOLUME"})
-_COSMETIC = frozenset(
-    {"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "DEBIAN_FRONTEND", "LANG", "LC_ALL", "TZ", "TERM"}
-)
+_COSMETIC = {"PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "DEBIAN_FRONTEND", "LANG", "LC_ALL", "TZ", "TERM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +35,9 @@ class Image:
 
 
 def read_dockerfile(text: str, context: Mapping[str, str], name: str, *, built: bool = False) -> Image:
-    """The image as plain files; `context` maps paths of the build context to texts.
-
-    Of one that is `built`, the base, programs, variables and user are the image's own. Raises Refused with
-    the line for instructions that need a container build.
-    """
+    """The image as plain files; `context` maps paths of the build context to texts. Of one that is `built`,
+    the base, programs, variables and user are the image's own. Raises Refused with the line for instructions
+    that need a container build."""
     workdir, copied, based = "/", dict[str, str](), False
     for number, word, rest in _instructions(text, name):
         field = f"{name}:{number}"
@@ -144,20 +141,18 @@ def _below(workdir: str, copied: Mapping[str, str], name: str) -> dict[str, str]
 SCHEMA = "1.4"
 
 
-class _Table(BaseModel):
-    """Further keys are allowed: the file is kept whole."""
-
-    model_config = ConfigDict(extra="allow")
+class _Table(OpenModel):
+    model_config = ConfigDict(strict=False)
 
 
 class Phase(_Table):
     timeout_sec: float | None = Field(None, gt=0)
     user: str | int | None = None
     network_mode: str | None = None
-    env: dict[str, str] = {}
+    env: dict[str, str] = Field({})
     environment_mode: str | None = None
     environment: dict[str, Any] | None = None
-    collect: list[Any] = []
+    collect: list[Any] = Field([])
 
 
 class EnvironmentTable(_Table):
@@ -166,8 +161,8 @@ class EnvironmentTable(_Table):
     memory_mb: int | None = Field(None, ge=16)
     gpus: int | None = None
     tpu: dict[str, Any] | None = None
-    mcp_servers: list[Any] = []
-    env: dict[str, str] = {}
+    mcp_servers: list[Any] = Field([])
+    env: dict[str, str] = Field({})
     skills_dir: str | None = None
     healthcheck: dict[str, Any] | None = None
     workdir: str | None = None
@@ -182,7 +177,7 @@ class Package(_Table):
 class HarborConfig(_Table):
     schema_version: str = SCHEMA
     task: Package | None = None
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = Field({})
     agent: Phase = Phase()
     verifier: Phase = Phase()
     environment: EnvironmentTable = EnvironmentTable()

@@ -37,11 +37,9 @@ sys.stdout.flush()
 print("\\n" + nonce + json.dumps(value), flush=True)
 """
 RUNNERS = {
-    "script": ["{file}"],
-    "doctest": ["-m", "doctest", "{file}"],
-    "unittest": ["-m", "unittest", "{file}"],
+    "script": ["{file}"], "doctest": ["-m", "doctest", "{file}"], "unittest": ["-m", "unittest", "{file}"],
     "pytest": ["-m", "pytest", "-q", "-p", "no:cacheprovider", "{file}"],
-}
+}  # fmt: skip
 
 
 def main(checks: str, workspace: str, reward: str) -> None:
@@ -96,14 +94,9 @@ def _case(job: dict[str, Any], work: Path, case: dict[str, Any]) -> bool:
     request = json.dumps([nonce, str(work / job["target"]), job["entry_point"], case])
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", CHILD],
-            input=request,
-            capture_output=True,
-            text=True,
-            cwd=work,
-            timeout=10,
-            check=False,
-        )
+            [sys.executable, "-I", "-c", CHILD], input=request, capture_output=True, text=True, cwd=work,
+            timeout=10, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return False
     reports = [line for line in done.stdout.split("\n") if line.startswith(nonce)]

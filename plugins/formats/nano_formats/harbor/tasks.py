@@ -52,11 +52,9 @@ class Tree:
 
 
 class HarborTasks:
-    """Folders are kept when they are imported, and exported unchanged.
-
-    A folder written for a task of nano also holds the task in `nano_task.json`; an import refuses a folder in
-    which only one of the two was edited.
-    """
+    """Folders are kept when they are imported, and exported unchanged. A folder written for a task of nano
+    also holds the task in `nano_task.json`; an import refuses a folder in which only one of the two was
+    edited."""
 
     name = "harbor"
     summary = "Harbor task directories"
@@ -196,14 +194,12 @@ def write_harbor(task: Task) -> Tree:
     checks = _checks(task)
     instruction = task.prompt + (_ANSWER if expects_answer(task.hidden) else "")
     files = {
-        "task.toml": tomli_w.dumps(_config(task)),
-        "instruction.md": instruction,
-        "environment/Dockerfile": _dockerfile(task, checks),
-        "tests/test.sh": _TEST,
+        "task.toml": tomli_w.dumps(_config(task)), "instruction.md": instruction,
+        "environment/Dockerfile": _dockerfile(task, checks), "tests/test.sh": _TEST,
         "tests/checks.json": to_json(checks) + "\n",
         "tests/nano_grade.py": Path(grade.__file__).read_text(encoding="utf-8"),
         **{f"environment/files/{name}": text for name, text in task.files.items()},
-    }
+    }  # fmt: skip
     if task.oracle and (script := _script(task.oracle)):
         files["solution/solve.sh"] = script
     scripts = frozenset({"tests/test.sh", "solution/solve.sh"} & files.keys())
@@ -336,8 +332,7 @@ def _refuse_fetching(path: str, text: str) -> None:
 
 
 def _command(env: Mapping[str, str]) -> str:
-    """A command that places the tests as in the container, runs them, and writes the reward to the
-    workspace."""
+    """A command that places the tests, runs them, and writes the reward to the workspace."""
     settings = "".join(f"{key}={shlex.quote(value)} " for key, value in sorted(env.items()))
     verifier = f"{PLACE}/logs/verifier"
     return (

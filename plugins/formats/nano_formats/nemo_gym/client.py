@@ -5,13 +5,13 @@ A session is a cookie: /seed_session, /{tool} for each call, /verify with the wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nano_coder.environment import EnvironmentSession
 from nano_coder.tools.tool import ToolFailure, ToolResult
-from nano_formats.remote import HttpConnection, checked_url, object_of
+from nano_formats.remote import HttpConnection, checked_url, object_of, specs_of
 from nano_rl.tasks.task_file import read_rows
 from nano_shared.errors import EnvironmentFailed, Refusal, UsageError
 from nano_shared.logged_run import LoggedRun
@@ -27,8 +27,7 @@ class NemoGym:
     def __init__(
         self, url: str, rows: str, test: str | None = None, *, token_env_var: str | None = None
     ) -> None:
-        """`rows` and `test` are files of input rows (JSONL), to train and to evaluate on. Raises UsageError
-        for a server of another kind."""
+        """`rows` and `test`: input rows (JSONL) to train and to evaluate on. Raises UsageError."""
         self._url, self._headers = checked_url(url, token_env_var)
         self._files = {Split.TRAIN: Path(rows), Split.TEST: Path(test or rows)}
         connection = HttpConnection(self._url, self._headers, 10.0)
@@ -55,30 +54,22 @@ class NemoGym:
 class GymSession(EnvironmentSession):
     """A seeded session. Raises EnvironmentFailed where the server does not answer."""
 
+    tools: Sequence[ToolSpec] = ()
+
     def __init__(self, connection: HttpConnection, request: dict[str, Any]) -> None:
         self._connection, self._request = connection, request
         self._verified = False
+        self.tools = specs_of(request[_PARAMS].get("tools"), "parameters")
         # one that was seeded twice is one that nobody uses
         object_of(f"{connection.url}/seed_session", *connection.post("/seed_session", request, again=True))
-
-    @property
-    def tools(self) -> list[ToolSpec]:
-        return [
-            ToolSpec(
-                name=tool["name"], description=tool.get("description") or "",
-                parameters=tool.get("parameters") or {},
-            )
-            for tool in self._request[_PARAMS].get("tools") or ()
-        ]  # fmt: skip
 
     def step(self, call: ToolCall) -> ToolResult:
         status, text = self._connection.post(f"/{call.name}", call.arguments)
         if status in (400, 409, 422):  # what is wrong is the call
             raise ToolFailure(one_line(text, 1000))
         if status >= 400:
-            raise EnvironmentFailed(
-                f"{self._connection.url}/{call.name} answered {status}: {one_line(text, 300)}"
-            )
+            where = f"{self._connection.url}/{call.name}"
+            raise EnvironmentFailed(f"{where} answered {status}: {one_line(text, 300)}")
         return ToolResult(text=text)
 
     def grade(self, run: Trajectory) -> float:

@@ -29,9 +29,7 @@ session_release_failed cancelled kill_shaped shutdown persistence_failed cohort_
 """
 FAILURE_KINDS = frozenset(_KINDS.split())
 """NeMo Gym's closed vocabulary; other kinds are named `nano:<kind>`"""
-_TAKEN = frozenset(
-    {"reward", "mask_sample", "failure_kind", "failure_reason", "reward_components", "response"}
-)
+_TAKEN = {"reward", "mask_sample", "failure_kind", "failure_reason", "reward_components", "response"}
 
 
 def verified(verdict: Verdict) -> dict[str, Any]:
@@ -67,35 +65,22 @@ def write(
         output += _items(turn, triple)
     functions = [{"type": "function", "strict": None, **_function(tool)} for tool in tools or ()]
     sampling = trajectory.turns[0].completion.sampling if trajectory.turns else Sampling()
-    request = {
-        "input": [{"type": "message", "role": _role(m.role), "content": m.content} for m in shown],
-        "tools": functions,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_output_tokens": sampling.max_tokens,
+    both = {
+        "tools": functions, "temperature": sampling.temperature, "top_p": sampling.top_p,
         "parallel_tool_calls": True,
-    }
+    }  # fmt: skip
+    said = [{"type": "message", "role": _role(m.role), "content": m.content} for m in shown]
+    request = {"input": said, "max_output_tokens": sampling.max_tokens, **both}
     response = {
-        "id": f"resp_{trajectory.id}",
-        "created_at": int(trajectory.started),
-        "model": trajectory.policy,
-        "object": "response",
-        "output": output,
-        "tool_choice": "auto",
-        "tools": functions,
-        "parallel_tool_calls": True,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "status": "completed",
-        "usage": _usage([triple for triple in found if triple is not None]),
-    }
+        "id": f"resp_{trajectory.id}", "created_at": int(trajectory.started), "model": trajectory.policy,
+        "object": "response", "output": output, "tool_choice": "auto", "status": "completed",
+        "usage": _usage([triple for triple in found if triple is not None]), **both,
+    }  # fmt: skip
     graded = verified(trajectory.verdict) if trajectory.verdict else _UNGRADED
     return {name: value for name, value in graded.items() if not name.startswith("_ng_")} | {
-        "responses_create_params": request,
-        "response": response,
-        "agent_ref": {"name": "nano-coder"},
+        "responses_create_params": request, "response": response, "agent_ref": {"name": "nano-coder"},
         REMAINDER: remainder(run),
-    }
+    }  # fmt: skip
 
 
 _UNGRADED = {"reward": 0.0, "mask_sample": True, "failure_kind": None, "failure_reason": "never graded"}
@@ -104,20 +89,12 @@ _UNGRADED = {"reward": 0.0, "mask_sample": True, "failure_kind": None, "failure_
 def _items(turn: Turn, triple: Triple | None) -> list[Row]:
     text = turn.thought if turn.calls else turn.completion.text
     part = {"type": "output_text", "text": text, "annotations": []}
-    items: list[Row] = [
-        {
-            "type": "message", "id": f"msg_{turn.index}", "role": "assistant", "status": "completed",
-            "content": [part],
-        }
-    ]  # fmt: skip
+    message = {"type": "message", "id": f"msg_{turn.index}", "role": "assistant", "status": "completed"}
+    items: list[Row] = [message | {"content": [part]}]
     for position, call in enumerate(turn.calls):
-        name = call_id(turn.index, position)
-        items.append(
-            {
-                "type": "function_call", "id": name, "call_id": name, "name": call.name,
-                "arguments": json.dumps(call.arguments), "status": "completed",
-            }
-        )  # fmt: skip
+        name, arguments = call_id(turn.index, position), json.dumps(call.arguments)
+        called = {"name": call.name, "arguments": arguments, "status": "completed"}
+        items.append({"type": "function_call", "id": name, "call_id": name, **called})
     if triple is not None:  # on the last item that the call of the model gave
         values = (triple.prompt_ids, triple.sampled_ids, triple.logprobs)
         items[-1] |= {name: list(value) for name, value in zip(TRIPLE, values, strict=True)}
@@ -142,12 +119,9 @@ def _function(tool: dict[str, Any]) -> Row:
 def _usage(found: Sequence[Triple]) -> Row:
     read, written = sum(len(t.prompt_ids) for t in found), sum(len(t.sampled_ids) for t in found)
     return {
-        "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": read + written,
-    }
+        "input_tokens": read, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": read + written,
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -160,25 +134,16 @@ def read(row: Row) -> Iterator[LoggedRun]:
     if REMAINDER in row:
         yield _ours(row, request, items)
         return
-    transcript = Transcript(
-        format="nemo-gym",
-        agent=_agent(row),
-        model=str(response.get("model") or "unknown"),
-        now=_number(response.get("created_at", 0), "response.created_at"),
-        tools=_tools(request),
-    )
+    now = _number(response.get("created_at", 0), "response.created_at")
+    model, tools = str(response.get("model") or "unknown"), _tools(request)
+    transcript = Transcript(format="nemo-gym", agent=_agent(row), model=model, now=now, tools=tools)
     shown = request.get("input")
     for field, given in (("responses_create_params.input", _input(shown)), ("response.output", items)):
         for number, item in enumerate(given):
             with at_field(f"{field}.{number}"):
                 take_item(transcript, item)
-    reward = _number(row.get("reward"), "reward")
-    yield transcript.run(
-        row,
-        stop=StopReason.FINISHED,
-        sampling=_sampling(request),
-        verdict=_verdict(row, reward, content_hash(response)),
-    )
+    verdict = _verdict(row, _number(row.get("reward"), "reward"), content_hash(response))
+    yield transcript.run(row, stop=StopReason.FINISHED, sampling=_sampling(request), verdict=verdict)
 
 
 def _ours(row: Row, request: Row, items: list[Row]) -> LoggedRun:
@@ -247,13 +212,9 @@ def _verdict(row: Row, reward: float, graded: str) -> Verdict:
     named = components if isinstance(components, dict) else {}
     with refusing_invalid("reward_components"):
         return Verdict(
-            reward=None if row.get("mask_sample") is True else reward,
-            components=named,
-            failure_kind=row.get("failure_kind"),
-            trust=Trust.NONE,
-            grader="nemo-gym",
-            graded_hash=graded,
-        )
+            reward=None if row.get("mask_sample") is True else reward, components=named, trust=Trust.NONE,
+            failure_kind=row.get("failure_kind"), grader="nemo-gym", graded_hash=graded,
+        )  # fmt: skip
 
 
 def _object(row: Row, name: str) -> Row:

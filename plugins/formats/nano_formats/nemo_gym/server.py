@@ -46,9 +46,8 @@ class GymSessions:
         self._most = most
         self._idle = idle_seconds
         self._lock = threading.Lock()
-        self._episodes: dict[tuple[str, str], Episode] = {}
-        """by owner and id"""
-        self._busy: dict[tuple[str, str], threading.Lock] = {}
+        self._open: dict[tuple[str, str], tuple[Episode, threading.Lock]] = {}
+        """by owner and id: the episode, and the lock under which it is used"""
 
     def open(self, task: Task, id: str | None = None, owner: str = "") -> str:
         """Open a session on a task, or return the owner's open one of that id. Raises TooMany."""
@@ -56,33 +55,31 @@ class GymSessions:
         with self._lock:
             id = id or secrets.token_urlsafe(24)
             place = (owner, id)
-            if place not in self._episodes:
-                if len(self._episodes) >= self._most:
+            if place not in self._open:
+                if len(self._open) >= self._most:
                     raise TooMany(f"{self._most} sessions are open; close one, or serve with --sessions")
-                self._episodes[place] = self._opener(task)
-                self._busy[place] = threading.Lock()
+                self._open[place] = self._opener(task), threading.Lock()
             return id
 
     def use(self, id: str, owner: str = "") -> tuple[Episode, threading.Lock]:
         """The episode of a session and the lock under which it is used. Raises KeyError."""
         with self._lock:
-            return self._episodes[owner, id], self._busy[owner, id]
+            return self._open[owner, id]
 
     def close(self, id: str, owner: str = "") -> None:
         with self._lock:
-            episode = self._episodes.pop((owner, id), None)
-            self._busy.pop((owner, id), None)
-        if episode is not None:
-            episode.close()
+            held = self._open.pop((owner, id), None)
+        if held is not None:
+            held[0].close()
 
     def close_all(self) -> None:
-        for owner, id in list(self._episodes):
+        for owner, id in list(self._open):
             self.close(id, owner)
 
     def _sweep(self) -> None:
         now = time.monotonic()
         with self._lock:
-            idle = [place for place, e in self._episodes.items() if now - e.touched > self._idle]
+            idle = [place for place, (e, _) in self._open.items() if now - e.touched > self._idle]
         for owner, id in idle:
             self.close(id, owner)
 
@@ -126,12 +123,9 @@ def gym_app(tasks: Sequence[Task], sessions: GymSessions, access: Access | None 
         sessions.close_all()
 
     posts = {
-        "/seed_session": server.seed,
-        "/verify": server.verify,
-        "/close_session": server.close,
-        "/aggregate_metrics": server.aggregate,
-        "/{tool}": server.call,
-    }
+        "/seed_session": server.seed, "/verify": server.verify, "/close_session": server.close,
+        "/aggregate_metrics": server.aggregate, "/{tool}": server.call,
+    }  # fmt: skip
     allowed = access or Access()
     health = [
         Route("/health", _answering(server.health, allowed, Action.HEALTH)),
@@ -246,8 +240,7 @@ def _check_call(name: str, arguments: Row, tools: Sequence[ToolSpec]) -> None:
 
 
 def _answering(handler: Any, access: Access, action: Action = Action.TASKS) -> Any:
-    """An endpoint: the caller is checked, the body is read within bounds, the handler runs off the event
-    loop."""
+    """An endpoint: checks the caller, reads a bounded body, answers off the event loop."""
     from starlette.concurrency import run_in_threadpool
 
     async def endpoint(request: Request) -> Response:
@@ -258,12 +251,9 @@ def _answering(handler: Any, access: Access, action: Action = Action.TASKS) -> A
             response: Response = await run_in_threadpool(handler, request, body)
         except (Problem, BadRequest) as problem:
             return _json({"detail": str(problem)}, problem.status)
-        except TooMany as problem:
-            return _json({"detail": str(problem)}, 429)
-        except EpisodeOver as problem:
-            return _json({"detail": str(problem)}, 409)
         except UsageError as problem:
-            return _json({"detail": str(problem)}, 422)
+            status = {TooMany: 429, EpisodeOver: 409}.get(type(problem), 422)
+            return _json({"detail": str(problem)}, status)
         return response
 
     return endpoint

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
-from nano_formats.row_format import RowFormat
+from nano_formats.row_format import OpenModel, RowFormat
 from nano_shared.errors import Refused
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
@@ -19,18 +19,12 @@ _PROMPTS = ("problem_statement", "question", "problem", "instruction", "prompt")
 """field with the prompt, in rows whose server writes the first message"""
 
 
-class _ExtensibleRow(BaseModel):
-    """Fields beyond the declared ones stay in the row, which is kept whole."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-
-class TextPart(_ExtensibleRow):
+class TextPart(OpenModel):
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class InputItem(_ExtensibleRow):
+class InputItem(OpenModel):
     """One item of the conversation before the task starts: a message, or an earlier call and its output."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
@@ -53,14 +47,14 @@ class InputItem(_ExtensibleRow):
         return "".join(part.text for part in self.content or ())
 
 
-class FunctionTool(_ExtensibleRow):
+class FunctionTool(OpenModel):
     type: Literal["function"]
     name: str = Field(min_length=1)
 
 
-class CreateParams(_ExtensibleRow):
+class CreateParams(OpenModel):
     input: list[InputItem]
-    tools: list[FunctionTool] = []
+    tools: list[FunctionTool] = Field([])
     metadata: dict[str, Any] | None = None
 
     @field_validator("input", mode="before")
@@ -69,7 +63,7 @@ class CreateParams(_ExtensibleRow):
         return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-class InputRow(_ExtensibleRow):
+class InputRow(OpenModel):
     responses_create_params: CreateParams
 
 
@@ -81,38 +75,26 @@ def read_row(row: Row) -> Task:
     if not prompt:
         raise Refused("responses_create_params.input", "holds no text to give to the agent")
     return Task(
-        key=_key(row),
-        prompt=prompt,
-        tools=tuple(tool.name for tool in params.tools) if params.tools else None,
-        hidden=_hidden(row),
+        key=_key(row), prompt=prompt,
+        tools=tuple(tool.name for tool in params.tools) if params.tools else None, hidden=_hidden(row),
         provenance=Provenance(source=_text(row.get("dataset")) or _text(row.get("source")) or NAME),
-    )
+    )  # fmt: skip
 
 
 def write_row(task: Task) -> Row:
     """Native fields for NeMo Gym's agents: the prompt and the tools. Verified by `nano-rl tasks serve`."""
     from nano_coder.agent.profiles import COMPACT_1, first_messages, offered_tools, serving_profile
 
-    tools = offered_tools(
-        serving_profile(COMPACT_1, task), task.model_copy(update={"tools": known_tools(task)})
-    )
+    known = task.model_copy(update={"tools": known_tools(task)})
     *_, user = first_messages(COMPACT_1, task.model_copy(update={"tools": ()}), sorted(task.files))
-    return {
-        "responses_create_params": {
-            "input": [message(Message(role=Role.SYSTEM, content=_SYSTEM)), message(user)],
-            "tools": [
-                {
-                    "type": "function",
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.parameters,
-                    "strict": False,
-                }
-                for tool in tools
-            ],
-        },
-        "verifier_metadata": {"nano_key": task.key},
-    }
+    shown = [message(Message(role=Role.SYSTEM, content=_SYSTEM)), message(user)]
+    tools = [
+        {"type": "function", "name": tool.name, "description": tool.description,
+         "parameters": tool.parameters, "strict": False}
+        for tool in offered_tools(serving_profile(COMPACT_1, task), known)
+    ]  # fmt: skip
+    params = {"input": shown, "tools": tools}
+    return {"responses_create_params": params, "verifier_metadata": {"nano_key": task.key}}
 
 
 _SYSTEM = (
@@ -126,9 +108,8 @@ def known_tools(task: Task) -> tuple[str, ...] | None:
 
     known = {tool.name for tool in serving_profile(COMPACT_1, task).tools}
     if foreign := [name for name in task.tools or () if name not in known]:
-        raise Refused(
-            "tools", f"{foreign[0]!r} is no tool of this runtime; it has {', '.join(sorted(known))}"
-        )
+        has = ", ".join(sorted(known))
+        raise Refused("tools", f"{foreign[0]!r} is no tool of this runtime; it has {has}")
     return task.tools
 
 
@@ -164,9 +145,7 @@ def _key(row: Row) -> str:
 def _hidden(row: Row) -> AnswerChecks | None:
     """An expected answer; checks by other servers are not supported."""
     expected: JsonValue = row.get("expected_answer")
-    if expected is None or expected == "":
-        return None
-    return AnswerChecks(answer=expected)
+    return None if expected is None or expected == "" else AnswerChecks(answer=expected)
 
 
 def _text(value: Any) -> str | None:
@@ -174,11 +153,7 @@ def _text(value: Any) -> str | None:
 
 
 NEMO_GYM = RowFormat(
-    name=NAME,
-    summary="NeMo Gym: input rows and rollouts",
-    recognises=lambda row: "responses_create_params" in row,
-    read_row=read_row,
-    write_row=write_row,
-    understood=frozenset({"responses_create_params", "expected_answer", "verifier_metadata"}),
-    repeats=True,
-)
+    name=NAME, summary="NeMo Gym: input rows and rollouts",
+    recognises=lambda row: "responses_create_params" in row, read_row=read_row, write_row=write_row,
+    understood=frozenset({"responses_create_params", "expected_answer", "verifier_metadata"}), repeats=True,
+)  # fmt: skip

@@ -74,8 +74,7 @@ Encode = Callable[[str], bytes]
 
 
 def file_form(data: bytes) -> tuple[str, Encode]:
-    """The text of a file (compressed, UTF-8, UTF-16, or else each byte as a character), and how such a text
-    is written again."""
+    """The text of a file (compressed, UTF-8, UTF-16, or bytes as characters), and how it is written."""
     for magic, opened, compress in _COMPRESSED:
         if data.startswith(magic) and (content := _decompressed(data, opened)) is not None:
             return _inside(*file_form(content), compress)

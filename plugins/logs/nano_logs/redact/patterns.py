@@ -29,8 +29,7 @@ _HASH_BEFORE = re.compile(
 )
 _LOWER_RUN = re.compile(r"[a-z]{7}|[A-Z]{7}")
 BITS = 4.1
-"""lowest entropy, bits per character; 24 random characters of base 64 have 4.3 on average, English
-identifiers less than 4"""
+"""lowest entropy, bits a character; 24 random base-64 characters have 4.3, English names less than 4"""
 _AT_LEAST_EACH = 3
 _NAMED_ID = re.compile(
     r"(?:(?:srv)?toolu|msg(?:batch)?|call|chatcmpl|cmpl|resp|fc|rs|gen|run|step|thread|asst|file|batch|vs"
@@ -45,10 +44,8 @@ _MOST_WORDS = 0.6
 def random_looking(text: str) -> list[tuple[int, int]]:
     """Spans of random-looking strings: 24 to 200 characters of base 64 or its URL form, with at least three
     characters of each of three classes, no seven letters of one case in a row, and 4.1 bits per character.
-
     Hexadecimal strings do not count: commits and checksums look like keys. Neither do names made of words,
-    ids of objects in APIs, base 64 of a text with spaces, nor anything after the name of a hash.
-    """
+    ids of objects in APIs, base 64 of a text with spaces, nor anything after the name of a hash."""
     return [
         match.span()
         for match in _CANDIDATE.finditer(text)
@@ -63,11 +60,8 @@ def is_named(text: str) -> bool:
     """Whether it is a name made of words, an object's id, or base 64 of a text with spaces."""
     words = sum(len(word[0]) for word in _WORDS.finditer(text))
     decoded = from_base64(text[: len(text) // 4 * 4]) or ""
-    return (
-        words >= _MOST_WORDS * len(text)
-        or _NAMED_ID.match(text) is not None
-        or any(c in " \n" for c in decoded)
-    )
+    spaced = " " in decoded or "\n" in decoded
+    return words >= _MOST_WORDS * len(text) or _NAMED_ID.match(text) is not None or spaced
 
 
 def entropy(text: str) -> float:
@@ -326,11 +320,8 @@ _VARIED = 2.0
 
 
 class Known:
-    """Secrets that were recognised in a run, to be found wherever they occur again, whole or in part.
-
-    A word of one character class is not searched for: `postgres` as a password would hide every other
-    `postgres`.
-    """
+    """Secrets that were recognised in a run, to be found wherever they occur again, whole or in part. A word
+    of one character class is not searched for: `postgres` as a password would hide every other `postgres`."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._whole: set[str] = set()

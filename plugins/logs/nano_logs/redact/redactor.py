@@ -54,9 +54,8 @@ class RedactConfig(BaseModel):
             if not _NAME.fullmatch(kind):
                 raise ValueError(f"{kind!r} is no name of a kind; use lower-case letters, digits and dashes")
             if compiled(pattern).search(""):
-                raise ValueError(
-                    f"{kind}: {pattern!r} matches the empty text, so everything would be a secret"
-                )
+                why = "matches the empty text, so everything would be a secret"
+                raise ValueError(f"{kind}: {pattern!r} {why}")
         return value
 
     @field_validator("allow")
@@ -69,10 +68,8 @@ class RedactConfig(BaseModel):
 
 @cache
 def compiled(pattern: str) -> Any:
-    """Compile a configured pattern, which may be a stranger's, with an engine that never backtracks.
-
-    Raises ValueError for an invalid pattern, and for one that would take long at every character.
-    """
+    """Compile a configured pattern, which may be a stranger's, with an engine that never backtracks. Raises
+    ValueError for an invalid pattern, and for one that would take long at every character."""
     import re2
 
     options = re2.Options()
@@ -108,10 +105,8 @@ class Redactor:
     """what was found in texts, by their hash: a run's texts are learnt, scrubbed, and looked at again"""
 
     def scrub(self, text: str, known: Known | None = None) -> tuple[str, tuple[Span, ...]]:
-        """The text with a marker `[redacted:KIND]` for each secret, and the spans in the given text.
-
-        A text without secrets, or redacted before, is returned unchanged.
-        """
+        """The text with a marker `[redacted:KIND]` for each secret, and the spans in the given text. A text
+        without secrets, or redacted before, is returned unchanged."""
         spans: list[Span] = []
         for _ in range(_MOST_ROUNDS):
             scrubbed, pieces = _render(text, spans)
@@ -138,9 +133,8 @@ class Redactor:
                 found.append(Span(start, end, f"encoded-{inner[0].kind}".removeprefix("encoded-encoded-")))
         found += [Span(*span, "repeated") for span in known.find(text)] if known else []
         markers = [match.span() for match in MARKER.finditer(text)] if found else []
-        return _merge(
-            span for span in found if not any(a <= span.start and span.end <= b for a, b in markers)
-        )
+        inside = (any(a <= span.start and span.end <= b for a, b in markers) for span in found)
+        return _merge(span for span, hidden in zip(found, inside, strict=True) if not hidden)
 
     def secrets(self, text: str) -> Iterator[str]:
         """The texts of the secrets in a text."""
@@ -169,10 +163,8 @@ class Redactor:
                 yield (start, end), kind
 
     def _configured(self, text: str) -> Iterator[tuple[tuple[int, int], str]]:
-        """Matches of the configured patterns; if there are too many, the whole text is hidden.
-
-        One search is linear in the text, but each match starts another.
-        """
+        """Matches of the configured patterns; if there are too many, the whole text is hidden. One search is
+        linear in the text, but each match starts another."""
         left = max(_FEWEST_MATCHES, _MOST_WORK // max(1, len(text)))
         for kind, source in self.config.patterns.items():
             pattern = compiled(source)
@@ -239,11 +231,9 @@ def _back(span: Span, pieces: list[_TextPiece]) -> Span:
 
 
 def scrub_bytes(data: bytes, redactor: Redactor, known: Known | None = None) -> bytes:
-    """A file with markers for its secrets; the same object if there are none.
-
-    Files that are no text are searched byte by byte, so that secrets in binary files are found too; such a
-    file is then damaged, which is better than leaking a key.
-    """
+    """A file with markers for its secrets; the same object if there are none. Files that are no text are
+    searched byte by byte, so that secrets in binary files are found too; such a file is then damaged, which
+    is better than leaking a key."""
     text, encode = file_form(data)
     # a zero byte ends a text in a binary file
     spans = redactor.scrub(text.replace("\0", "\n"), known)[1]
@@ -251,16 +241,11 @@ def scrub_bytes(data: bytes, redactor: Redactor, known: Known | None = None) -> 
 
 
 def scrub_snapshot(
-    snapshot: str,
-    source: BlobStore,
-    target: BlobStore,
-    redactor: Redactor | None = None,
+    snapshot: str, source: BlobStore, target: BlobStore, redactor: Redactor | None = None,
     known: Known | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Copy a snapshot with the secrets of its files and link targets redacted; returns its id in `target`.
-
-    File names stay, since tools and diffs refer to them. Raises LogError if a file is missing.
-    """
+    File names stay, since tools and diffs refer to them. Raises LogError if a file is missing."""
     redactor, known = redactor or Redactor(), known or Known()
     entries = []
     for entry in load(snapshot, source).entries:

@@ -27,11 +27,9 @@ from nano_shared.types import REDACTED_ID, Observation, Trajectory, Turn, TurnTo
 
 
 def masked_positions(ids: Sequence[int], decode: DecodeIds, redactor: Redactor, known: Known) -> set[int]:
-    """Positions of a row of ids whose text overlaps a secret.
-
-    Texts of single ids are joined, so that secrets across their boundaries are found. If a tokenizer writes
-    differently in context, a whole stretch in which something is still found is masked.
-    """
+    """Positions of a row of ids whose text overlaps a secret. Texts of single ids are joined, so that secrets
+    across their boundaries are found. If a tokenizer writes differently in context, a whole stretch in which
+    something is still found is masked."""
     texts = {i: "" if i == REDACTED_ID else decode([i]) for i in set(ids)}
     masked = {at for at, i in enumerate(ids) if i == REDACTED_ID}
     while True:
@@ -68,9 +66,7 @@ def mask_turns(
     turns: Sequence[Turn], decode: DecodeIds | None, redactor: Redactor, known: Known
 ) -> tuple[Turn, ...]:
     """The turns with their ids masked, row by row: a placeholder for each id, log-prob 0 for a sampled one.
-
-    Without `decode`, it is unknown which ids spell the secret, and all are masked.
-    """
+    Without `decode`, it is unknown which ids spell the secret, and all are masked."""
     masked = {
         number: set(range(len(ids))) if decode is None else masked_positions(ids, decode, redactor, known)
         for number, ids in _rows(turns).items()
@@ -92,9 +88,8 @@ def mask_turns(
                 "logprobs": tuple(0.0 if i == REDACTED_ID else p for i, p in sampled),
             }
             hidden = tokens.model_copy(update=of_tokens)
-            turn = turn.model_copy(
-                update={"completion": turn.completion.model_copy(update={"tokens": hidden})}
-            )
+            completion = turn.completion.model_copy(update={"tokens": hidden})
+            turn = turn.model_copy(update={"completion": completion})
         changed.append(turn)
     return tuple(changed)
 
@@ -202,12 +197,10 @@ def redacted(value: V) -> V:
 
 
 def redact_run(store: LogStore, run_id: str, redactor: Redactor) -> bool:
-    """Replace a logged run by its redacted copy, in one transaction. Returns whether anything changed.
-
-    All ids of a run that holds a secret are masked, since no tokenizer is available. Old contents are
-    overwritten in an SQLite file and its write-ahead log; a server's backups are not touched. Raises LogError
-    for an unknown run or one that is being executed, UsageError for one that has not ended.
-    """
+    """Replace a logged run by its redacted copy, in one transaction. Returns whether anything changed. All
+    ids of a run that holds a secret are masked, since no tokenizer is available. Old contents are overwritten
+    in an SQLite file and its write-ahead log; a server's backups are not touched. Raises LogError for an
+    unknown run or one that is being executed, UsageError for one that has not ended."""
     with store.claim(run_id):
         before = store.get(run_id)
         if before.stop is None:
@@ -238,11 +231,9 @@ def _rewrite(connection: sa.Connection, run: Trajectory, redactor: Redactor, kno
         connection.execute(schema.tasks.delete().where(schema.tasks.c.id == old_task))
     before = _verdicts(connection, run.id)
     whole = {row["id"] for row in before if row["seal"] == verdict_seal(run.id, str(old_task), row)}
+    tables = (schema.verdicts, schema.feedback)
     # a list: every row must be visited, even after one that changed
-    changed = [
-        _scrub_rows(connection, table, run.id, redactor, known)
-        for table in (schema.verdicts, schema.feedback)
-    ]
+    changed = [_scrub_rows(connection, table, run.id, redactor, known) for table in tables]
     for judged in _verdicts(connection, run.id):
         if judged["id"] in whole:
             update = schema.verdicts.update().where(schema.verdicts.c.id == judged["id"])
@@ -296,9 +287,7 @@ class RedactingStore(LogStore):
         learn(trajectory, self.redactor, run.known)
         if trajectory.turns:  # of the parent, which is another run
             run.turns = list(trajectory.turns)
-            trajectory = scrub_trajectory(
-                trajectory, redactor=self.redactor, decode=self._decode, blobs=self.blobs
-            )
+            trajectory = self._whole(trajectory)
         super().begin(scrub_value(trajectory, self.redactor, run.known))
 
     def append_turn(self, run_id: str, turn: Turn, request: ClientRequest | None = None) -> None:
@@ -307,9 +296,8 @@ class RedactingStore(LogStore):
         for observation in turn.observations:
             self._learn_output(observation, run)
         run.turns.append(turn)
-        super().append_turn(
-            run_id, scrub_value(self._mask_newest_turn(run), self.redactor, run.known), request
-        )
+        scrubbed = scrub_value(self._mask_newest_turn(run), self.redactor, run.known)
+        super().append_turn(run_id, scrubbed, request)
 
     def add_observation(self, run_id: str, turn: int, observation: Observation) -> None:
         run = self._of(run_id)
@@ -324,9 +312,10 @@ class RedactingStore(LogStore):
         super().finish(run_id, **scrubbed)
 
     def append(self, trajectory: Trajectory) -> None:
-        super().append(
-            scrub_trajectory(trajectory, redactor=self.redactor, decode=self._decode, blobs=self.blobs)
-        )
+        super().append(self._whole(trajectory))
+
+    def _whole(self, run: Trajectory) -> Trajectory:
+        return scrub_trajectory(run, redactor=self.redactor, decode=self._decode, blobs=self.blobs)
 
     def add_verdict(self, run_id: str, verdict: Verdict) -> None:
         super().add_verdict(run_id, self._scrubbed(run_id, verdict))

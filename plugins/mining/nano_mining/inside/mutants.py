@@ -33,11 +33,8 @@ class CallTimeout(BaseException):
 
 class MemoryImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, files: dict[str, str]) -> None:
-        self.modules = {
-            name[:-3].removesuffix("/__init__").replace("/", "."): name
-            for name in files
-            if name.endswith(".py")
-        }
+        own = [name for name in files if name.endswith(".py")]
+        self.modules = {name[:-3].removesuffix("/__init__").replace("/", "."): name for name in own}
         self.files = files
         self.code: dict[tuple[str, str], Any] = {}
 
@@ -45,9 +42,8 @@ class MemoryImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         inside = any(name.startswith(fullname + ".") for name in self.modules)
         if fullname not in self.modules:
             return importlib.machinery.ModuleSpec(fullname, None, is_package=True) if inside else None
-        return importlib.util.spec_from_loader(
-            fullname, self, origin=self.modules[fullname], is_package=inside
-        )
+        origin = self.modules[fullname]
+        return importlib.util.spec_from_loader(fullname, self, origin=origin, is_package=inside)
 
     def exec_module(self, module: Any) -> None:
         name = self.modules[module.__name__]

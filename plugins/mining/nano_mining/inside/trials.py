@@ -55,13 +55,7 @@ def child(arguments: list[str], channel: int) -> None:
         counts = TrialCounts()
         code = int(pytest.main(arguments, plugins=[counts]))
         files = {n: getattr(m, "__file__", None) or "" for n, m in list(sys.modules.items())}
-        row = {
-            "exit": code,
-            "failed": counts.failed,
-            "passed": counts.passed,
-            "skipped": counts.skipped,
-            "modules": files,
-        }
+        row = {"exit": code, "modules": files, **vars(counts)}
         data = json.dumps(row).encode() + b"\n"
         while data:
             data = data[os.write(channel, data) :]
@@ -96,8 +90,7 @@ def run(arguments: list[str], seconds: float) -> dict[str, Any]:
 
 
 def prepare(modules: dict[str, str]) -> None:
-    """Import the standard library's modules that the tests used; compile those of the workspace once, for
-    imports that compare the source."""
+    """Import the standard modules that tests used; compile the workspace's once, to compare sources."""
     for name, file in sorted(modules.items()):
         if name.partition(".")[0] in sys.stdlib_module_names and name != "__main__":
             with contextlib.suppress(ImportError):

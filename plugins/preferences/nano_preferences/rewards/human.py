@@ -24,10 +24,7 @@ class Human(Part):
 
 
 def opinion(run: str, rows: Sequence[Feedback]) -> float | None:
-    """The mean value of the feedback on a run, between 0 and 1; None without any.
-
-    Raises UsageError for a value out of its range.
-    """
+    """The mean value of the feedback, 0 to 1; None without any. Raises UsageError out of range."""
     values = [v for row in rows if (v := _value(run, row)) is not None]
     return math.fsum(values) / len(values) if values else None
 

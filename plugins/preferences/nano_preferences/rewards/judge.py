@@ -76,25 +76,21 @@ class JudgePart(Part):
         )  # fmt: skip
 
     def ask(self, system: str, question: str) -> str:
-        """The judge's answer. Raises JudgeFailure with one of the kinds judge_unreachable, judge_late,
-        judge_refused, judge_unparseable, judge_failed."""
+        """The judge's answer. Raises JudgeFailure with its kind (`_KINDS`, or judge_failed)."""
         assert self._policy is not None, "open_judge comes first"
         messages = (Message(role=Role.SYSTEM, content=system), Message(role=Role.USER, content=question))
         conversation = Conversation(messages)
         conversation.deadline = time.monotonic() + self.deadline
+        sampling = Sampling(temperature=0.0, max_tokens=self.max_tokens)
         try:
-            return self._policy.complete(
-                conversation, Sampling(temperature=0.0, max_tokens=self.max_tokens)
-            ).text
+            return self._policy.complete(conversation, sampling).text
         except EndpointError as problem:
             raise JudgeFailure(_KINDS[problem.kind], str(problem)) from None
         except ConfigError as problem:  # a refused key
             raise JudgeFailure("judge_refused", str(problem)) from None
-        except ContextFull as problem:
-            raise JudgeFailure("judge_failed", str(problem)) from None
         except BudgetExhausted as problem:
             raise JudgeFailure("judge_late", str(problem)) from None
-        except PolicyError as problem:
+        except (ContextFull, PolicyError) as problem:
             raise JudgeFailure("judge_failed", str(problem)) from None
 
 
@@ -198,10 +194,8 @@ class Judge(JudgePart):
         self.open_judge()
 
     def score(self, runs: Sequence[Trajectory], runtime: Runtime) -> list[Score]:
-        """[G] the mean worth over the comparisons of each run; no score for a single run.
-
-        If fewer than half of the comparisons of a run succeed, it fails with the kind of the first failure.
-        """
+        """[G] the mean worth over the comparisons of each run; no score for a single run. If fewer than half
+        of the comparisons of a run succeed, it fails with the kind of the first failure."""
         if len(runs) < 2:
             return [SILENT] * len(runs)
         try:
@@ -210,12 +204,9 @@ class Judge(JudgePart):
             return [Score(value=None, failure=failure.kind)] * len(runs)
         pairs = ring(len(runs), self.opponents)
         works = [work_of(run) for run in runs]
+        task = runs[0].task.prompt
         with ThreadPoolExecutor(self.concurrency) as pool:
-            results = list(
-                pool.map(
-                    lambda pair: self._compare(runs[0].task.prompt, works[pair[0]], works[pair[1]]), pairs
-                )
-            )
+            results = list(pool.map(lambda pair: self._compare(task, *(works[i] for i in pair)), pairs))
         worth: list[list[PairVerdict | JudgeFailure]] = [[] for _ in runs]
         for (i, j), result in zip(pairs, results, strict=True):
             worth[i].append(result)

@@ -48,8 +48,7 @@ class Preference(Part):
 
     @classmethod
     def unnamed(cls) -> str:
-        """The name of the only reward model on this machine. Raises UsageError if there is none or
-        several."""
+        """The only reward model on this machine. Raises UsageError if there is none or several."""
         known = [name for name in checkpoint_names() if _is_reward_model(name)]
         if not known:
             raise UsageError("preference=WEIGHT needs a reward model; nano-rl reward-model makes one")

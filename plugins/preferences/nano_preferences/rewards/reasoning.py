@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards.reward import SILENT, Part, Score
@@ -37,11 +37,9 @@ _OPERATORS: dict[str, Callable[[int, int], float]] = {
 
 
 def claims_of(turn: Turn, seen: str, written: str, answer: str | None) -> Iterator[Claim]:
-    """The claims in the thought of one turn.
-
-    `seen` is all text that the agent was shown before the turn, `written` all text that it writes in the run
-    (it may name what it will write), `answer` what the run submitted.
-    """
+    """The claims in the thought of one turn. `seen` is all text that the agent was shown before the turn,
+    `written` all text that it writes in the run (it may name what it will write), `answer` what the run
+    submitted."""
     thought = turn.thought
     yield from _lines(thought, seen)
     yield from _names(thought, f"{seen}\n{written}")
@@ -111,28 +109,22 @@ FLAWED = 0.5
 """largest score of a run with a false claim"""
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    held: int
-    failed: int
+Tally = namedtuple("Tally", "held failed")
 
 
 class Reasoning(Part):
     def score_run(self, run: Trajectory, runtime: Runtime) -> Score:
         start = snapshot.load(run.snapshot, runtime.store.blobs).entries if run.snapshot else ()
-        tally = count_claims(run, [entry.path for entry in start])
-        total = tally.held + tally.failed
-        if total == 0:
+        held, failed = count_claims(run, [entry.path for entry in start])
+        if held + failed == 0:
             return SILENT
-        share = tally.held / total
-        value = 1.0 if tally.failed == 0 else FLAWED * share
-        return Score(value=value, details={"claims_held": share})
+        share = held / (held + failed)
+        return Score(value=1.0 if failed == 0 else FLAWED * share, details={"claims_held": share})
 
 
 def count_claims(run: Trajectory, paths: Iterable[str] = ()) -> Tally:
     """The number of true and false distinct claims over all turns; each is checked against what was seen by
-    then. `paths` are the files of the workspace, whose names the first message shows.
-    """
+    then. `paths` are the files of the workspace, whose names the first message shows."""
     calls = [call for turn in run.turns for call in turn.calls]
     written = "\n".join(text for call in calls for text in (call.name, *map(str, call.arguments.values())))
     seen = "\n".join([run.task.prompt, run.task.check or "", *paths, *run.task.files.values()])
@@ -144,4 +136,4 @@ def count_claims(run: Trajectory, paths: Iterable[str] = ()) -> Tally:
         shown = [observation.text for observation in turn.observations]
         seen = "\n".join([seen, *(str(v) for c in turn.calls for v in c.arguments.values()), *shown])
     held = sum(judged.values())
-    return Tally(held=held, failed=len(judged) - held)
+    return Tally(held, len(judged) - held)

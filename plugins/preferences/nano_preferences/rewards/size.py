@@ -88,10 +88,8 @@ class DiffSize(Part):
 
 
 def changed_lines(diff: str) -> int:
-    """The number of lines that a unified diff adds and removes.
-
-    Hunks are read by their lengths, so that changed lines that look like a header are counted.
-    """
+    """The number of lines that a unified diff adds and removes. Hunks are read by their lengths, so that
+    changed lines that look like a header are counted."""
     count = old = new = 0
     for line in diff.split("\n"):
         if old <= 0 and new <= 0:

@@ -106,8 +106,7 @@ def _rows_of_csv(text: str, expected: Any) -> list[Any]:
 
 
 def _same_cells(given: Any, expected: Any) -> bool:
-    """Compares a row of texts with a row of values: a number equals the text that spells it, null an empty
-    text."""
+    """Texts against values: a number equals the text that spells it, null an empty text."""
     if isinstance(expected, list) and isinstance(given, list):
         return len(given) == len(expected) and all(map(_same_cells, given, expected))
     if isinstance(expected, dict) and isinstance(given, dict):
@@ -122,8 +121,7 @@ def _same_cells(given: Any, expected: Any) -> bool:
 
 
 def _same_number(text: str, expected: float) -> bool:
-    """Exact equality of numbers of any length; a fraction may be spelt with as many digits as its float
-    needs."""
+    """Equality of numbers of any length; a fraction may have as many digits as its float needs."""
     if not NUMBER.fullmatch(text):
         return False
     exact = Decimal(text)

@@ -20,11 +20,8 @@ _SECONDS = 20.0
 
 def measure(files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> dict[str, int] | None:
     """The metrics of all Python files together, and the number of ways to run code that the syntax tree hides
-    (`hidden`).
-
-    None if a file is not valid Python. The source is parsed in a jail, since it may crash the parser. Raises
-    SandboxError if the jail fails.
-    """
+    (`hidden`). None if a file is not valid Python. The source is parsed in a jail, since it may crash the
+    parser. Raises SandboxError if the jail fails."""
     texts = {
         name: data.decode("utf-8", "surrogateescape") for name, data in files.items() if name.endswith(".py")
     }
@@ -40,8 +37,7 @@ def measure(files: Mapping[str, bytes], limits: Limits, sandbox: Sandbox) -> dic
 
 
 def grade_measured(given: Submission) -> GradingOutcome:
-    """The outcome of hidden cases with a check for each bound on a metric. Hiding code in strings is reported
-    as tampering."""
+    """Hidden cases with a check for each bound on a metric; code hidden in strings is tampering."""
     hidden = given.checks
     assert isinstance(hidden, CaseChecks)
     outcome = run_cases(given, MODULES)

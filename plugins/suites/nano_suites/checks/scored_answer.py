@@ -82,10 +82,8 @@ def _scored(score: float, failure: str | None = None, *found: Tampering) -> Grad
 
 
 def plain(answer: str) -> bool:
-    """Whether evaluating the text can only compute with numbers, single letters and texts.
-
-    A text that is no expression is let through: evaluating it fails. `!` is sympy's factorial.
-    """
+    """Whether evaluating the text can only compute with numbers, single letters and texts. A text that is no
+    expression is let through: evaluating it fails. `!` is sympy's factorial."""
     if re.fullmatch(r"[\w\s]*", answer):
         return True  # words and numbers: nothing is called
     try:
@@ -107,10 +105,8 @@ def plain(answer: str) -> bool:
 
 
 def ask_scorer(scorer: Scorer, answer: str, sandbox: Sandbox) -> float:
-    """The score in [0, 1]; 0 if the scorer fails or does not end on the answer.
-
-    Raises SandboxError if the question could not be made again, which is no fault of the answer.
-    """
+    """The score in [0, 1]; 0 if the scorer fails or does not end on the answer. Raises SandboxError if the
+    question could not be made again, which is no fault of the answer."""
     job = {**scorer.model_dump(include={"dataset", "seed", "config", "question"}), "answer": answer}
     with closing(sandbox.open(None, _LIMITS)) as jail:
         done = jail.run(

@@ -12,15 +12,8 @@ import types
 from collections.abc import Iterator
 
 BRANCHES = (
-    ast.If,
-    ast.For,
-    ast.AsyncFor,
-    ast.While,
-    ast.IfExp,
-    ast.ExceptHandler,
-    ast.match_case,
-    ast.Assert,
-)
+    ast.If, ast.For, ast.AsyncFor, ast.While, ast.IfExp, ast.ExceptHandler, ast.match_case, ast.Assert,
+)  # fmt: skip
 BLOCKS = (
     ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match,
 )  # fmt: skip
@@ -49,11 +42,9 @@ modules _getframe _current_frames meta_path path_hooks path path_importer_cache 
 addaudithook call_tracing last_traceback monitoring
 """
 OF_MODULES = {
-    "os": frozenset(_OS.split()),
-    "sys": frozenset(_SYS.split()),
-    "typing": frozenset(("get_type_hints", "ForwardRef")),
-    "ast": frozenset(("parse",)),
-}
+    "os": frozenset(_OS.split()), "sys": frozenset(_SYS.split()),
+    "typing": frozenset(("get_type_hints", "ForwardRef")), "ast": frozenset(("parse",)),
+}  # fmt: skip
 TYPES = frozenset(("MappingProxyType", "SimpleNamespace", "NoneType", "GenericAlias", "UnionType"))
 _ATTRIBUTES = """
 __builtins__ __globals__ __code__ __closure__ __subclasses__ __base__ __bases__ __mro__ __loader__ __spec__
@@ -86,10 +77,8 @@ def branches(node: ast.AST) -> int:
 
 
 def nesting(tree: ast.AST) -> int:
-    """Blocks around the innermost statement; `elif` is no deeper than its `if`.
-
-    A definition starts at depth 0, except inside a block, where it counts as any other statement.
-    """
+    """Blocks around the innermost statement; `elif` is no deeper than its `if`. A definition starts at depth
+    0, except inside a block, where it counts as any other statement."""
     deepest, pending = 0, [(tree, 0)]
     while pending:
         node, depth = pending.pop()
@@ -127,11 +116,8 @@ _PARTS = (ast.expr, ast.arguments, ast.alias, ast.keyword, ast.withitem, ast.pat
 def hidden(tree: ast.AST) -> Iterator[str]:
     """Number of ways to run text or bytes as code, or to reach such a function, after resolving names."""
     modules = dict(imported(tree))
-    bound = {
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
-    }
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    bound = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
     bound |= {n.name for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
     bound |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
     for node in ast.walk(tree):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from keyword import iskeyword
-from typing import Any, Protocol
+from typing import Any
 
 from nano_rl.tasks.mutate import Mutant, mutants
 from nano_rl.tasks.suite import Made, split_of
@@ -106,8 +106,7 @@ def _extend(program: Program, hidden: list[ProbeCall], pool: list[ProbeCall]) ->
     for mutant in left:
         index = _tells(mutant, program, hidden)
         if index is None:
-            index = _tells(mutant, program, pool)
-            if index is None:
+            if (index := _tells(mutant, program, pool)) is None:
                 continue  # equivalent as far as 160 inputs can tell
             if len(hidden) >= MAX_HIDDEN:
                 missed += 1
@@ -130,9 +129,8 @@ def admit_program(program: Program, rng: random.Random, *, examples: int = 4) ->
     if pool is None or len({canonical_json(p.value) for p in (*hidden, *shown)}) < 2:
         return None
     bugs = _extend(program, hidden, pool)
-    if bugs is None:
-        return None
-    return AdmittedProgram(program, tuple(p.case for p in shown), tuple(p.case for p in hidden), tuple(bugs))
+    examples_of, hidden_of = (tuple(p.case for p in probes) for probes in (shown, hidden))
+    return None if bugs is None else AdmittedProgram(program, examples_of, hidden_of, tuple(bugs))
 
 
 def failing(admitted: AdmittedProgram, source: str, cases: Sequence[Case] | None = None) -> Iterator[Case]:
@@ -166,9 +164,7 @@ def call(name: str, **arguments: str | int) -> OracleAction:
 def correct(path: str, line: int, wrong: str, right: str, *, thought: str = "") -> OracleAction:
     """Replace a line, once it has been quoted as read_file shows it: a small model finds it by copying."""
     quoted = f"{thought}Wrong:\n{line}|{wrong}"
-    return OracleAction(
-        name="edit_file", arguments={"path": path, "line": line, "new": right}, thought=quoted
-    )
+    return call("edit_file", path=path, line=line, new=right).model_copy(update={"thought": quoted})
 
 
 def call_text(name: str, case: Case) -> str:
@@ -190,18 +186,16 @@ def check_of(module: str) -> str:
     return f"python test_{module}.py"
 
 
-class Hashed(Protocol):
-    """A program, or a question that was made of one."""
-
-    @property
-    def family(self) -> str: ...
-    @property
-    def hash(self) -> str: ...
-
-
-def made_of(program: Hashed, **fields: Any) -> Made:
-    """A task of the program, of its family and with its hash."""
+def made_of(program: Any, **fields: Any) -> Made:
+    """A task of a program, or of a question that was made of one: of its family and with its hash."""
     return Made(program=(program.family, program.hash), **fields)
+
+
+def edited(program: Any, path: str, *steps: OracleAction, check: str | None = None, **fields: Any) -> Made:
+    """A task about the file `path`: its oracle reads it, takes the steps, runs the check and submits."""
+    checked = (call("shell", command=check),) if check else ()
+    oracle = (call("read_file", path=path), *steps, *checked, call("submit"))
+    return made_of(program, **{"artifacts": (path,), "check": check, "oracle": oracle} | fields)
 
 
 def cases_of(admitted: AdmittedProgram) -> CaseChecks:
@@ -215,11 +209,9 @@ DRAWS = (draw_numbers, draw_numbers, draw_numbers, draw_texts, draw_texts, draw_
 
 
 def belongs(family: str, source: str, split: Split) -> bool:
-    """Whether a program is of the split by its family and by the skeleton of its code.
-
-    Two families may meet in one code (a sum of squares, a sum of products of a number with itself); asking
-    both keeps equal code out of the other split, and costs each split some programs.
-    """
+    """Whether a program is of the split by its family and by the skeleton of its code. Two families may meet
+    in one code (a sum of squares, a sum of products of a number with itself); asking both keeps equal code
+    out of the other split, and costs each split some programs."""
     return split_of(family) is split and split_of(skeleton(source)) is split
 
 
@@ -234,9 +226,8 @@ def renamed(program: Program, rng: random.Random) -> Program:
     inside = set(re.findall(r"\w+", " ".join((*program.body, *(p.name for p in program.params)))))
     if program.name not in inside and not hasattr(builtins, program.name) and not iskeyword(program.name):
         return program
-    return replace(
-        program, name=f"{program.name}_{rng.choice(('of', 'from', 'in'))}_{program.params[0].name}"
-    )
+    name = f"{program.name}_{rng.choice(('of', 'from', 'in'))}_{program.params[0].name}"
+    return replace(program, name=name)
 
 
 def draw_admitted(
@@ -248,11 +239,11 @@ def draw_admitted(
     """The first admitted program of the split that `fits`."""
     while True:
         program = draw(rng)
-        if split_of(program.family) is not split or not fits(program):
-            continue
-        if not belongs(program.family, program.source(doc=False), split):
-            continue
-        if max(len(line) for line in program.lines()) > 110:
-            continue
-        if (found := admit_program(program, rng)) is not None:
+        if (
+            split_of(program.family) is split
+            and fits(program)
+            and belongs(program.family, program.source(doc=False), split)
+            and max(len(line) for line in program.lines()) <= 110
+            and (found := admit_program(program, rng)) is not None
+        ):
             return found

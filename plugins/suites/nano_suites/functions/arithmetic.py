@@ -9,14 +9,9 @@ from dataclasses import dataclass
 from nano_suites.functions.program import Param, Program, ValueKind
 
 NAME_SETS = (
-    ("a", "b", "c"),
-    ("x", "y", "z"),
-    ("n", "m", "k"),
-    ("first", "second", "third"),
-    ("left", "right", "offset"),
-    ("width", "height", "depth"),
-    ("price", "amount", "fee"),
-)
+    ("a", "b", "c"), ("x", "y", "z"), ("n", "m", "k"), ("first", "second", "third"),
+    ("left", "right", "offset"), ("width", "height", "depth"), ("price", "amount", "fee"),
+)  # fmt: skip
 
 
 _FOLDABLE = re.compile(
@@ -48,53 +43,32 @@ class Term:
 
 
 BINARY = {
-    "add": ("{a} + {b}", "the sum of {A} and {B}", "{A} plus {b1}"),
-    "sub": ("{a} - {b}", "the difference {A} minus {B}", "{A} minus {b1}"),
-    "mul": ("{a} * {b}", "the product of {A} and {B}", "{A} times {b1}"),
-    "floordiv": (
-        "{a} // {b}",
-        "the quotient of {A} divided by {B} rounded down",
-        "{A} divided by {b1}, rounded down",
-    ),
-    "mod": ("{a} % {b}", "the remainder of {A} divided by {B}", "{A} modulo {b1}"),
-    "min": ("min({a0}, {b0})", "the smaller of {A} and {B}", "the minimum of {A} and {b1}"),
-    "max": ("max({a0}, {b0})", "the larger of {A} and {B}", "the maximum of {A} and {b1}"),
-}
-_VERBS = {
-    "add": "sum",
-    "sub": "difference",
-    "mul": "product",
-    "floordiv": "quotient",
-    "mod": "remainder",
-    "min": "smaller",
-    "max": "larger",
-    "abs": "absolute",
-    "square": "square",
-}
+    # code, formal and casual words, name
+    "add": ("{a} + {b}", "the sum of {A} and {B}", "{A} plus {B}", "sum"),
+    "sub": ("{a} - {b}", "the difference {A} minus {B}", "{A} minus {B}", "difference"),
+    "mul": ("{a} * {b}", "the product of {A} and {B}", "{A} times {B}", "product"),
+    "floordiv": ("{a} // {b}", "the quotient of {A} divided by {B} rounded down",
+                 "{A} divided by {B}, rounded down", "quotient"),
+    "mod": ("{a} % {b}", "the remainder of {A} divided by {B}", "{A} modulo {B}", "remainder"),
+    "min": ("min({a0}, {b0})", "the smaller of {A} and {B}", "the minimum of {A} and {B}", "smaller"),
+    "max": ("max({a0}, {b0})", "the larger of {A} and {B}", "the maximum of {A} and {B}", "larger"),
+}  # fmt: skip
 
 
 def binary(op: str, left: Term, right: Term, rng: random.Random) -> Term:
-    code, formal, casual = BINARY[op]
+    code, formal, casual, name = BINARY[op]
     words = formal if rng.random() < 0.6 else casual
-    return Term(
-        code.format(a=left.inner, b=right.inner, a0=left.code, b0=right.code),
-        words.format(A=left.told, B=right.told, b1=right.told),
-        f"{op}({left.shape},{right.shape})",
-        name=_VERBS[op],
-        call=op in ("min", "max"),
-    )
+    code = code.format(a=left.inner, b=right.inner, a0=left.code, b0=right.code)
+    words, shape = words.format(A=left.told, B=right.told), f"{op}({left.shape},{right.shape})"
+    return Term(code, words, shape, name=name, call=op in ("min", "max"))
 
 
 def unary(op: str, term: Term) -> Term:
     if op == "abs":
         words = f"the absolute value of {term.told}"
         return Term(f"abs({term.code})", words, f"abs({term.shape})", name="absolute", call=True)
-    return Term(
-        f"{term.inner} * {term.inner}" if term.atom else f"{term.inner} ** 2",
-        f"the square of {term.told}",
-        f"square({term.shape})",
-        name="square",
-    )
+    code = f"{term.inner} * {term.inner}" if term.atom else f"{term.inner} ** 2"
+    return Term(code, f"the square of {term.told}", f"square({term.shape})", name="square")
 
 
 def parameter(name: str, index: int) -> Term:
@@ -121,18 +95,13 @@ def draw_term(rng: random.Random, atoms: list[Term], size: int) -> Term:
 
 
 CONDITIONS = {
-    "gt": ("{a} > {b}", "{A} is greater than {B}"),
-    "lt": ("{a} < {b}", "{A} is less than {B}"),
-    "ge": ("{a} >= {b}", "{A} is at least {B}"),
-    "le": ("{a} <= {b}", "{A} is at most {B}"),
-    "eq": ("{a} == {b}", "{A} equals {B}"),
-    "ne": ("{a} != {b}", "{A} differs from {B}"),
-    "even": ("{a} % 2 == 0", "{A} is even"),
-    "odd": ("{a} % 2 == 1", "{A} is odd"),
-    "positive": ("{a} > 0", "{A} is positive"),
-    "negative": ("{a} < 0", "{A} is negative"),
+    "gt": ("{a} > {b}", "{A} is greater than {B}"), "lt": ("{a} < {b}", "{A} is less than {B}"),
+    "ge": ("{a} >= {b}", "{A} is at least {B}"), "le": ("{a} <= {b}", "{A} is at most {B}"),
+    "eq": ("{a} == {b}", "{A} equals {B}"), "ne": ("{a} != {b}", "{A} differs from {B}"),
+    "even": ("{a} % 2 == 0", "{A} is even"), "odd": ("{a} % 2 == 1", "{A} is odd"),
+    "positive": ("{a} > 0", "{A} is positive"), "negative": ("{a} < 0", "{A} is negative"),
     "divisible": ("{a} % {k} == 0", "{A} is divisible by {k}"),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +125,8 @@ def draw_test(rng: random.Random, atoms: list[Term]) -> Test:
     right = rng.choice(rest) if rest and rng.random() < 0.6 else constant(rng, 1, 8)
     k = rng.randint(3, 5)
     shape = f"{key}({left.shape}" + (f",{right.shape})" if "{b}" in code else ")")
-    return Test(
-        code.format(a=left.code if left.atom or "%" not in code else left.inner, b=right.code, k=k),
-        words.format(A=left.told, B=right.told, k=k),
-        shape,
-        key,
-    )
+    code = code.format(a=left.code if left.atom or "%" not in code else left.inner, b=right.code, k=k)
+    return Test(code, words.format(A=left.told, B=right.told, k=k), shape, key)
 
 
 def _params(rng: random.Random, count: int) -> tuple[tuple[Param, ...], list[Term]]:
@@ -174,6 +139,9 @@ def _used(atoms: list[Term], code: str) -> bool:
     return all(re.search(rf"\b{a.code}\b", code) for a in atoms)
 
 
+_TITLES = "{}_of_numbers compute_{} get_{} {}_value {}_formula combine calculate evaluate"
+
+
 def draw_expression(rng: random.Random) -> Program:
     """`return` of one arithmetic expression over every parameter, in one or two lines."""
     while True:
@@ -184,50 +152,27 @@ def draw_expression(rng: random.Random) -> Program:
         term = draw_term(rng, spare, rng.choice((1, 2, 2, 3)))
         if _used(atoms, term.code) and not term.atom and not _FOLDABLE.search(term.code):
             break
-    words = f"Return {term.words}."
+    title = rng.choice(_TITLES.split())
     return Program(
-        name=_title(term, rng),
-        params=params,
-        returns=ValueKind.INT,
-        doc=words,
-        body=(f"return {term.code}",),
-        family=f"arithmetic.{term.shape}",
-        hints=rng.random() < 0.3,
-    )
+        name=title.format(term.name), params=params, returns=ValueKind.INT, doc=f"Return {term.words}.",
+        body=(f"return {term.code}",), family=f"arithmetic.{term.shape}", hints=rng.random() < 0.3,
+    )  # fmt: skip
 
 
-def _title(term: Term, rng: random.Random) -> str:
-    return rng.choice(
-        (
-            f"{term.name}_of_numbers",
-            f"compute_{term.name}",
-            f"get_{term.name}",
-            f"{term.name}_value",
-            f"{term.name}_formula",
-            "combine",
-            "calculate",
-            "evaluate",
-        )
-    )
+_LABELS = (
+    ("low", "high", "middle"), ("yes", "no", "maybe"), ("up", "down", "flat"), ("small", "large", "medium"),
+    ("left", "right", "centre"),
+)  # fmt: skip
 
 
 def draw_branch(rng: random.Random) -> Program:
     """Two or three ways, each an expression, a constant or a text."""
     params, atoms = _params(rng, rng.choice((1, 2, 2, 3)))
-    texts = rng.random() < 0.25
-    ways = rng.choice((2, 2, 3))
+    texts, ways = rng.random() < 0.25, rng.choice((2, 2, 3))
     tests = [draw_test(rng, atoms) for _ in range(ways - 1)]
     if texts:
-        labels = rng.choice(
-            (
-                ("low", "high", "middle"),
-                ("yes", "no", "maybe"),
-                ("up", "down", "flat"),
-                ("small", "large", "medium"),
-                ("left", "right", "centre"),
-            )
-        )
-        ends = [Term(f"'{t}'", f"'{t}'", "t", atom=True) for t in rng.sample(labels, ways)]
+        drawn = rng.sample(rng.choice(_LABELS), ways)
+        ends = [Term(f"'{t}'", f"'{t}'", "t", atom=True) for t in drawn]
     else:
         ends = [draw_term(rng, rng.sample(atoms, len(atoms)), rng.choice((0, 1, 1))) for _ in range(ways)]
     told = [f"{e.words} if {t.words}" for e, t in zip(ends, tests, strict=False)]
@@ -235,23 +180,15 @@ def draw_branch(rng: random.Random) -> Program:
     if ways == 2 and rng.random() < 0.35:
         body: tuple[str, ...] = (f"return {ends[0].code} if {tests[0].code} else {ends[1].code}",)
     else:
-        lines = [
-            line
-            for t, e in zip(tests, ends, strict=False)
-            for line in (f"if {t.code}:", f"    return {e.code}")
-        ]
+        pairs = zip(tests, ends, strict=False)
+        lines = [line for t, e in pairs for line in (f"if {t.code}:", f"    return {e.code}")]
         body = (*lines, f"return {ends[-1].code}")
     shape = ",".join([*(t.shape for t in tests), *(e.shape for e in ends)])
+    verb = rng.choice(("choose", "pick", "decide", "select", "adjust", "classify"))
     return Program(
-        name=rng.choice(("choose", "pick", "decide", "select", "adjust", "classify"))
-        + f"_by_{tests[0].name}",
-        params=params,
-        returns=ValueKind.STR if texts else ValueKind.INT,
-        doc=doc,
-        body=body,
-        family=f"branch({shape})",
-        hints=rng.random() < 0.3,
-    )
+        name=f"{verb}_by_{tests[0].name}", params=params, returns=ValueKind.STR if texts else ValueKind.INT,
+        doc=doc, body=body, family=f"branch({shape})", hints=rng.random() < 0.3,
+    )  # fmt: skip
 
 
 def draw_predicate(rng: random.Random) -> Program:
@@ -265,17 +202,12 @@ def draw_predicate(rng: random.Random) -> Program:
         joint = rng.choice(("and", "or"))
         code, words = f"{first.code} {joint} {second.code}", f"{first.words} {joint} {second.words}"
         shape = f"{joint}({first.shape},{second.shape})"
+    names = ("is_valid", "check", "is_allowed", "matches", "accepts", f"test_of_{first.name}", "holds")
     return Program(
-        name=rng.choice(
-            ("is_valid", "check", "is_allowed", "matches", "accepts", f"test_of_{first.name}", "holds")
-        ),
-        params=params,
-        returns=ValueKind.BOOL,
+        name=rng.choice(names), params=params, returns=ValueKind.BOOL,
         doc=rng.choice(("Tell whether {w}.", "Return True if {w}, else False.")).format(w=words),
-        body=(f"return {code}",),
-        family=f"predicate.{shape}",
-        hints=rng.random() < 0.3,
-    )
+        body=(f"return {code}",), family=f"predicate.{shape}", hints=rng.random() < 0.3,
+    )  # fmt: skip
 
 
 def draw_arithmetic(rng: random.Random) -> Program:

@@ -21,7 +21,7 @@ from nano_suites.functions.admitted_program import (
     call,
     check_of,
     draw_admitted,
-    made_of,
+    edited,
 )
 from nano_suites.functions.module import Module, assertions_of, draw_admitted_programs, is_short
 from nano_suites.functions.program import Param, Program, ValueKind
@@ -47,11 +47,7 @@ class Extension:
     def signature(self) -> str:
         """With the default in place."""
         head, bracket, tail = self.program.signature.rpartition(")")
-        return (
-            f"{head} = {self.default}{bracket}{tail}"
-            if self.program.hints
-            else f"{head}={self.default}){tail}"
-        )
+        return f"{head}{' = ' if self.program.hints else '='}{self.default}{bracket}{tail}"
 
 
 def _fresh(names: Sequence[str], program: Program, rng: random.Random) -> str | None:
@@ -63,11 +59,8 @@ def _fresh(names: Sequence[str], program: Program, rng: random.Random) -> str | 
 def _knob(program: Program, rng: random.Random) -> Extension | None:
     """A number of the body becomes the parameter; it must be the only one with its value."""
     source = program.source(doc=False)
-    numbers = [
-        n
-        for n in ast.walk(parse(source))
-        if isinstance(n, ast.Constant) and type(n.value) is int and n.value >= 2
-    ]
+    constants = (n for n in ast.walk(parse(source)) if isinstance(n, ast.Constant))
+    numbers = [n for n in constants if type(n.value) is int and n.value >= 2]
     once = [n for n in numbers if [m.value for m in numbers].count(n.value) == 1]
     name = _fresh(NAMES, program, rng)
     if not once or name is None:
@@ -131,26 +124,15 @@ def _twist(program: Program, rng: random.Random) -> Extension | None:
         held = next(n for n in ("result", "value", "found", "outcome") if n not in " ".join(program.body))
         before.append(f"{held} = {value}")
         value = held
-    return _extended(
-        program,
-        param,
-        [*before, f"return {code.format(x=value).replace(f'({value})', value)}"],
-        default,
-        told,
-        key,
-    )
+    last = f"return {code.format(x=value).replace(f'({value})', value)}"
+    return _extended(program, param, [*before, last], default, told, key)
 
 
 def _extended(
     program: Program, param: Param, body: list[str], default: int | bool, told: str, key: str
 ) -> Extension:
-    more = replace(
-        program,
-        params=(*program.params, param),
-        body=tuple(body),
-        doc=f"{program.doc} {param.name}: {told[0].lower()}{told[1:]}",
-        family=f"{program.family}+{key}",
-    )
+    doc, family = f"{program.doc} {param.name}: {told[0].lower()}{told[1:]}", f"{program.family}+{key}"
+    more = replace(program, params=(*program.params, param), body=tuple(body), doc=doc, family=family)
     return Extension(more, default, told)
 
 
@@ -177,53 +159,27 @@ def make_extend(rng: random.Random, split: Split, level: int) -> Made:
     """Add a parameter with a default; old calls and the other functions stay as they are."""
     base, extension, wide = _draw(rng, split)
     admitted_programs = draw_admitted_programs(rng, split, rng.choice((2, 3)), [base])
-    module, new, name = (
-        Module(rng.choice(MODULES), tuple(admitted_programs)),
-        extension.new,
-        base.program.name,
-    )
+    module = Module(rng.choice(MODULES), tuple(admitted_programs))
+    new, name = extension.new, base.program.name
     shown = rng.choice([c for c in wide.examples if c.args[-1] != extension.default])
     said = ", ".join([*map(repr, shown.args[:-1]), f"{new}={shown.args[-1]!r}"])
-    test, check = f"test_{module.name}.py", check_of(module.name)
-    cases = (*base.hidden, *(_spoken(c, new) for c in wide.hidden))
-    return made_of(
-        extension.program,
+    test, cases = f"test_{module.name}.py", (*base.hidden, *(_spoken(c, new) for c in wide.hidden))
+    return edited(
+        extension.program, module.path, *_edits(module, base.program, extension),
         prompt=rng.choice(EXTEND).format(
-            name=name,
-            path=module.path,
-            new=new,
-            default=extension.default,
-            told=extension.told,
-            call=f"{name}({said})",
-            expected=repr(shown.expected),
-            test=test,
+            name=name, path=module.path, new=new, default=extension.default, told=extension.told,
+            call=f"{name}({said})", expected=repr(shown.expected), test=test,
         ),
-        files={module.path: module.source(), test: assertions_of([module])},
-        artifacts=(module.path,),
-        tools=REPAIR_TOOLS,
-        check=check,
-        hidden=CaseChecks(entry_point=name, cases=cases),
-        limits=LONG,
-        oracle=(
-            call("read_file", path=module.path),
-            *_edits(module, base.program, extension),
-            call("shell", command=check),
-            call("submit"),
-        ),
-    )
+        files={module.path: module.source(), test: assertions_of([module])}, tools=REPAIR_TOOLS,
+        check=check_of(module.name), hidden=CaseChecks(entry_point=name, cases=cases), limits=LONG,
+    )  # fmt: skip
 
 
 def _edits(module: Module, old: Program, extension: Extension) -> list[OracleAction]:
     """Body, docstring and signature, from below, so that no edit moves a line of another."""
-    first = module.first_line(old.name)
-    new = extension.program
-    edits = []
-    changed = [n for n, (a, b) in enumerate(zip(old.body, new.body, strict=False)) if a != b]
-    at = changed[0]
+    first, new = module.first_line(old.name), extension.program
+    at = next(n for n, (a, b) in enumerate(zip(old.body, new.body, strict=False)) if a != b)
     fresh = new.body[at : at + 1] if len(new.body) == len(old.body) else new.body[at:]
-    edits.append(
-        call("edit_file", path=module.path, line=first + 3 + at, new="\n".join(f"    {x}" for x in fresh))
-    )
-    edits.append(call("edit_file", path=module.path, line=first + 2, new=f'    """{new.doc}"""'))
-    edits.append(call("edit_file", path=module.path, line=first + 1, new=extension.signature))
-    return edits
+    body = "\n".join(f"    {line}" for line in fresh)
+    edits = ((3 + at, body), (2, f'    """{new.doc}"""'), (1, extension.signature))
+    return [call("edit_file", path=module.path, line=first + line, new=text) for line, text in edits]

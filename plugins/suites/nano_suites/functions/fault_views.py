@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from nano_rl.tasks.mutate import Mutant
 from nano_rl.tasks.suite import Made
@@ -22,6 +23,7 @@ from nano_suites.functions.admitted_program import (
     claim,
     correct,
     draw_admitted,
+    edited,
     failing,
     made_of,
 )
@@ -67,26 +69,13 @@ def make_write_test(rng: random.Random, split: Split, level: int) -> Made:
     changes = "\n".join(f"line {bug.line}: {bug.old.strip()} -> {bug.new.strip()}" for bug, _ in found)
     claims = dict.fromkeys(claim(program.name, case) for _, case in found)
     text = "".join([f"from {module} import {program.name}\n", *(f"assert {said}\n" for said in claims)])
-    return made_of(
-        program,
+    mutants = {f"change_{n}": bug.source for n, (bug, _) in enumerate(found, start=1)}
+    return edited(
+        program, path, call("write_file", path=test, content=text),
         prompt=rng.choice(WRITE_TEST).format(name=program.name, path=path, test=test, changes=changes),
-        files={path: source},
-        artifacts=(test,),
-        tools=WRITE_TOOLS,
-        check=check_of(module),
-        hidden=MutantChecks(
-            mutants={f"change_{n}": bug.source for n, (bug, _) in enumerate(found, start=1)},
-            reference=source,
-            module=path,
-        ),
-        limits=LONG,
-        oracle=(
-            call("read_file", path=path),
-            call("write_file", path=test, content=text),
-            call("shell", command=check_of(module)),
-            call("submit"),
-        ),
-    )
+        files={path: source}, artifacts=(test,), tools=WRITE_TOOLS, check=check_of(module),
+        hidden=MutantChecks(mutants=mutants, reference=source, module=path), limits=LONG,
+    )  # fmt: skip
 
 
 Bugs = dict[str, Mutant]
@@ -122,11 +111,8 @@ def trace_of(modules: Sequence[Module], bugs: Bugs, test: str) -> str:
     name = admitted.program.name
     said = f"assert {claim(name, case)}"
     line = assertions_of(modules).split("\n").index(said) + 1
-    shown = [
-        "Traceback (most recent call last):",
-        f'  File "/work/{test}", line {line}, in <module>',
-        f"    {said}",
-    ]
+    where = f'  File "/work/{test}", line {line}, in <module>'
+    shown = ["Traceback (most recent call last):", where, f"    {said}"]
     bug, module = bugs[name], next(m for m in modules if admitted in m.admitted_programs)
     function = compile_function(bug.source, name)
     what, raised = outcome(function, case.args)
@@ -139,28 +125,16 @@ def trace_of(modules: Sequence[Module], bugs: Bugs, test: str) -> str:
 
 def _correction(module: Module, name: str, bug: Mutant) -> OracleAction:
     first = module.first_line(name)
-    head = bug.source.split("\n")[0]
-    thought = f"{name} is wrong.\n{first + 1}|{head}\n"
+    thought = f"{name} is wrong.\n{first + 1}|{bug.source.partition(chr(10))[0]}\n"
     return correct(module.path, first + bug.line, bug.new, bug.old, thought=thought)
 
 
-def make_traced_repair(rng: random.Random, split: Split, level: int) -> Made:
-    """Level 5: a module with one or two bugs, and the traceback of the first."""
-    faulty, bugs = _draw_faulty(rng, split, rng.choice((1, 1, 2)))
-    admitted_programs = draw_admitted_programs(rng, split, rng.choice((2, 3)), faulty)
-    return _one_file(rng, split, admitted_programs, bugs, traced=True)
-
-
-def make_large_repair(rng: random.Random, split: Split, level: int) -> Made:
-    """Level 6: a module of four or five functions; what was right must stay right."""
-    faulty, bugs = _draw_faulty(rng, split, rng.choice((1, 2, 2)))
-    admitted_programs = draw_admitted_programs(rng, split, rng.choice((4, 5)), faulty)
-    return _one_file(rng, split, admitted_programs, bugs, traced=False)
-
-
-def _one_file(
-    rng: random.Random, split: Split, admitted_programs: list[AdmittedProgram], bugs: Bugs, *, traced: bool
-) -> Made:
+def make_module_repair(rng: random.Random, split: Split, level: int) -> Made:
+    """Level 5: a module with one or two bugs, and the traceback of the first; level 6: four or five
+    functions, of which what was right must stay right."""
+    traced = level == 5
+    faulty, bugs = _draw_faulty(rng, split, rng.choice((1, 1, 2) if traced else (1, 2, 2)))
+    admitted_programs = draw_admitted_programs(rng, split, rng.choice((2, 3) if traced else (4, 5)), faulty)
     module, top = Module(rng.choice(MODULES), tuple(admitted_programs)), top_of(admitted_programs, rng)
     test, check = f"test_{module.name}.py", check_of(module.name)
     main = next(s for s in admitted_programs if s.program.name in bugs)
@@ -168,23 +142,13 @@ def _one_file(
     for admitted in admitted_programs:  # in the order in which the script meets them
         if bug := bugs.get(admitted.program.name):
             oracle += [_correction(module, admitted.program.name, bug), call("shell", command=check)]
-    wording = rng.choice(TRACE if traced else MANY)
+    wording, trace = rng.choice(TRACE if traced else MANY), trace_of([module], bugs, test) if traced else ""
     return made_of(
-        main.program,
-        prompt=wording.format(
-            path=module.path,
-            test=test,
-            count=len(bugs),
-            trace=trace_of([module], bugs, test) if traced else "",
-        ),
+        main.program, prompt=wording.format(path=module.path, test=test, count=len(bugs), trace=trace),
         files={module.path: module.source(bugs, top.source), test: assertions_of([module])},
-        artifacts=(module.path,),
-        tools=REPAIR_TOOLS,
-        check=check,
-        hidden=top.hidden,
-        limits=LONG,
+        artifacts=(module.path,), tools=REPAIR_TOOLS, check=check, hidden=top.hidden, limits=LONG,
         oracle=(*oracle, call("submit")),
-    )
+    )  # fmt: skip
 
 
 def _workspace(
@@ -201,7 +165,8 @@ def _workspace(
     return modules, admitted_programs
 
 
-def _several_files(rng: random.Random, split: Split, *, traced: bool) -> Made:
+def make_edit_among_files(rng: random.Random, split: Split, level: int, *, traced: bool = False) -> Made:
+    """Level 7: a function is named, its file is not."""
     (admitted,), bugs = _draw_faulty(rng, split, 1)
     name, bug = admitted.program.name, bugs[admitted.program.name]
     modules, admitted_programs = _workspace(rng, split, admitted)
@@ -209,40 +174,18 @@ def _several_files(rng: random.Random, split: Split, *, traced: bool) -> Made:
     test, check = "test_main.py", check_of("main")
     case = next(failing(admitted, bug.source))
     prompt = rng.choice(DEEP if traced else AMONG).format(
-        test=test,
-        name=name,
-        trace=trace_of(modules, bugs, test) if traced else "",
-        call=call_text(name, case),
-        expected=repr(case.expected),
-    )
-    return made_of(
-        admitted.program,
-        prompt=prompt,
-        files={
-            "main.py": f"{imports_of(modules)}\n\n{top.source}",
-            **{m.path: m.source(bugs) for m in modules},
-            test: assertions_of(modules),
-        },
+        test=test, name=name, trace=trace_of(modules, bugs, test) if traced else "",
+        call=call_text(name, case), expected=repr(case.expected),
+    )  # fmt: skip
+    files = {"main.py": f"{imports_of(modules)}\n\n{top.source}", **{m.path: m.source(bugs) for m in modules}}
+    made = edited(
+        admitted.program, home.path, _correction(home, name, bug), prompt=prompt, check=check,
+        files={**files, test: assertions_of(modules)}, tools=SEARCH_TOOLS, hidden=top.hidden, limits=LONG,
         artifacts=("main.py", *sorted(m.path for m in modules)),
-        tools=SEARCH_TOOLS,
-        check=check,
-        hidden=top.hidden,
-        limits=LONG,
-        oracle=(
-            call("search", pattern=f"def {name}"),
-            call("read_file", path=home.path),
-            _correction(home, name, bug),
-            call("shell", command=check),
-            call("submit"),
-        ),
-    )
-
-
-def make_edit_among_files(rng: random.Random, split: Split, level: int) -> Made:
-    """Level 7: a function is named, its file is not."""
-    return _several_files(rng, split, traced=False)
+    )  # fmt: skip
+    return replace(made, oracle=(call("search", pattern=f"def {name}"), *made.oracle))
 
 
 def make_deep_repair(rng: random.Random, split: Split, level: int) -> Made:
     """Level 7: the traceback of a bug in one of several modules."""
-    return _several_files(rng, split, traced=True)
+    return make_edit_among_files(rng, split, level, traced=True)

@@ -8,9 +8,22 @@ from dataclasses import dataclass
 
 from nano_suites.functions.program import Param, ValueKind
 
-LIST_NAMES = ("values", "numbers", "items", "xs", "nums", "data", "scores", "samples")
-COUNT_NAMES = ("n", "count", "limit", "size")
 KNOB_NAMES = ("k", "limit", "target", "step", "bound", "cutoff")
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A parameter whose name is still to be drawn."""
+
+    names: tuple[str, ...]
+    kind: ValueKind
+    low: int = -9
+    high: int = 12
+    least: int = 0
+
+    def draw(self, rng: random.Random) -> Param:
+        name = rng.choice(self.names)
+        return Param(name=name, kind=self.kind, low=self.low, high=self.high, least=self.least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,132 +92,48 @@ FILTERS = (
 )
 
 
-def _list_param(rng: random.Random, *, least: int = 0) -> Param:
-    return Param(name=rng.choice(LIST_NAMES), kind=ValueKind.INTS, least=least)
-
-
-def _list_source(rng: random.Random, key: str, iterable: str, where: str) -> Source:
-    xs = _list_param(rng)
-    var = rng.choice(("x", "v", "value", "item", "num"))
-    return Source(
-        key=key,
-        params=(xs,),
-        var=var,
-        iterable=iterable.format(p=xs.name),
-        element=var,
-        noun="numbers",
-        where=where.format(p=xs.name),
-    )
-
-
-def _range_source(rng: random.Random, key: str) -> Source:
-    if key == "between":
-        params = (
-            Param(name=rng.choice(("a", "low", "start")), kind=ValueKind.INT, low=-6, high=5),
-            Param(name=rng.choice(("b", "high", "stop")), kind=ValueKind.INT, low=-2, high=14),
-        )
-        a, b = params[0].name, params[1].name
-        return Source(
-            key=key,
-            params=params,
-            var="i",
-            iterable=f"range({a}, {b} + 1)",
-            element="i",
-            noun="whole numbers",
-            where=f"from {a} to {b} inclusive",
-        )
-    n = Param(name=rng.choice(COUNT_NAMES), kind=ValueKind.INT, low=0, high=12)
-    bounds, where = (
-        ("1, {n} + 1", "from 1 to {n} inclusive") if key == "upto" else ("{n}", "from 0 to {n} - 1")
-    )
-    return Source(
-        key=key,
-        params=(n,),
-        var="i",
-        iterable=f"range({bounds.format(n=n.name)})",
-        element="i",
-        noun="whole numbers",
-        where=where.format(n=n.name),
-    )
-
-
-def _derived_source(rng: random.Random, key: str) -> Source:
-    if key == "digits":
-        n = Param(name=rng.choice(("n", "number", "value")), kind=ValueKind.INT, low=0, high=9999)
-        return Source(
-            key=key,
-            params=(n,),
-            var="d",
-            iterable=f"str({n.name})",
-            element="int(d)",
-            noun="digits",
-            where=f"of {n.name}",
-            filled=True,
-        )
-    if key == "lengths":
-        words = Param(name=rng.choice(("words", "names", "parts")), kind=ValueKind.STRS)
-        return Source(
-            key=key,
-            params=(words,),
-            var="w",
-            iterable=words.name,
-            element="len(w)",
-            noun="lengths",
-            where=f"of the strings in {words.name}",
-        )
-    if key in ("steps", "sums"):
-        xs = _list_param(rng)
-        element = "(b - a)" if key == "steps" else "(a + b)"
-        where = (
-            "between each number and the one before it in" if key == "steps" else "of neighbouring numbers in"
-        )
-        return Source(
-            key=key,
-            params=(xs,),
-            var="a, b",
-            iterable=f"zip({xs.name}, {xs.name}[1:])",
-            element=element,
-            noun="differences" if key == "steps" else "sums",
-            where=f"{where} {xs.name}",
-        )
-    first = Param(name=rng.choice(("xs", "left", "first")), kind=ValueKind.INTS, least=1)
-    second = Param(name=rng.choice(("ys", "right", "second")), kind=ValueKind.INTS, least=1)
-    element, noun = {"products": ("(a * b)", "products"), "gaps": ("(a - b)", "differences")}[key]
-    tail = "" if key == "products" else " (first minus second)"
-    return Source(
-        key=key,
-        params=(first, second),
-        var="a, b",
-        iterable=f"zip({first.name}, {second.name})",
-        element=element,
-        noun=noun,
-        where=f"of the numbers at equal positions in {first.name} and {second.name}{tail}",
-    )
-
-
-_LISTS = {
-    "list": ("{p}", "in {p}"),
-    "tail": ("{p}[1:]", "in {p} after the first"),
-    "init": ("{p}[:-1]", "in {p} before the last"),
-    "evens": ("{p}[::2]", "at positions 0, 2, 4 and so on of {p}"),
-    "odds": ("{p}[1::2]", "at positions 1, 3, 5 and so on of {p}"),
-    "head3": ("{p}[:3]", "among the first three of {p}"),
-    "back": ("{p}[::-1]", "in {p} taken from last to first"),
-}
+_XS = Domain(("values", "numbers", "items", "xs", "nums", "data", "scores", "samples"), ValueKind.INTS)
+_N = Domain(("n", "count", "limit", "size"), ValueKind.INT, 0, 12)
+_DIGITS = Domain(("n", "number", "value"), ValueKind.INT, 0, 9999)
+_TEXTS = Domain(("words", "names", "parts"), ValueKind.STRS)
+_LOW = Domain(("a", "low", "start"), ValueKind.INT, -6, 5)
+_HIGH = Domain(("b", "high", "stop"), ValueKind.INT, -2, 14)
+_LEFT = Domain(("xs", "left", "first"), ValueKind.INTS, least=1)
+_RIGHT = Domain(("ys", "right", "second"), ValueKind.INTS, least=1)
+_BEFORE = "between each number and the one before it in {p}"
+_MINUS = " (first minus second)"
+_PAIRS = "of the numbers at equal positions in {p} and {q}"
+SOURCES = {
+    # parameters, variable ("" is drawn), what is iterated over, element, noun, where
+    "list": ((_XS,), "", "{p}", "", "numbers", "in {p}"),
+    "tail": ((_XS,), "", "{p}[1:]", "", "numbers", "in {p} after the first"),
+    "init": ((_XS,), "", "{p}[:-1]", "", "numbers", "in {p} before the last"),
+    "evens": ((_XS,), "", "{p}[::2]", "", "numbers", "at positions 0, 2, 4 and so on of {p}"),
+    "odds": ((_XS,), "", "{p}[1::2]", "", "numbers", "at positions 1, 3, 5 and so on of {p}"),
+    "head3": ((_XS,), "", "{p}[:3]", "", "numbers", "among the first three of {p}"),
+    "back": ((_XS,), "", "{p}[::-1]", "", "numbers", "in {p} taken from last to first"),
+    "upto": ((_N,), "i", "range(1, {p} + 1)", "i", "whole numbers", "from 1 to {p} inclusive"),
+    "below": ((_N,), "i", "range({p})", "i", "whole numbers", "from 0 to {p} - 1"),
+    "between": ((_LOW, _HIGH), "i", "range({p}, {q} + 1)", "i", "whole numbers", "from {p} to {q} inclusive"),
+    "digits": ((_DIGITS,), "d", "str({p})", "int(d)", "digits", "of {p}"),
+    "lengths": ((_TEXTS,), "w", "{p}", "len(w)", "lengths", "of the strings in {p}"),
+    "steps": ((_XS,), "a, b", "zip({p}, {p}[1:])", "(b - a)", "differences", _BEFORE),
+    "sums": ((_XS,), "a, b", "zip({p}, {p}[1:])", "(a + b)", "sums", "of neighbouring numbers in {p}"),
+    "products": ((_LEFT, _RIGHT), "a, b", "zip({p}, {q})", "(a * b)", "products", _PAIRS),
+    "gaps": ((_LEFT, _RIGHT), "a, b", "zip({p}, {q})", "(a - b)", "differences", _PAIRS + _MINUS),
+}  # fmt: skip
 
 
 def draw_source(rng: random.Random) -> Source:
-    if rng.random() < 0.45:
-        key = "list"
-    else:
-        key = rng.choice(
-            (*_LISTS, "upto", "below", "between", "digits", "lengths", "steps", "sums", "products", "gaps")
-        )
-    if key in _LISTS:
-        return _list_source(rng, key, *_LISTS[key])
-    if key in ("upto", "below", "between"):
-        return _range_source(rng, key)
-    return _derived_source(rng, key)
+    key = "list" if rng.random() < 0.45 else rng.choice(list(SOURCES))
+    domains, var, iterable, element, noun, where = SOURCES[key]
+    params = tuple(domain.draw(rng) for domain in domains)
+    var = var or rng.choice(("x", "v", "value", "item", "num"))
+    named = {"p": params[0].name, "q": params[-1].name}
+    return Source(
+        key=key, params=params, var=var, iterable=iterable.format(**named), element=element or var, noun=noun,
+        where=where.format(**named), filled=key == "digits",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +165,11 @@ class Stream:
     def argument(self) -> str:
         """As the only argument of a call that takes an iterable."""
         return self.source.iterable if self.plain else self.clause
+
+    @property
+    def first_argument(self) -> str:
+        """As an argument before others."""
+        return self.source.iterable if self.plain else f"({self.clause})"
 
     @property
     def sequence(self) -> str:
@@ -281,14 +215,9 @@ def draw_stream(rng: random.Random, *, mapped: float = 0.55, filtered: float = 0
             words += f", {piece.words.format(k=constant)}"
         key, name = f"{key}.{piece.key}{mark}", f"{name}_{piece.name}"
     return Stream(
-        source=source,
-        element=element,
-        condition=condition,
-        words=words,
-        key=key,
-        name=name,
+        source=source, element=element, condition=condition, words=words, key=key, name=name,
         params=tuple(params),
-    )
+    )  # fmt: skip
 
 
 def atom(code: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from nano_rl.tasks.suite import Made, program_hash
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks
 from nano_shared.process import parse_expression
-from nano_shared.types import Split
+from nano_shared.types import OracleAction, Split
 from nano_suites.functions.admitted_program import (
     BRIEF,
     MODULES,
@@ -34,7 +34,23 @@ _NAMES = """
 a b c x y z n m total count name size item word value key left right first last top low high code
 """
 NAMES = tuple(_NAMES.split())
-KINDS = ("int", "big", "neg", "str", "bool", "ints", "strs", "float", "pair")
+_FUNCTIONS = "get_value answer default load item result main start limit config"
+_PATHS = "out main value data mod item conf setup_a"
+
+
+def _letters(rng: random.Random) -> str:
+    return rng.choice([word for word in WORDS if word.isalpha()])
+
+
+LITERALS: dict[str, Callable[[random.Random], Any]] = {
+    "int": lambda rng: rng.randint(0, 99), "big": lambda rng: rng.randint(100, 9999),
+    "neg": lambda rng: -rng.randint(1, 99), "str": _letters, "bool": lambda rng: rng.random() < 0.5,
+    "ints": lambda rng: [rng.randint(0, 20) for _ in range(rng.randint(2, 4))],
+    "strs": lambda rng: [_letters(rng) for _ in range(rng.randint(2, 3))],
+    "float": lambda rng: rng.randint(1, 99) + rng.choice((0.5, 0.25, 0.75)),
+    "pair": lambda rng: [rng.randint(0, 20), _letters(rng)],
+}  # fmt: skip
+KINDS = tuple(LITERALS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +70,12 @@ class LiteralQuestion:
         return program_hash(self.source)
 
 
-def _literal(kind: str, rng: random.Random) -> Any:
-    match kind:
-        case "int":
-            return rng.randint(0, 99)
-        case "big":
-            return rng.randint(100, 9999)
-        case "neg":
-            return -rng.randint(1, 99)
-        case "str":
-            return rng.choice([w for w in WORDS if w.isalpha()])
-        case "bool":
-            return rng.random() < 0.5
-        case "ints":
-            return [rng.randint(0, 20) for _ in range(rng.randint(2, 4))]
-        case "strs":
-            return [_literal("str", rng) for _ in range(rng.randint(2, 3))]
-        case "float":
-            return rng.randint(1, 99) + rng.choice((0.5, 0.25, 0.75))
-        case _:
-            return [rng.randint(0, 20), _literal("str", rng)]
-
-
-def _answer_text(value: Any) -> str:
-    """As an answer: texts without quotes."""
-    return value if isinstance(value, str) else repr(value)
-
-
 def draw_copy(rng: random.Random) -> LiteralQuestion:
     """One to three assignments, one of them asked for, perhaps through an alias."""
     count = rng.choice((1, 2, 2, 3))
     kinds = [rng.choice(KINDS) for _ in range(count)]
     names = rng.sample(NAMES, count + 1)
-    values = [_literal(kind, rng) for kind in kinds]
+    values = [LITERALS[kind](rng) for kind in kinds]
     lines = [f"{n} = {v!r}" for n, v in zip(names, values, strict=False)]
     index = rng.randrange(count)
     asked, alias = names[index], ""
@@ -95,29 +84,23 @@ def draw_copy(rng: random.Random) -> LiteralQuestion:
         lines.append(f"{asked} = {names[index]}")
     code = "\n".join(lines)
     body = "\n".join(f"    {line}" for line in lines)
-    return LiteralQuestion(
-        code=code,
-        asked=asked,
-        answer=_answer_text(values[index]),
-        family=f"copy.{'-'.join(kinds)}.{index}{alias}",
-        source=f"def f():\n{body}\n    return {asked}\n",
-    )
+    value, source = values[index], f"def f():\n{body}\n    return {asked}\n"
+    answer = value if isinstance(value, str) else repr(value)
+    return LiteralQuestion(code, asked, answer, f"copy.{'-'.join(kinds)}.{index}{alias}", source)
 
 
 def draw_emit(rng: random.Random) -> LiteralQuestion:
     """A file with one function that returns a literal, perhaps through a variable."""
     kind = rng.choice(KINDS)
-    value = _literal(kind, rng)
-    name = rng.choice(
-        ("get_value", "answer", "default", "load", "item", "result", "main", "start", "limit", "config")
-    )
+    value = LITERALS[kind](rng)
+    name = rng.choice(_FUNCTIONS.split())
     if rng.random() < 0.4:
         inner = rng.choice([n for n in NAMES if n != name])
         code, shape = f"def {name}():\n    {inner} = {value!r}\n    return {inner}\n", "named"
     else:
         code, shape = f"def {name}():\n    return {value!r}\n", "plain"
     # the module's name says nothing about the value, so it is no part of the family
-    path = f"{rng.choice(('out', 'main', 'value', 'data', 'mod', 'item', 'conf', 'setup_a'))}.py"
+    path = f"{rng.choice(_PATHS.split())}.py"
     return LiteralQuestion(code, path, name, f"emit.{kind}.{shape}", code, value)
 
 
@@ -169,14 +152,23 @@ def _draw(
 def make_copy(rng: random.Random, split: Split, level: int) -> Made:
     """The prompt assigns a few names; submit the value of one."""
     drawn = _draw(draw_copy, rng, split)
-    prompt = rng.choice(COPY).format(code=drawn.code, name=drawn.asked)
+    return _asked(drawn, rng.choice(COPY).format(code=drawn.code, name=drawn.asked), drawn.answer)
+
+
+def _asked(program: Any, prompt: str, answer: str, *steps: OracleAction) -> Made:
+    """A question whose answer is submitted after the steps."""
     return made_of(
-        drawn,
-        prompt=prompt,
-        tools=("submit",),
-        hidden=AnswerChecks(answer=drawn.answer),
-        oracle=(call("submit", answer=drawn.answer),),
-    )
+        program, prompt=prompt, tools=(*(step.name for step in steps), "submit"),
+        hidden=AnswerChecks(answer=answer), oracle=(*steps, call("submit", answer=answer)),
+    )  # fmt: skip
+
+
+def _acted(program: Any, prompt: str, path: str, hidden: CaseChecks, step: OracleAction, **more: Any) -> Made:
+    """A file that one step writes or edits."""
+    return made_of(
+        program, prompt=prompt, artifacts=(path,), tools=(step.name, "submit"), hidden=hidden,
+        oracle=(step, call("submit")), **more,
+    )  # fmt: skip
 
 
 def make_emit(rng: random.Random, split: Split, level: int) -> Made:
@@ -185,29 +177,17 @@ def make_emit(rng: random.Random, split: Split, level: int) -> Made:
         return _emit_program(rng, split)
     drawn = _draw(draw_emit, rng, split)
     prompt = rng.choice(EMIT).format(code=drawn.code.rstrip("\n"), path=drawn.asked)
-    cases = (Case(args=[], expected=drawn.value),)
-    return made_of(
-        drawn,
-        prompt=prompt,
-        artifacts=(drawn.asked,),
-        tools=("write_file", "submit"),
-        hidden=CaseChecks(entry_point=drawn.answer, cases=cases),
-        oracle=(call("write_file", path=drawn.asked, content=drawn.code), call("submit")),
-    )
+    hidden = CaseChecks(entry_point=drawn.answer, cases=(Case(args=[], expected=drawn.value),))
+    write = call("write_file", path=drawn.asked, content=drawn.code)
+    return _acted(drawn, prompt, drawn.asked, hidden, write)
 
 
 def _emit_program(rng: random.Random, split: Split) -> Made:
     admitted = draw_admitted(rng, split, lambda p: len(p.body) == 1 and len(p.source(doc=False)) < 75)
     program, path = admitted.program, f"{rng.choice(MODULES)}.py"
     text = program.source(doc=False)
-    return made_of(
-        program,
-        prompt=rng.choice(EMIT).format(code=text.rstrip("\n"), path=path),
-        artifacts=(path,),
-        tools=("write_file", "submit"),
-        hidden=cases_of(admitted),
-        oracle=(call("write_file", path=path, content=text), call("submit")),
-    )
+    prompt = rng.choice(EMIT).format(code=text.rstrip("\n"), path=path)
+    return _acted(program, prompt, path, cases_of(admitted), call("write_file", path=path, content=text))
 
 
 # ---------------------------------------------------------------------------------------------- level 1
@@ -216,13 +196,8 @@ def _emit_program(rng: random.Random, split: Split) -> Made:
 def make_calculate(rng: random.Random, split: Split, level: int) -> Made:
     """A question of arithmetic, for the tool calculate."""
     drawn = _draw(draw_sum, rng, split)
-    return made_of(
-        drawn,
-        prompt=rng.choice(SUMS).format(q=drawn.asked),
-        tools=("calculate", "submit"),
-        hidden=AnswerChecks(answer=drawn.answer),
-        oracle=(call("calculate", expression=drawn.code), call("submit", answer=drawn.answer)),
-    )
+    prompt = rng.choice(SUMS).format(q=drawn.asked)
+    return _asked(drawn, prompt, drawn.answer, call("calculate", expression=drawn.code))
 
 
 def make_predict(rng: random.Random, split: Split, level: int) -> Made:
@@ -232,17 +207,9 @@ def make_predict(rng: random.Random, split: Split, level: int) -> Made:
         short = [c for c in (*admitted.examples, *admitted.hidden) if len(repr(c.expected)) < 30]
         if short and (case := rng.choice(short)).expected != "":
             break
-    prompt = rng.choice(PREDICT).format(
-        code=admitted.program.source(doc=False).rstrip("\n"), call=call_text(admitted.program.name, case)
-    )
-    answer = repr(case.expected)
-    return made_of(
-        admitted.program,
-        prompt=prompt,
-        tools=("submit",),
-        hidden=AnswerChecks(answer=answer),
-        oracle=(call("submit", answer=answer),),
-    )
+    program, code = admitted.program, admitted.program.source(doc=False).rstrip("\n")
+    prompt = rng.choice(PREDICT).format(code=code, call=call_text(program.name, case))
+    return _asked(program, prompt, repr(case.expected))
 
 
 _HOLE = re.compile(r" (\+|-|\*|//|%|<=|>=|<|>|==|!=|and|or) ")
@@ -257,14 +224,10 @@ def _holes(program: Program) -> list[tuple[str, str]]:
 
 def _settles(admitted: AdmittedProgram, holed: str, operator: str, cases: tuple[Case, ...]) -> bool:
     """Whether the cases fail with every other operator in the hole."""
-    program = admitted.program
-    for other in next(group for group in _ALIKE if operator in group):
-        if other == operator:
-            continue
-        source = f"{program.signature}\n{holed.replace(' ? ', f' {other} ')}\n"
-        if not any(failing(admitted, source, cases)):
-            return False
-    return True
+    others = (other for other in next(group for group in _ALIKE if operator in group) if other != operator)
+    head = admitted.program.signature
+    sources = (f"{head}\n{holed.replace(' ? ', f' {other} ')}\n" for other in others)
+    return all(any(failing(admitted, source, cases)) for source in sources)
 
 
 def make_complete(rng: random.Random, split: Split, level: int) -> Made:
@@ -278,40 +241,25 @@ def make_complete(rng: random.Random, split: Split, level: int) -> Made:
         if holes and sum(len(repr(c.args)) for c in shown) < 80:
             break
     holed, _ = rng.choice(holes)
-    path, line = f"{rng.choice(MODULES)}.py", 2
-    text = f"{program.signature}\n{holed}\n"
+    path, text = f"{rng.choice(MODULES)}.py", f"{program.signature}\n{holed}\n"
     examples = "\n".join(claim(program.name, c) for c in shown)
-    return made_of(
-        program,
-        prompt=rng.choice(COMPLETE).format(path=path, code=numbered(text), examples=examples),
-        files={path: text},
-        artifacts=(path,),
-        tools=("edit_file", "submit"),
-        hidden=cases_of(admitted),
-        oracle=(call("edit_file", path=path, line=line, new=program.body_lines[0]), call("submit")),
-    )
+    prompt = rng.choice(COMPLETE).format(path=path, code=numbered(text), examples=examples)
+    edit = call("edit_file", path=path, line=2, new=program.body_lines[0])
+    return _acted(program, prompt, path, cases_of(admitted), edit, files={path: text})
 
 
 def make_choose(rng: random.Random, split: Split, level: int) -> Made:
     """Submit the operator that a `?` stands for, by the docstring: short enough for a million parameters."""
     admitted = draw_admitted(rng, split, lambda p: len(p.body) == 1 and len(_holes(p)) == 1, draw_arithmetic)
     ((holed, operator),) = _holes(admitted.program)
-    program = admitted.program
-    return made_of(
-        program,
-        prompt=CHOOSE.format(doc=program.doc, line=holed.strip()),
-        tools=("submit",),
-        hidden=AnswerChecks(answer=operator),
-        oracle=(call("submit", answer=operator),),
-    )
+    return _asked(admitted.program, CHOOSE.format(doc=admitted.program.doc, line=holed.strip()), operator)
 
 
 def make_replace(rng: random.Random, split: Split, level: int) -> Made:
     """Edit the one operator that the docstring contradicts: as short as an edit can be."""
     while True:
-        admitted = draw_admitted(
-            rng, split, lambda p: len(p.body) == 1 and 0 < len(_holes(p)) < 3, draw_arithmetic
-        )
+        fits: Callable[[Program], bool] = lambda p: len(p.body) == 1 and 0 < len(_holes(p)) < 3  # noqa: E731
+        admitted = draw_admitted(rng, split, fits, draw_arithmetic)
         program = admitted.program
         holed, operator = rng.choice(_holes(program))
         wrong = rng.choice([o for o in next(g for g in _ALIKE if operator in g) if o != operator])
@@ -319,13 +267,6 @@ def make_replace(rng: random.Random, split: Split, level: int) -> Made:
         # the edit names the operator alone, so it must stand nowhere else; and it must do harm
         if text.count(wrong) == 1 and any(failing(admitted, text, admitted.hidden)):
             break
-    return made_of(
-        program,
-        prompt=REPLACE.format(code=text.rstrip("\n"), path=SOLUTION),
-        files={SOLUTION: text},
-        artifacts=(SOLUTION,),
-        tools=("edit_file", "submit"),
-        hidden=cases_of(admitted),
-        oracle=(call("edit_file", path=SOLUTION, old=wrong, new=operator), call("submit")),
-        limits=BRIEF,
-    )
+    prompt = REPLACE.format(code=text.rstrip("\n"), path=SOLUTION)
+    edit = call("edit_file", path=SOLUTION, old=wrong, new=operator)
+    return _acted(program, prompt, SOLUTION, cases_of(admitted), edit, files={SOLUTION: text}, limits=BRIEF)

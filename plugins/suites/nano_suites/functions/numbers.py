@@ -7,233 +7,166 @@ import random
 from nano_suites.functions.integer_streams import FILTERS, Stream, atom, draw_stream
 from nano_suites.functions.program import Program, ValueKind
 
-
-def _loop(stream: Stream, start: str, step: str, result: str) -> tuple[str, ...]:
-    lines = [f"{result} = {start}", f"for {stream.source.var} in {stream.source.iterable}:"]
-    if stream.condition:
-        lines += [f"    if {stream.condition}:", f"        {step}"]
-    else:
-        lines.append(f"    {step}")
-    return (*lines, f"return {result}")
-
-
-def _listed(stream: Stream, rng: random.Random, empty: str, result: str) -> tuple[str, ...]:
-    """Keep the stream in a list, then compute `result` over it, or `empty` where it holds nothing."""
-    name = rng.choice(("kept", "chosen", "found", "picked"))
-    lines = [f"{name} = {stream.sequence}"]
-    if not stream.filled:
-        lines += [f"if not {name}:", f"    return {empty}"]
-    return (*lines, f"return {result.format(v=name)}")
-
-
 Reduction = tuple[str, tuple[str, ...], str, ValueKind]
 """words of the reduction, body, name, type of the result"""
 
 
-def _sum(stream: Stream, rng: random.Random) -> Reduction:
+def _loop(stream: Stream, result: str, start: str, *steps: str) -> tuple[str, ...]:
+    """A loop over the elements that computes `result`; lines of `start` before it."""
+    test, pad = ([f"    if {stream.condition}:"], " " * 8) if stream.condition else ([], " " * 4)
+    head = f"for {stream.source.var} in {stream.source.iterable}:"
+    return (*start.split("\n"), head, *test, *(f"{pad}{step}" for step in steps), f"return {result}")
+
+
+def _listed(stream: Stream, rng: random.Random, result: str) -> tuple[str, ...]:
+    """Keep the stream in a list, then compute `result` over it, or 0 where it holds nothing."""
+    name = rng.choice(("kept", "chosen", "found", "picked"))
+    empty = () if stream.filled else (f"if not {name}:", "    return 0")
+    return (f"{name} = {stream.sequence}", *empty, f"return {result.format(v=name)}")
+
+
+def _none(stream: Stream) -> str:
+    return "" if stream.filled else "; 0 if there are none"
+
+
+def _sum(stream: Stream, rng: random.Random, key: str) -> Reduction:
     total = rng.choice(("total", "result", "acc"))
-    body = rng.choice(
-        ((f"return sum({stream.argument})",), _loop(stream, "0", f"{total} += {stream.element}", total))
-    )
+    loop = _loop(stream, total, f"{total} = 0", f"{total} += {stream.element}")
+    body = rng.choice(((f"return sum({stream.argument})",), loop))
     words = rng.choice(("Return the sum of {m}.", "Add up {m}.", "Compute the total of {m}."))
     return words, body, rng.choice(("sum", "total", "add")), ValueKind.INT
 
 
-def _extreme(stream: Stream, rng: random.Random, which: str) -> Reduction:
-    word = rng.choice({"max": ("largest", "greatest"), "min": ("smallest", "least")}[which])
-    name = {"max": ("max", "largest", "highest"), "min": ("min", "smallest", "lowest")}[which]
-    if stream.filled:
-        return (
-            f"Return the {word} of {{m}}.",
-            (f"return {which}({stream.argument})",),
-            rng.choice(name),
-            ValueKind.INT,
+_EXTREMES = {
+    "max": (("largest", "greatest"), ("max", "largest", "highest")),
+    "min": (("smallest", "least"), ("min", "smallest", "lowest")),
+}
+
+
+def _extreme(stream: Stream, rng: random.Random, key: str) -> Reduction:
+    words, names = _EXTREMES[key]
+    word, body = rng.choice(words), (f"return {key}({stream.argument})",)
+    if not stream.filled:
+        body = rng.choice(
+            ((f"return {key}({stream.first_argument}, default=0)",), _listed(stream, rng, f"{key}({{v}})"))
         )
-    argument = stream.source.iterable if stream.plain else f"({stream.clause})"
-    body = rng.choice(
-        ((f"return {which}({argument}, default=0)",), _listed(stream, rng, "0", f"{which}({{v}})"))
-    )
-    return f"Return the {word} of {{m}}; 0 if there are none.", body, rng.choice(name), ValueKind.INT
+    return f"Return the {word} of {{m}}{_none(stream)}.", body, rng.choice(names), ValueKind.INT
 
 
-def _count(stream: Stream, rng: random.Random) -> Reduction:
+def _count(stream: Stream, rng: random.Random, key: str) -> Reduction:
     count = rng.choice(("count", "found", "n_found"))
-    var, it = stream.source.var, stream.source.iterable
-    body = rng.choice(
-        (
-            (f"return sum(1 for {var} in {it} if {stream.condition})",),
-            (f"return len([{stream.element} for {var} in {it} if {stream.condition}])",),
-            _loop(stream, "0", f"{count} += 1", count),
-        )
-    )
+    tail = f"for {stream.source.var} in {stream.source.iterable} if {stream.condition}"
+    body = rng.choice((
+        (f"return sum(1 {tail})",), (f"return len([{stream.element} {tail}])",),
+        _loop(stream, count, f"{count} = 0", f"{count} += 1"),
+    ))  # fmt: skip
     return rng.choice(("Count {m}.", "Return how many there are of {m}.")), body, "count", ValueKind.INT
 
 
-def _product(stream: Stream, rng: random.Random) -> Reduction:
+def _product(stream: Stream, rng: random.Random, key: str) -> Reduction:
     acc = rng.choice(("product", "result", "acc"))
-    body = _loop(stream, "1", f"{acc} *= {stream.element}", acc)
+    body = _loop(stream, acc, f"{acc} = 1", f"{acc} *= {stream.element}")
     return "Return the product of {m}; 1 if there are none.", body, "product", ValueKind.INT
 
 
-def _mean(stream: Stream, rng: random.Random) -> Reduction:
-    body = _listed(stream, rng, "0", "sum({v}) // len({v})")
-    none = "" if stream.filled else "; 0 if there are none"
-    return (
-        f"Return the mean of {{m}}, rounded down{none}.",
-        body,
-        rng.choice(("mean", "average")),
-        ValueKind.INT,
-    )
+_OF_ALL = {
+    "mean": ("sum({v}) // len({v})", "mean of {m}, rounded down", ("mean", "average")),
+    "spread": ("max({v}) - min({v})", "largest minus the smallest of {m}", ("spread", "range")),
+}
 
 
-def _spread(stream: Stream, rng: random.Random) -> Reduction:
-    body = _listed(stream, rng, "0", "max({v}) - min({v})")
-    none = "" if stream.filled else "; 0 if there are none"
-    return (
-        f"Return the largest minus the smallest of {{m}}{none}.",
-        body,
-        rng.choice(("spread", "range")),
-        ValueKind.INT,
-    )
+def _of_all(stream: Stream, rng: random.Random, key: str) -> Reduction:
+    result, words, names = _OF_ALL[key]
+    body = _listed(stream, rng, result)
+    return f"Return the {words}{_none(stream)}.", body, rng.choice(names), ValueKind.INT
 
 
-def _end(stream: Stream, rng: random.Random, which: str) -> Reduction:
-    index = "0" if which == "first" else "-1"
-    body = _listed(stream, rng, "0", f"{{v}}[{index}]")
-    if which == "first" and not stream.plain and rng.random() < 0.5:
+def _end(stream: Stream, rng: random.Random, key: str) -> Reduction:
+    body = _listed(stream, rng, "{v}[0]" if key == "first" else "{v}[-1]")
+    if key == "first" and not stream.plain and rng.random() < 0.5:
         body = (f"return next(({stream.clause}), 0)",)
         return "Return the first of {m}; 0 if there are none.", body, "first", ValueKind.INT
-    none = "" if stream.filled else "; 0 if there are none"
-    return f"Return the {which} of {{m}}{none}.", body, which, ValueKind.INT
+    return f"Return the {key} of {{m}}{_none(stream)}.", body, key, ValueKind.INT
 
 
-def _list(stream: Stream, rng: random.Random) -> Reduction:
+def _list(stream: Stream, rng: random.Random, key: str) -> Reduction:
     out = rng.choice(("result", "out", "found"))
-    body = rng.choice(
-        ((f"return [{stream.clause}]",), _loop(stream, "[]", f"{out}.append({stream.element})", out))
-    )
+    loop = _loop(stream, out, f"{out} = []", f"{out}.append({stream.element})")
+    body = rng.choice(((f"return [{stream.clause}]",), loop))
     words = rng.choice(("Return a list of {m}.", "List {m}.", "Build the list of {m}."))
     return words, body, rng.choice(("list", "collect", "pick")), ValueKind.INTS
 
 
-def _sorted(stream: Stream, rng: random.Random, which: str) -> Reduction:
-    if which == "ascending":
-        order = rng.choice(("from smallest to largest", "in ascending order"))
-        body: tuple[str, ...] = (f"return sorted({stream.argument})",)
-    elif which == "descending":
-        order = rng.choice(("from largest to smallest", "in descending order"))
-        argument = stream.source.iterable if stream.plain else f"({stream.clause})"
-        body = (f"return sorted({argument}, reverse=True)",)
-    elif which == "distinct":
-        order = "without repetition in ascending order"
-        body = (f"return sorted(set({stream.argument}))",)
-    else:
-        order = "in reverse order"
-        body = (f"return {stream.sequence}[::-1]",)
-    return f"Return a list of {{m}}; {order}.", body, f"{which}", ValueKind.INTS
+_ORDERS = {
+    "ascending": ("sorted({a})", ("from smallest to largest", "in ascending order")),
+    "descending": ("sorted({f}, reverse=True)", ("from largest to smallest", "in descending order")),
+    "distinct": ("sorted(set({a}))", ("without repetition in ascending order",)),
+    "reverse": ("{s}[::-1]", ("in reverse order",)),
+}
 
 
-def _distinct(stream: Stream, rng: random.Random) -> Reduction:
+def _sorted(stream: Stream, rng: random.Random, key: str) -> Reduction:
+    code, orders = _ORDERS[key]
+    order = rng.choice(orders) if len(orders) > 1 else orders[0]
+    code = code.format(a=stream.argument, f=stream.first_argument, s=stream.sequence)
+    return f"Return a list of {{m}}; {order}.", (f"return {code}",), key, ValueKind.INTS
+
+
+def _distinct(stream: Stream, rng: random.Random, key: str) -> Reduction:
     body = (f"return len(set({stream.argument}))",)
-    return "Count the distinct values among {m}.", body, "count_distinct", ValueKind.INT
+    return "Count the distinct values among {m}.", body, key, ValueKind.INT
 
 
-def _top(stream: Stream, rng: random.Random, which: str) -> Reduction:
-    k = rng.randint(2, 3)
+def _top(stream: Stream, rng: random.Random, key: str) -> Reduction:
+    k, word = rng.randint(2, 3), rng.choice(("largest", "smallest"))
     number = {2: "two", 3: "three"}[k]
-    word = rng.choice(("largest", "smallest"))
     piece = f"[-{k}:]" if word == "largest" else f"[:{k}]"
-    body = (f"return sum(sorted({stream.argument}){piece})",)
-    return (
-        f"Add up the {number} {word} of {{m}} (or all if there are fewer).",
-        body,
-        f"sum_{number}_{word}",
-        ValueKind.INT,
-    )
+    words = f"Add up the {number} {word} of {{m}} (or all if there are fewer)."
+    return words, (f"return sum(sorted({stream.argument}){piece})",), f"sum_{number}_{word}", ValueKind.INT
 
 
-def _whether(stream: Stream, rng: random.Random, which: str) -> Reduction:
+def _whether(stream: Stream, rng: random.Random, key: str) -> Reduction:
     piece = rng.choice(FILTERS)
     k = str(rng.randint(piece.low, piece.high)) if piece.high else ""
-    element = atom(stream.element)
+    test = piece.code.format(e=atom(stream.element), k=k)
     tail = f" if {stream.condition}" if stream.condition else ""
-    test = piece.code.format(e=element, k=k)
-    body = (f"return {which}({test} for {stream.source.var} in {stream.source.iterable}{tail})",)
-    some = "at least one" if which == "any" else "every one"
-    told = piece.words.format(k=k)
-    told = told.replace("that are ", "") if told.startswith("that are") else told
-    none = "" if stream.filled or which == "any" else " (True if there are none)"
-    return f"Tell whether {some} of {{m}} is {told}{none}.", body, f"{which}_{piece.name}", ValueKind.BOOL
+    body = (f"return {key}({test} for {stream.source.var} in {stream.source.iterable}{tail})",)
+    some = "at least one" if key == "any" else "every one"
+    told = piece.words.format(k=k).removeprefix("that are ")
+    none = "" if stream.filled or key == "any" else " (True if there are none)"
+    return f"Tell whether {some} of {{m}} is {told}{none}.", body, f"{key}_{piece.name}", ValueKind.BOOL
 
 
-def _running(stream: Stream, rng: random.Random) -> Reduction:
-    body = _stepped(stream, ("total = 0", "sums = []"), "total += {e}", "sums.append(total)", "sums")
+def _running(stream: Stream, rng: random.Random, key: str) -> Reduction:
+    body = _loop(stream, "sums", "total = 0\nsums = []", f"total += {stream.element}", "sums.append(total)")
     return "List the running totals of {m}.", body, "running_total", ValueKind.INTS
 
 
-def _alternating(stream: Stream, rng: random.Random) -> Reduction:
-    body = _stepped(stream, ("total = 0", "sign = 1"), "total += sign * {a}", "sign = -sign", "total")
-    return "Alternately add and subtract {m}; start from 0 by adding.", body, "alternating", ValueKind.INT
+def _alternating(stream: Stream, rng: random.Random, key: str) -> Reduction:
+    step = f"total += sign * {atom(stream.element)}"
+    body = _loop(stream, "total", "total = 0\nsign = 1", step, "sign = -sign")
+    return "Alternately add and subtract {m}; start from 0 by adding.", body, key, ValueKind.INT
 
 
-def _stepped(stream: Stream, start: tuple[str, str], one: str, other: str, result: str) -> tuple[str, ...]:
-    """A loop of two statements over the elements: `{e}` in the first, `{a}` where it needs brackets."""
-    first = one.format(e=stream.element, a=atom(stream.element))
-    pad = "        " if stream.condition else "    "
-    test = [f"    if {stream.condition}:"] if stream.condition else []
-    loop = f"for {stream.source.var} in {stream.source.iterable}:"
-    return (*start, loop, *test, f"{pad}{first}", f"{pad}{other}", f"return {result}")
-
-
-_REDUCTIONS = """
-sum sum max min count count product mean spread first last list list ascending descending distinct reverse
-count_distinct top any all running alternating
-"""
-REDUCTIONS = tuple(_REDUCTIONS.split())
-
-
-def _reduce(stream: Stream, rng: random.Random, key: str) -> Reduction:
-    if key in ("max", "min"):
-        return _extreme(stream, rng, key)
-    if key in ("first", "last"):
-        return _end(stream, rng, key)
-    if key in ("ascending", "descending", "distinct", "reverse"):
-        return _sorted(stream, rng, key)
-    if key in ("any", "all"):
-        return _whether(stream, rng, key)
-    if key == "top":
-        return _top(stream, rng, key)
-    plain = {
-        "sum": _sum,
-        "count": _count,
-        "product": _product,
-        "mean": _mean,
-        "spread": _spread,
-        "list": _list,
-        "count_distinct": _distinct,
-        "running": _running,
-        "alternating": _alternating,
-    }
-    return plain[key](stream, rng)
+REDUCTIONS = (
+    ("sum", _sum), ("sum", _sum), ("max", _extreme), ("min", _extreme), ("count", _count), ("count", _count),
+    ("product", _product), ("mean", _of_all), ("spread", _of_all), ("first", _end), ("last", _end),
+    ("list", _list), ("list", _list), ("ascending", _sorted), ("descending", _sorted), ("distinct", _sorted),
+    ("reverse", _sorted), ("count_distinct", _distinct), ("top", _top), ("any", _whether), ("all", _whether),
+    ("running", _running), ("alternating", _alternating),
+)  # fmt: skip
+_CHANCES = {"count": (0.0, 1.0), "list": (0.7, 0.7)}
+"""that a map and a filter take part, where not as usual"""
 
 
 def draw_numbers(rng: random.Random) -> Program:
     """A pipeline over integers."""
-    key = rng.choice(REDUCTIONS)
-    if key == "count":
-        stream = draw_stream(rng, mapped=0.0, filtered=1.0)
-    elif key == "list":
-        stream = draw_stream(rng, mapped=0.7, filtered=0.7)
-    else:
-        stream = draw_stream(rng)
-    words, body, name, returns = _reduce(stream, rng, key)
-    shape = f"{name}" if key in ("any", "all", "top") else key
+    key, reduction = rng.choice(REDUCTIONS)
+    mapped, filtered = _CHANCES.get(key, (0.55, 0.55))
+    stream = draw_stream(rng, mapped=mapped, filtered=filtered)
+    words, body, name, returns = reduction(stream, rng, key)
+    shape = name if key in ("any", "all", "top") else key
     return Program(
-        name=f"{name}{stream.name}",
-        params=stream.params,
-        returns=returns,
-        doc=words.format(m=stream.words),
-        body=body,
-        family=f"numbers.{shape}({stream.key})",
-        hints=rng.random() < 0.3,
-    )
+        name=f"{name}{stream.name}", params=stream.params, returns=returns, doc=words.format(m=stream.words),
+        body=body, family=f"numbers.{shape}({stream.key})", hints=rng.random() < 0.3,
+    )  # fmt: skip

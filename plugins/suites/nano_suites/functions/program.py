@@ -103,10 +103,7 @@ class _Bounded(ast.NodeTransformer):
 
 
 def compile_function(source: str, name: str) -> Callable[..., Any]:
-    """The function `name` of `source`, with bounded `while` loops.
-
-    Raises SyntaxError where the source does not parse.
-    """
+    """The function `name` of `source`, its `while` loops bounded. Raises SyntaxError."""
     tree = ast.fix_missing_locations(_Bounded().visit(parse(source)))
     steps = [0]
 
@@ -129,15 +126,8 @@ def compile_function(source: str, name: str) -> Callable[..., Any]:
 
 
 FAILURES = (
-    ArithmeticError,
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    NameError,
-    MemoryError,
-    OutOfSteps,
-)
+    ArithmeticError, LookupError, TypeError, ValueError, AttributeError, NameError, MemoryError, OutOfSteps,
+)  # fmt: skip
 """what a small function or a mutant of one may raise"""
 
 

@@ -1,31 +1,22 @@
 """The wordings of prompts, several per view."""
 
 COPY = (
-    "{code}\nSubmit the value of {name}.",
-    "Given:\n{code}\nWhat is {name}? Submit it.",
-    "{code}\nWhat value does {name} have?",
-    "Look at these lines:\n{code}\nSubmit {name}.",
+    "{code}\nSubmit the value of {name}.", "Given:\n{code}\nWhat is {name}? Submit it.",
+    "{code}\nWhat value does {name} have?", "Look at these lines:\n{code}\nSubmit {name}.",
     "After\n{code}\nwhat is the value of {name}?",
-)
+)  # fmt: skip
 EMIT = (
-    "Write this to {path}:\n{code}",
-    "Create the file {path} with this content:\n{code}",
-    "Save these lines as {path}, then submit:\n{code}",
-    "Put the following into {path}:\n{code}",
-)
+    "Write this to {path}:\n{code}", "Create the file {path} with this content:\n{code}",
+    "Save these lines as {path}, then submit:\n{code}", "Put the following into {path}:\n{code}",
+)  # fmt: skip
 SUMS = (
-    "What is {q}?",
-    "Calculate {q}.",
-    "Compute {q} and submit the result.",
-    "How much is {q}?",
+    "What is {q}?", "Calculate {q}.", "Compute {q} and submit the result.", "How much is {q}?",
     "Work out {q}. Submit the number.",
-)
+)  # fmt: skip
 PREDICT = (
-    "{code}\nWhat does {call} return?",
-    "Given\n{code}\nsubmit the value of {call}.",
-    "{code}\nPredict {call}.",
-    "Read this function:\n{code}\nWhat is {call}?",
-)
+    "{code}\nWhat does {call} return?", "Given\n{code}\nsubmit the value of {call}.",
+    "{code}\nPredict {call}.", "Read this function:\n{code}\nWhat is {call}?",
+)  # fmt: skip
 COMPLETE = (
     "Replace the ? in {path} by the right operator.\n{code}\n{examples}",
     "{path} has a gap, marked ?. Fill it in.\n{code}\n{examples}",

@@ -22,8 +22,8 @@ from nano_suites.functions.admitted_program import (
     cases_of,
     check_of,
     draw_admitted,
+    edited,
     failing,
-    made_of,
 )
 from nano_suites.functions.module import Module, assertions_of
 from nano_suites.functions.program import Program
@@ -81,13 +81,8 @@ def _summed(value: ast.expr, names: list[str]) -> SourceLines | None:
 def _chosen(value: ast.expr, names: list[str]) -> SourceLines | None:
     if not isinstance(value, ast.IfExp) or "result" not in names:
         return None
-    return [
-        f"if {ast.unparse(value.test)}:",
-        f"    result = {ast.unparse(value.body)}",
-        "else:",
-        f"    result = {ast.unparse(value.orelse)}",
-        "return result",
-    ]
+    test, one, other = map(ast.unparse, (value.test, value.body, value.orelse))
+    return [f"if {test}:", f"    result = {one}", "else:", f"    result = {other}", "return result"]
 
 
 def _decided(value: ast.expr, names: list[str]) -> SourceLines | None:
@@ -105,13 +100,9 @@ def _stepped(value: ast.expr, names: list[str]) -> SourceLines | None:
     """The two sides of an operation, one after the other."""
     if not isinstance(value, ast.BinOp) or not {"first", "second", "result"} <= set(names):
         return None
-    both = ast.unparse(ast.BinOp(ast.Name("first"), value.op, ast.Name("second")))
-    return [
-        f"first = {ast.unparse(value.left)}",
-        f"second = {ast.unparse(value.right)}",
-        f"result = {both}",
-        "return result",
-    ]
+    both = ast.BinOp(ast.Name("first"), value.op, ast.Name("second"))
+    left, right, result = map(ast.unparse, (value.left, value.right, both))
+    return [f"first = {left}", f"second = {right}", f"result = {result}", "return result"]
 
 
 BOUNDS = {
@@ -123,9 +114,7 @@ BOUNDS = {
 def _draw(rng: random.Random, split: Split) -> tuple[AdmittedProgram, Program]:
     """A program and its verbose version, both of the split, with the same results."""
     while True:
-        admitted = draw_admitted(
-            rng, split, lambda p: verbose_body(p) is not None and len(p.body_lines[0]) < 90
-        )
+        admitted = draw_admitted(rng, split, lambda p: bool(verbose_body(p)) and len(p.body_lines[0]) < 90)
         program = admitted.program
         worse = replace(program, body=verbose_body(program) or ())
         if not belongs(program.family, worse.source(doc=False), split):
@@ -140,24 +129,12 @@ def make_refactor(rng: random.Random, split: Split, level: int) -> Made:
     program, module = admitted.program, Module(rng.choice(MODULES), (admitted,))
     name = rng.choice(sorted(BOUNDS))
     needed = (measured({module.path: program.source()}) or {})[name]
-    test, check = f"test_{module.name}.py", check_of(module.name)
-    return made_of(
-        program,
-        prompt=rng.choice(REFACTOR).format(
-            name=program.name, path=module.path, test=test, bound=BOUNDS[name].format(n=needed)
-        ),
-        files={module.path: worse.source(), test: assertions_of([module])},
-        artifacts=(module.path,),
-        tools=WRITE_TOOLS,
-        check=check,
-        hidden=cases_of(admitted).model_copy(
-            update={"metrics": (Metric.model_validate({"name": name, "at_most": needed}),)}
-        ),
+    test, bound = f"test_{module.name}.py", BOUNDS[name].format(n=needed)
+    metric = Metric.model_validate({"name": name, "at_most": needed})
+    return edited(
+        program, module.path, call("write_file", path=module.path, content=program.source()),
+        prompt=rng.choice(REFACTOR).format(name=program.name, path=module.path, test=test, bound=bound),
+        files={module.path: worse.source(), test: assertions_of([module])}, tools=WRITE_TOOLS,
+        check=check_of(module.name), hidden=cases_of(admitted).model_copy(update={"metrics": (metric,)}),
         limits=LONG,
-        oracle=(
-            call("read_file", path=module.path),
-            call("write_file", path=module.path, content=program.source()),
-            call("shell", command=check),
-            call("submit"),
-        ),
-    )
+    )  # fmt: skip

@@ -23,11 +23,18 @@ from nano_suites.functions.admitted_program import (
     claim,
     correct,
     draw_admitted,
+    edited,
     failing,
-    made_of,
 )
-from nano_suites.functions.module import Module, assertions_of, draw_bug, ends, has_blocks
-from nano_suites.functions.program import Program
+from nano_suites.functions.module import (
+    Module,
+    assertions_of,
+    draw_admitted_programs,
+    draw_bug,
+    ends,
+    has_blocks,
+    is_short,
+)
 from nano_suites.functions.prompt_phrases import BODY, FIX, OPERATOR, REPAIR, WRITE
 
 PLACEHOLDERS = ("pass", "...", "return None", "raise NotImplementedError")
@@ -47,16 +54,12 @@ def make_fix_operator(rng: random.Random, split: Split, level: int) -> Made:
 def _wrong_line(admitted: AdmittedProgram, bug: Mutant, path: str, case: Case, wording: str) -> Made:
     """The file of one function with a line to correct; the prompt shows what a call should return."""
     name = admitted.program.name
-    return made_of(
-        admitted.program,
-        prompt=wording.format(name=name, path=path, call=call_text(name, case), expected=repr(case.expected)),
-        files={path: bug.source},
-        artifacts=(path,),
-        tools=FILE_TOOLS,
-        hidden=cases_of(admitted),
-        limits=USUAL,
-        oracle=(call("read_file", path=path), correct(path, bug.line, bug.new, bug.old), call("submit")),
-    )
+    said = {"call": call_text(name, case), "expected": repr(case.expected)}
+    return edited(
+        admitted.program, path, correct(path, bug.line, bug.new, bug.old),
+        prompt=wording.format(name=name, path=path, **said), files={path: bug.source}, tools=FILE_TOOLS,
+        hidden=cases_of(admitted), limits=USUAL,
+    )  # fmt: skip
 
 
 def make_write_body(rng: random.Random, split: Split, level: int) -> Made:
@@ -65,25 +68,13 @@ def make_write_body(rng: random.Random, split: Split, level: int) -> Made:
     program, module = admitted.program, Module(rng.choice(MODULES), (admitted,))
     head = f'{program.signature}\n    """{program.doc}"""\n'
     test = f"test_{module.name}.py"
-    return made_of(
-        program,
-        prompt=rng.choice(WRITE).format(name=program.name, path=module.path, test=test),
-        files={
-            module.path: f"{head}    {rng.choice(PLACEHOLDERS)}\n",
-            test: assertions_of([module], shown=3),
-        },
-        artifacts=(module.path,),
-        tools=REPAIR_TOOLS,
-        check=check_of(module.name),
-        hidden=cases_of(admitted),
-        limits=USUAL,
-        oracle=(
-            call("read_file", path=module.path),
-            call("edit_file", path=module.path, line=3, new="\n".join(program.body_lines)),
-            call("shell", command=check_of(module.name)),
-            call("submit"),
-        ),
-    )
+    prompt = rng.choice(WRITE).format(name=program.name, path=module.path, test=test)
+    started = f"{head}    {rng.choice(PLACEHOLDERS)}\n"
+    return edited(
+        program, module.path, call("edit_file", path=module.path, line=3, new="\n".join(program.body_lines)),
+        prompt=prompt, files={module.path: started, test: assertions_of([module], shown=3)},
+        tools=REPAIR_TOOLS, check=check_of(module.name), hidden=cases_of(admitted), limits=USUAL,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------ levels 2, 3
@@ -96,8 +87,7 @@ _IN_VAIN = Limits(max_turns=8, max_tokens=3072)
 
 
 def _bug(admitted: AdmittedProgram, rng: random.Random, *, subtle: bool) -> Mutant | None:
-    """A mutant that an example shows, and that ends; subtle ones are off by one, at a boundary or read
-    another name."""
+    """A mutant that ends and an example shows; subtle: off by one, at a boundary, another name."""
     bugs = [m for m in admitted.bugs if any(failing(admitted, m.source))]
     hard = [m for m in bugs if m.kind in _SUBTLE or (m.kind == "comparison" and len(m.new) != len(m.old))]
     if subtle and hard:
@@ -110,14 +100,10 @@ def _bug(admitted: AdmittedProgram, rng: random.Random, *, subtle: bool) -> Muta
     return bug if ends(admitted, bug) else None
 
 
-def _fits_fix(program: Program) -> bool:
-    return len(program.body) <= 6 and max(map(len, program.body_lines)) < 90
-
-
 def make_fix(rng: random.Random, split: Split, level: int) -> Made:
     """One line is wrong against the docstring; the file must be read first."""
     while True:
-        admitted = draw_admitted(rng, split, _fits_fix)
+        admitted = draw_admitted(rng, split, is_short)
         if (bug := _bug(admitted, rng, subtle=False)) is not None:
             break
     path = f"{rng.choice(MODULES)}.py"
@@ -125,7 +111,7 @@ def make_fix(rng: random.Random, split: Split, level: int) -> Made:
     return _wrong_line(admitted, bug, path, case, rng.choice(FIX))
 
 
-def _tests(module: str, admitted_programs: list[AdmittedProgram], rng: random.Random) -> str:
+def _tests(module: str, admitted_programs: list[AdmittedProgram]) -> str:
     """A pytest file with two or three examples a function."""
     names = ", ".join(s.program.name for s in admitted_programs)
     blocks = [f"from {module} import {names}\n"]
@@ -141,41 +127,25 @@ def make_repair(rng: random.Random, split: Split, level: int) -> Made:
     hard = level >= 3
     while True:
         admitted = draw_admitted(
-            rng, split, lambda p: _fits_fix(p) and (not hard or len(p.body) > 1 or rng.random() < 0.5)
+            rng, split, lambda p: is_short(p) and (not hard or len(p.body) > 1 or rng.random() < 0.5)
         )
         if (bug := _bug(admitted, rng, subtle=hard)) is not None:
             break
-    admitted_programs = [admitted]
-    while len(admitted_programs) < (3 if hard else 2):
-        other = draw_admitted(rng, split, _fits_fix)
-        if other.program.name not in {s.program.name for s in admitted_programs}:
-            admitted_programs.append(other)
-    rng.shuffle(admitted_programs)
-    module = rng.choice(MODULES)
-    path, first, parts = f"{module}.py", 0, []
-    for one in admitted_programs:
-        if one is admitted:
-            first = sum(part.count("\n") for part in parts) + 2 * len(parts)
-        parts.append(bug.source if one is admitted else one.program.source())
-    test_path = f"test_{module}.py"
-    name, signature = admitted.program.name, f"{first + 1}|{admitted.program.signature}"
+    admitted_programs = draw_admitted_programs(rng, split, 3 if hard else 2, [admitted])
+    module, name = Module(rng.choice(MODULES), tuple(admitted_programs)), admitted.program.name
+    path, test, first = module.path, f"test_{module.name}.py", module.first_line(name)
+    thought = f"test_{name} fails.\n{first + 1}|{admitted.program.signature}\n"
     oracle = (
         call("shell", command=CHECK),  # the failing test names the function
         call("read_file", path=path),
-        correct(path, first + bug.line, bug.new, bug.old, thought=f"test_{name} fails.\n{signature}\n"),
+        correct(path, first + bug.line, bug.new, bug.old, thought=thought),
         call("submit"),
     )
-    return made_of(
-        admitted.program,
-        prompt=rng.choice(REPAIR).format(path=path, test=test_path, name=admitted.program.name),
-        hidden=cases_of(admitted),
-        oracle=oracle,
-        files={path: "\n\n".join(parts), test_path: _tests(module, admitted_programs, rng)},
-        artifacts=(path,),
-        tools=REPAIR_TOOLS,
-        check=CHECK,
-        limits=USUAL,
-    )
+    return edited(
+        admitted.program, path, prompt=rng.choice(REPAIR).format(path=path, test=test, name=name),
+        hidden=cases_of(admitted), oracle=oracle, tools=REPAIR_TOOLS, check=CHECK, limits=USUAL,
+        files={path: module.source({name: bug}), test: _tests(module.name, admitted_programs)},
+    )  # fmt: skip
 
 
 def make_fix_again(rng: random.Random, split: Split, level: int) -> Made:
@@ -191,8 +161,7 @@ def make_repair_again(rng: random.Random, split: Split, level: int) -> Made:
 def _in_vain_first(made: Made, rng: random.Random) -> Made:
     """Before its edit, the oracle copies a line of the function as it is, up to three times, which the tool
     refuses: the commonest mistake of a small model, and the commonest after it is to say the same again. What
-    is refused is shown and not imitated, what follows it is learned.
-    """
+    is refused is shown and not imitated, what follows it is learned."""
     at = next(i for i, action in enumerate(made.oracle) if action.name == "edit_file")
     edit = made.oracle[at]
     path, line = str(edit.arguments["path"]), int(str(edit.arguments["line"]))
@@ -222,24 +191,10 @@ def make_body(rng: random.Random, split: Split, level: int) -> Made:
     admitted = draw_admitted(rng, split, lambda p: len(p.body) == 1 and len(p.body_lines[0]) < 90)
     program, path = admitted.program, f"{rng.choice(MODULES)}.py"
     case = rng.choice(admitted.examples)
-    head = f'{program.signature}\n    """{program.doc}"""\n'
-    text = head + rng.choice(
-        ("    pass\n", "    ...\n", "    return None\n", "    raise NotImplementedError\n")
-    )
-    prompt = rng.choice(BODY).format(
-        name=program.name, path=path, call=call_text(program.name, case), expected=repr(case.expected)
-    )
-    return made_of(
-        program,
-        prompt=prompt,
-        files={path: text},
-        artifacts=(path,),
-        tools=FILE_TOOLS,
-        hidden=cases_of(admitted),
-        limits=USUAL,
-        oracle=(
-            call("read_file", path=path),
-            call("edit_file", path=path, line=3, new=program.body_lines[0]),
-            call("submit"),
-        ),
-    )
+    text = f'{program.signature}\n    """{program.doc}"""\n    {rng.choice(PLACEHOLDERS)}\n'
+    said = {"call": call_text(program.name, case), "expected": repr(case.expected)}
+    return edited(
+        program, path, call("edit_file", path=path, line=3, new=program.body_lines[0]),
+        prompt=rng.choice(BODY).format(name=program.name, path=path, **said), files={path: text},
+        tools=FILE_TOOLS, hidden=cases_of(admitted), limits=USUAL,
+    )  # fmt: skip

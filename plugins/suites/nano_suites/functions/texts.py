@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections import namedtuple
 
 from nano_suites.functions.program import Param, Program, ValueKind
 
@@ -11,17 +11,8 @@ TEXT_NAMES = ("text", "s", "line", "phrase", "message", "name")
 WORDS_NAMES = ("words", "names", "items", "parts", "strings", "labels")
 
 
-@dataclass(frozen=True, slots=True)
-class TextStep:
-    """One change of a text `{t}`: key, code, an imperative with `{it}`, words after "each", a name."""
-
-    key: str
-    code: str
-    order: str
-    each: str
-    name: str
-
-
+TextStep = namedtuple("TextStep", "key code order each name")
+"""one change of a text `{t}`: `order` is an imperative with `{it}`, `each` follows "each\""""
 STEPS = (
     TextStep("upper", "{t}.upper()", "convert {it} to upper case", "converted to upper case", "upper"),
     TextStep("lower", "{t}.lower()", "convert {it} to lower case", "converted to lower case", "lower"),
@@ -61,17 +52,8 @@ def _fill(rng: random.Random) -> dict[str, str]:
     }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class TextEnding:
-    """What a chain of steps finally returns: key, code over `{t}`, an imperative, a name, a type."""
-
-    key: str
-    code: str
-    order: str
-    name: str
-    returns: ValueKind
-
-
+TextEnding = namedtuple("TextEnding", "key code order name returns")
+"""what a chain of steps finally returns: `order` is an imperative"""
 ENDINGS = (
     TextEnding("len", "len({t})", "return the length of {it}", "length", ValueKind.INT),
     TextEnding("count", "{t}.count('{c}')", "count the '{c}' characters in {it}", "count", ValueKind.INT),
@@ -127,16 +109,8 @@ def draw_chain(rng: random.Random) -> Program:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class TextFilter:
-    """A filter of texts `{t}`: key, code, words, name."""
-
-    key: str
-    code: str
-    words: str
-    name: str
-
-
+TextFilter = namedtuple("TextFilter", "key code words name")
+"""a filter of texts `{t}`"""
 CHOICES = (
     TextFilter("longer", "len({t}) > {k}", "longer than {k} characters", "long"),
     TextFilter("shorter", "len({t}) < {k}", "shorter than {k} characters", "short"),
@@ -153,17 +127,8 @@ CHOICES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Gather:
-    """A reduction of texts over `{g}` (a clause or an iterable) or `{l}` (a list): key, code, words, name."""
-
-    key: str
-    code: str
-    words: str
-    name: str
-    returns: ValueKind
-
-
+Gather = namedtuple("Gather", "key code words name returns")
+"""a reduction of texts over `{g}` (a clause or an iterable) or `{l}` (a list)"""
 GATHERS = (
     Gather("list", "[{g}]", "Return a list of {m}.", "list", ValueKind.STRS),
     Gather("sorted", "sorted({g})", "Return a list of {m}; sorted.", "sorted", ValueKind.STRS),
@@ -205,7 +170,7 @@ def draw_words(rng: random.Random) -> Program:
         words = f"the strings in {param.name}"
     gather = rng.choice(GATHERS)
     element, condition, name = "w", "", ""
-    must = gather.key in ("count",)
+    must = gather.key == "count"
     if must or rng.random() < 0.55:
         choice = rng.choice(CHOICES)
         fill = {"k": str(rng.randint(2, 5)), "c": rng.choice("aeilnorstb")}
@@ -221,7 +186,7 @@ def draw_words(rng: random.Random) -> Program:
     plain = element == "w" and not condition
     clause = f"{element} for w in {iterable}{condition}"
     code = gather.code.format(
-        g=iterable if plain and gather.key not in ("list",) else clause,
+        g=iterable if plain and gather.key != "list" else clause,
         l=iterable if plain else f"[{clause}]", e=element, f=f"for w in {iterable}{condition}", sep=rng.choice(", -/+"),
     )  # fmt: skip
     if gather.key == "initials" and element == "w":
@@ -258,13 +223,11 @@ CHAR_CHOICES = (
     TextFilter("single", "{p}.count({t}) == 1", "that occur exactly once in {p}", "single"),
 )
 CHAR_MAPS = (
-    ("", "{t}", "", ""),
-    ("", "{t}", "", ""),
-    ("upper", "{t}.upper()", ", each in upper case", "_upper"),
+    ("", "{t}", "", ""), ("", "{t}", "", ""), ("upper", "{t}.upper()", ", each in upper case", "_upper"),
     ("double", "{t} * 2", ", each doubled", "_doubled"),
     ("dash", "{t} + '-'", ", each followed by '-'", "_dashed"),
     ("swap", "{t}.swapcase()", ", each with its case swapped", "_swapped"),
-)
+)  # fmt: skip
 CHAR_GATHERS = (
     ("join", "''.join({g})", "Join {m}.", "keep", ValueKind.STR),
     ("list", "[{g}]", "Return a list of {m}.", "list", ValueKind.STRS),
@@ -275,22 +238,10 @@ CHAR_GATHERS = (
     ("last", "([{g}] or [''])[-1]", "Return the last of {m}; '' if there are none.", "last", ValueKind.STR),
     ("first", "next(({g}), '')", "Return the first of {m}; '' if there are none.", "first", ValueKind.STR),
     ("reverse", "''.join([{g}][::-1])", "Join, from last to first, {m}.", "reverse", ValueKind.STR),
-    (
-        "positions",
-        "[i for i, {t} in enumerate({p}){c}]",
-        "List the positions of {m}.",
-        "positions",
-        ValueKind.INTS,
-    ),
+    ("positions", "[i for i, {t} in enumerate({p}){c}]", "List the positions of {m}.", "positions", ValueKind.INTS),
     ("replace", "''.join('{h}'{c} else {t} for {t} in {p})", "Replace {m} by '{h}'.", "mask", ValueKind.STR),
-    (
-        "drop_count",
-        "len({p}) - len([{g}])",
-        "Count the characters of {p} other than {m}.",
-        "count_other",
-        ValueKind.INT,
-    ),
-)
+    ("drop_count", "len({p}) - len([{g}])", "Count the characters of {p} other than {m}.", "count_other", ValueKind.INT),
+)  # fmt: skip
 
 
 def draw_chars(rng: random.Random) -> Program:
@@ -299,11 +250,8 @@ def draw_chars(rng: random.Random) -> Program:
     choice = rng.choice(CHAR_CHOICES)
     key, code, words, name, returns = rng.choice(CHAR_GATHERS)
     fill = {"t": t, "p": p, "c": rng.choice("gmnrst")}
-    mapped = (
-        rng.choice(CHAR_MAPS)
-        if key in ("join", "list", "sorted", "first", "last", "reverse", "distinct")
-        else CHAR_MAPS[0]
-    )
+    maps = key in ("join", "list", "sorted", "first", "last", "reverse", "distinct")
+    mapped = rng.choice(CHAR_MAPS) if maps else CHAR_MAPS[0]
     condition = f" if {choice.code.format(**fill)}"
     element, source = mapped[1].format(t=t), f"for {t} in {p}{condition}"
     told = f"the characters of {p} {choice.words.format(**fill)}{mapped[2]}"

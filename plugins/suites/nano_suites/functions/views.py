@@ -8,8 +8,7 @@ from nano_suites.functions.extend_views import make_extend
 from nano_suites.functions.fault_views import (
     make_deep_repair,
     make_edit_among_files,
-    make_large_repair,
-    make_traced_repair,
+    make_module_repair,
     make_write_test,
 )
 from nano_suites.functions.literal_views import (
@@ -54,8 +53,8 @@ VIEWS = (
     View("mend", 3, make_mend, extra=True),
     View("write_body", 4, make_write_body),
     View("write_test", 5, make_write_test),
-    View("repair", 5, make_traced_repair),
-    View("repair", 6, make_large_repair),
+    View("repair", 5, make_module_repair),
+    View("repair", 6, make_module_repair),
     View("extend", 6, make_extend),
     View("refactor", 6, make_refactor),
     View("edit_among_files", 7, make_edit_among_files),
@@ -64,8 +63,6 @@ VIEWS = (
 
 
 SUITE = TaskSuite(
-    name="functions",
-    version=VERSION,
-    about="typed Python functions, from a generator of programs",
+    name="functions", version=VERSION, about="typed Python functions, from a generator of programs",
     views=VIEWS,
-)
+)  # fmt: skip

@@ -43,14 +43,12 @@ class Series:
 
 def series(rows: Sequence[MetricsRow], name: str) -> Series | None:
     """The curve of a metric; None if no step has it. The band is an interval if every row has one."""
-    known = [
-        (float(row.get("step") or 0), value, interval_of(name, row))
-        for row in rows
-        if (value := row.get(name)) is not None
-    ]
+    found = ((row.get("step"), row.get(name), interval_of(name, row)) for row in rows)
+    known = [(float(step or 0), value, bounds) for step, value, bounds in found if value is not None]
     if not known:
         return None
-    bins = _bins(known, AT_MOST)
+    size = -(-len(known) // AT_MOST)
+    bins = [known[i : i + size] for i in range(0, len(known), size)]
     steps = tuple(_mean([step for step, _, _ in b]) for b in bins)
     values = tuple(_mean([value for _, value, _ in b]) for b in bins)
     intervals = [[i for _, _, i in b if i is not None] for b in bins]
@@ -59,22 +57,13 @@ def series(rows: Sequence[MetricsRow], name: str) -> Series | None:
         high = tuple(_mean([high for _, high in b]) for b in intervals)
         return Series(name=name, steps=steps, values=values, line=values, low=low, high=high, band=INTERVAL)
     if len(values) < FEW:
-        return Series(name=name, steps=steps, values=values, line=values, low=values, high=values, band="")
+        return _bare(name, steps, values)
     windows = _windows(values)
     return Series(
-        name=name,
-        steps=steps,
-        values=values,
-        line=tuple(_mean(window) for window in windows),
-        low=tuple(min(window) for window in windows),
-        high=tuple(max(window) for window in windows),
+        name=name, steps=steps, values=values, line=tuple(_mean(window) for window in windows),
+        low=tuple(min(window) for window in windows), high=tuple(max(window) for window in windows),
         band=RANGE,
-    )
-
-
-def _bins(items: Sequence[tuple[float, float, tuple[float, float] | None]], at_most: int):  # type: ignore[no-untyped-def]
-    size = -(-len(items) // at_most)
-    return [items[i : i + size] for i in range(0, len(items), size)]
+    )  # fmt: skip
 
 
 def _windows(values: tuple[float, ...]) -> list[tuple[float, ...]]:
@@ -91,12 +80,9 @@ Plot = dict[str, Any]
 LENGTH = "tokens_per_rollout"
 """derived: sampled tokens of a step over its rollouts"""
 PHASES = {
-    "seconds_generate": "generate",
-    "seconds_sandbox": "sandbox",
-    "seconds_grade": "grade",
-    "seconds_train": "train",
-    "seconds_save": "save",
-}
+    "seconds_generate": "generate", "seconds_sandbox": "sandbox", "seconds_grade": "grade",
+    "seconds_train": "train", "seconds_save": "save",
+}  # fmt: skip
 """metric -> label, for the phases of a step; the first three are the rollout"""
 MAIN: dict[str, tuple[tuple[str, ...], str]] = {
     "Reward": (("reward_mean",), "mean over the rollouts of a step"),
@@ -121,15 +107,10 @@ LEAST_SPANS = {"kl_reference": 1e-3, "approx_kl": 1e-3, "mismatch": 1e-3, "ratio
 
 
 COMPARED = {
-    f"{SUCCESS}all": "Success",
-    "reward_mean": "Reward",
-    "entropy": "Entropy",
-    "kl_reference": "KL to the start",
-    "approx_kl": "KL of the update",
-    LENGTH: "Sampled tokens a rollout",
-    "grad_norm": "Gradient norm",
-    "tokens_per_second_rollout": "Tokens a second in rollouts",
-}
+    f"{SUCCESS}all": "Success", "reward_mean": "Reward", "entropy": "Entropy",
+    "kl_reference": "KL to the start", "approx_kl": "KL of the update", LENGTH: "Sampled tokens a rollout",
+    "grad_norm": "Gradient norm", "tokens_per_second_rollout": "Tokens a second in rollouts",
+}  # fmt: skip
 """metric -> title of its plot in a comparison of trainings"""
 
 

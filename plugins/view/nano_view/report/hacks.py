@@ -51,11 +51,7 @@ def hack_row(metrics: Sequence[MetricsRow]) -> HackRow:
             if name.startswith(TAMPERING):
                 kinds[name.removeprefix(TAMPERING)] += int(value or 0)
     return HackRow(
-        first_step=int(metrics[0].get("step") or 0),
-        last_step=int(metrics[-1].get("step") or 0),
-        rollouts=total("rollouts"),
-        tampered=total("tampered"),
-        kinds=dict(kinds.most_common()),
-        controls=total("controls_graded"),
-        passes=total("control_passes"),
-    )
+        first_step=int(metrics[0].get("step") or 0), last_step=int(metrics[-1].get("step") or 0),
+        rollouts=total("rollouts"), tampered=total("tampered"), kinds=dict(kinds.most_common()),
+        controls=total("controls_graded"), passes=total("control_passes"),
+    )  # fmt: skip

@@ -63,11 +63,8 @@ class OverOptimised:
     @property
     def sentence(self) -> str:
         best, last = self.best, self.last
-        kl = (
-            ""
-            if best.kl is None or last.kl is None
-            else f"; KL {best.kl:.3f}, then {last.kl:.3f} nats a token"
-        )
+        known = best.kl is not None and last.kl is not None
+        kl = f"; KL {best.kl:.3f}, then {last.kl:.3f} nats a token" if known else ""
         return (
             f"over-optimised: tests passed by {best.gold:.1%} around step {best.step:.0f} and by"
             f" {last.gold:.1%} at the end, while the proxy rose from {best.proxy:.3f} to {last.proxy:.3f}{kl}"
@@ -128,13 +125,10 @@ class ChosenRollout:
 
 def choose(steps: Mapping[int, Sequence[Rollout]], *, seed: int = 0) -> list[ChosenRollout]:
     """At most eight different rollouts: best, worst and a random one of the first and of the last step with a
-    graded rollout, the last rollout with tampering, and the last passed impossible control.
-
-    Ties are broken by `seed`.
-    """
-    graded = {
-        step: [r for r in runs if r.reward is not None and not r.control] for step, runs in steps.items()
-    }
+    graded rollout, the last rollout with tampering, and the last passed impossible control. Ties are broken
+    by `seed`."""
+    fits: Callable[[Rollout], bool] = lambda run: run.reward is not None and not run.control  # noqa: E731
+    graded = {step: list(filter(fits, runs)) for step, runs in steps.items()}
     order = [step for step in sorted(graded) if graded[step]]
     chosen: list[ChosenRollout] = []
 
@@ -147,10 +141,8 @@ def choose(steps: Mapping[int, Sequence[Rollout]], *, seed: int = 0) -> list[Cho
             left = [run for run in left if (run.reward or 0.0) == wanted]
         chosen.append(ChosenRollout(why, step, Random(f"{seed} {why}").choice(left)))
 
-    ends = (
-        dict(zip(("beginning", "end"), dict.fromkeys((order[0], order[-1])), strict=False)) if order else {}
-    )
-    for where, step in ends.items():
+    ends = dict.fromkeys((*order[:1], *order[-1:]))
+    for where, step in zip(("beginning", "end"), ends, strict=False):
         take(f"Best at the {where}", step, graded[step], best=True)
         take(f"Worst at the {where}", step, graded[step], best=False)
         take(f"Random at the {where}", step, graded[step])
@@ -207,10 +199,8 @@ def _parts(steps: Mapping[int, Sequence[Rollout]], name_of: Callable[[Rollout], 
     order = sorted(steps)
     size = max(1, len(order) // PARTS)
     first, last, whole = (_rates(steps, at, name_of) for at in (order[:size], order[-size:], order))
-    return [
-        RateRow(name=name, first=first.get(name), last=last.get(name), all=whole[name])
-        for name in sorted(whole)
-    ]
+    rows = ((name, first.get(name), last.get(name), whole[name]) for name in sorted(whole))
+    return [RateRow(name=name, first=first, last=last, all=every) for name, first, last, every in rows]
 
 
 def _rates(
@@ -265,17 +255,11 @@ def read_training(folder: Path) -> Training:
     rows = read_metrics(folder / METRICS)
     steps = read_rollouts(folder / ROLLOUTS)
     return Training(
-        name=folder.name,
-        record=read_record(folder),
-        rows=rows,
-        events=read_events(folder),
-        levels=by_level(steps),
-        families=by_family(steps),
-        hacks=hack_rows(rows),
-        hacks_total=hack_row(rows),
+        name=folder.name, record=read_record(folder), rows=rows, events=read_events(folder),
+        levels=by_level(steps), families=by_family(steps), hacks=hack_rows(rows), hacks_total=hack_row(rows),
         chosen=choose(steps),
         held_out=read_rows(folder / HELD_OUT_FILE) if (folder / HELD_OUT_FILE).exists() else [],
-    )
+    )  # fmt: skip
 
 
 def _text(value: Any) -> str:
