@@ -165,8 +165,6 @@ class RunSettings:
     """search service of `web_search`; None: the documents in the workspace"""
     agent: ExternalAgent | None = None
     """external agent that acts instead of nano's own loop; None: nano's loop"""
-    at_once: int | None = None
-    """runs at a time; None: as many as a local policy decodes together"""
     ends_repetition: bool = False
     """whether an answer that repeats itself is ended; rollouts that train sample to the end"""
     at_once: int | None = None

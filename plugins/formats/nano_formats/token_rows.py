@@ -21,7 +21,7 @@ from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, o
 from nano_coder.verify.trainable import RefusalCode, verify
 from nano_rl.commands.options import Log
 from nano_rl.learn.config import Baseline, Std
-from nano_rl.learn.rows import Group, TrainSample, group_samples
+from nano_rl.learn.rows import Group, TrainSample, group_advantages, group_samples
 from nano_shared.errors import UsageError
 from nano_shared.files import new_file
 from nano_shared.printable import printable
@@ -99,7 +99,7 @@ def token_rows(
             refused["lone in its group, or all of the group earned the same"] += len(members)
             continue
         rewards = dict(zip((run.id for run in members), group.rewards_G, strict=True))
-        for sample in group_samples(group, baseline=baseline, std=std):
+        for sample in group_samples(group, group_advantages(group.rewards_G, baseline=baseline, std=std)):
             yield _row(sample, group.task.key, rewards[sample.run_id])
 
 
