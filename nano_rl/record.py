@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from nano_coder import __version__ as runtime_version
 from nano_rl.learn.metrics import SHORTEST, RowWriter, read_rows
@@ -138,7 +138,7 @@ class TrainArguments(BaseModel):
     from_logs: bool = False
     fresh: int | None = None
     """with `from_logs`: what fresh rollouts fill a group up to; 0 where they do not"""
-    curriculum: bool = False
+    curriculum: str | None = None
     logs: tuple[str, ...] = ()
     """the first is written to; none: the default one"""
     envs: tuple[str, ...] = ()
@@ -149,6 +149,12 @@ class TrainArguments(BaseModel):
     """command of an external agent"""
     agent_folders: tuple[str, ...] = ()
     limit: dict[str, int | float | str] = {}
+
+    @field_validator("curriculum", mode="before")
+    @classmethod
+    def _levels(cls, name: Any) -> Any:
+        """`--curriculum` alone, and a record of an older version."""
+        return "levels" if name in ("1", True) else name or None
 
 
 class TrainingRecord(TrainArguments):

@@ -89,7 +89,7 @@ def test_what_is_given_wins_over_what_a_name_fills() -> None:
     ("values", "sentence"),
     [
         ({"objective": "reinforce", "clip_high": 0.3}, "objective = reinforce reads no `clip_high`"),
-        ({"objective": "gpro"}, "nano.objectives has no 'gpro'; there are cispo, dapo"),
+        ({"objective": "gpro"}, "nano.objectives has no 'gpro'; there are gspo, grpo, cispo"),
         ({"ratio": "sequence"}, "objective.ratio: no such setting"),
     ],
 )
