@@ -99,11 +99,9 @@ def open_curriculum(name: str, tasks: Sequence[Task], config: TrainConfig) -> Cu
     if lacking := [method for method in _METHODS if not callable(getattr(made[0], method, None))]:
         raise UsageError(f"{named} made what is {described(made[0])}, without {', '.join(lacking)}")
     draw_tasks(made[1], tasks, 0, config.prompts_per_step)
-    call_extension(made[2].restore, curriculum_state(made[1]), name=named, error=UsageError)
-    if (
-        len({str([t.key for t in draw_tasks(one, tasks, 1, config.prompts_per_step)]) for one in made[1:]})
-        > 1
-    ):
+    _ask(made[2], "restore", curriculum_state(made[1]))
+    first, second = (draw_tasks(one, tasks, 1, config.prompts_per_step) for one in made[1:])
+    if first != second:
         raise UsageError(
             f"{named} draws other tasks once its state was saved and restored, so no training could go on as"
             " it began; what it draws must depend on tasks, seed, step and state() alone"
@@ -111,12 +109,16 @@ def open_curriculum(name: str, tasks: Sequence[Task], config: TrainConfig) -> Cu
     return made[0]
 
 
+def _ask(curriculum: Curriculum, method: str, *values: object, **named: object) -> Any:
+    name = f"the curriculum {type(curriculum).__name__}"
+    return call_extension(getattr(curriculum, method), *values, name=name, error=UsageError, **named)
+
+
 def draw_tasks(
     curriculum: Curriculum, tasks: Sequence[Task], step: int, count: int, *, taken: Collection[str] = ()
 ) -> list[Task]:
     """What a curriculum draws of `tasks`. Raises UsageError for anything but what it was asked for."""
-    named = f"the curriculum {type(curriculum).__name__}"
-    given = call_extension(curriculum.draw, step, count, taken=taken, name=named, error=UsageError)
+    given = _ask(curriculum, "draw", step, count, taken=taken)
     own, drawn = set(map(id, tasks)), list(given) if isinstance(given, Sequence) else []
     wrong = None
     if not isinstance(given, Sequence):
@@ -131,24 +133,25 @@ def draw_tasks(
         wrong = f"{len(drawn)} tasks"
     if wrong:
         raise UsageError(
-            f"{named} drew {wrong} for step {step}, where {count} of {len(tasks)} were asked for"
+            f"the curriculum {type(curriculum).__name__} drew {wrong} for step {step}, where {count} of"
+            f" {len(tasks)} were asked for"
         )
     return drawn
 
 
 def curriculum_state(curriculum: Curriculum) -> Any:
     """Its state as it will be restored. Raises UsageError for what JSON cannot hold."""
-    named = f"the curriculum {type(curriculum).__name__}"
     try:
-        return json.loads(json.dumps(call_extension(curriculum.state, name=named, error=UsageError)))
+        return json.loads(json.dumps(_ask(curriculum, "state")))
     except (TypeError, ValueError) as problem:
-        raise UsageError(f"{named} has a state that is no JSON, and cannot be saved: {problem}") from None
+        raise UsageError(
+            f"the curriculum {type(curriculum).__name__} has a state that is no JSON, and cannot be saved:"
+            f" {problem}"
+        ) from None
 
 
 def curriculum_metrics(curriculum: Curriculum | None) -> dict[str, float]:
-    metrics = getattr(curriculum, "metrics", None)
-    named = f"the curriculum {type(curriculum).__name__}"
-    return dict(call_extension(metrics, name=named, error=UsageError)) if metrics else {}
+    return dict(_ask(curriculum, "metrics")) if curriculum and hasattr(curriculum, "metrics") else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,8 +383,7 @@ class Gatherer:
         curriculum = self._sources.curriculum
         if curriculum is None:
             return {}
-        named = f"the curriculum {type(curriculum).__name__}"
-        call_extension(curriculum.record, groups, name=named, error=UsageError)
+        _ask(curriculum, "record", groups)
         return curriculum_metrics(curriculum)
 
     def state(self) -> dict[str, Any]:
@@ -409,8 +411,7 @@ class Gatherer:
                 f"the training began {had}; give the same, or start anew under another --name"
             )
         if curriculum is not None:
-            named = f"the curriculum {kind}"
-            call_extension(curriculum.restore, state["curriculum"], name=named, error=CheckpointError)
+            _ask(curriculum, "restore", state["curriculum"])
 
     def seed(self, step: int) -> int:
         return self._config.seed * 1_000_003 + step

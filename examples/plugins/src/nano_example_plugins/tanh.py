@@ -15,7 +15,7 @@ def squashed(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """[N] the ratio's distance from 1, squashed instead of clipped."""
     loss_N = -advantages_N * (ratio_N - 1).tanh()
-    return loss_N, {"drift": new_N - reference_N}  # whose mean is the metric objective_drift
+    return loss_N, {"drift": new_N - reference_N}  # the metric objective_drift
 
 
 TANH = Objective(surrogate=squashed, baseline="mean", std="none", clips=False)
