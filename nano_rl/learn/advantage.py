@@ -208,7 +208,7 @@ def probe_advantage(objective: Objective) -> None:
     `estimated` does. What it looks for in made-up rollouts and does not find is only said."""
     if objective.advantage is None or is_ours(str(getattr(objective.advantage, "__module__", ""))):
         return
-    task, sampling = Task(key="made-up", prompt=""), Sampling()
+    task, sampling = Task(key="made-up", prompt="made up"), Sampling()
     said = Completion(text="", finish=Finish.STOP, sampling=sampling, policy_id="made-up")
     turns = tuple(Turn(index=i, completion=said, parser="none", started=0, ended=1) for i in range(2))
     for rewards_G in ([0.0, 1.0, 0.5, 1.0], [1.0, 1.0], [0.0]):
