@@ -168,8 +168,8 @@ def test_metrics_that_are_none_are_refused_before_a_model_is_loaded(write: Calla
         "def g(new_N, ratio_N, advantages_N, config): return -ratio_N * advantages_N, {}\n"
         "f = Objective(surrogate=g)\n"
     )
-    for metrics, said in (("3", "metrics of type int"), ("{'a': [1, 2]}", "metric 'a' that is neither")):
-        with pytest.raises(UsageError, match=f"the surrogate g returned {'a ' * ('a' in said[:8])}{said}"):
+    for metrics, said in (("3", "metrics of type int"), ("{'a': [1, 2]}", "a metric 'a' that is neither")):
+        with pytest.raises(UsageError, match=f"the surrogate g returned {said}"):
             probe_objective(find_objective(write(source.replace("{}", metrics))))
     probe_objective(find_objective(write(source.replace("{}", "{'a': 1.0, 'b_max': ratio_N}"))))
 
@@ -212,7 +212,7 @@ class f:
         ("return self.nope", "0", "the curriculum f raised AttributeError: .*mine.py, line 7"),
         ("return self.tasks[:2]", "{1}", "the curriculum f has a state that is no JSON"),
         (
-            "self.place += 1; return self.tasks[self.place : self.place + 2]", "7",
+            "self.place += 1; return self.tasks[self.place : self.place + 2]", "3",
             "draws other tasks once its state was saved and restored",
         ),
         (
@@ -326,7 +326,6 @@ def test_a_training_takes_all_four_and_goes_on(
     train(
         "--model", "tiny", "--tasks", "tasks.jsonl", "--steps", "1", "--prompts", "2", "--group-size", "2",
         "--objective", "tanh+median", "--curriculum", "weakest", "--set", "guards.patience=9",
-        "--set", "reward.parts.thrift=1",
     )  # fmt: skip
     folder = tmp_path / "home" / "trainings" / "mine"
     record = read_record(folder)

@@ -297,6 +297,7 @@ def test_ac_13_every_setting_of_the_loss_changes_the_gradient(name: str) -> None
 ELSEWHERE = {
     "aggregation": "test_aggregation.py", "constant_length": "test_aggregation.py",
     "baseline": "test_advantage.py", "std": "test_advantage.py", "critic": "test_critic.py",
+    "advantage": "test_doors.py",
     "clips": "test_objectives.py",
     "overlong": "test_overlong.py", "overlong_limit": "test_overlong.py",
     "overlong_buffer": "test_overlong.py",
