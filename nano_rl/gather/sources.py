@@ -109,7 +109,7 @@ def open_curriculum(name: str, tasks: Sequence[Task], config: TrainConfig) -> Cu
     return made[0]
 
 
-def _ask(curriculum: Curriculum, method: str, *values: object, **named: object) -> Any:
+def _ask(curriculum: Curriculum, method: str, *values: object, **named: Any) -> Any:
     name = f"the curriculum {type(curriculum).__name__}"
     return call_extension(getattr(curriculum, method), *values, name=name, error=UsageError, **named)
 
