@@ -18,7 +18,7 @@ from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from nano_coder import __version__ as runtime_version
 from nano_coder.views import VIEWS, TrainingView
@@ -26,9 +26,10 @@ from nano_rl.learn.metrics import SHORTEST, SUCCESS, MetricsRow, RowWriter, read
 from nano_rl.learn.rows import Group
 from nano_rl.rewards import outcome
 from nano_shared.command_line import Console
-from nano_shared.errors import CheckpointError, GuardTripped, UsageError
-from nano_shared.extensions import Extensions, call_extension, is_reference, refuse_missing
+from nano_shared.errors import CheckpointError, GuardTripped, NanoError, UsageError
+from nano_shared.extensions import Extensions, call_extension, described, takes
 from nano_shared.files import full_disk_explained, write_text
+from nano_shared.printable import printable
 from nano_shared.types import Trajectory
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class TrainArguments(BaseModel):
     from_logs: bool = False
     fresh: int | None = None
     """with `from_logs`: what fresh rollouts fill a group up to; 0 where they do not"""
-    curriculum: bool = False
+    curriculum: str | None = None
     logs: tuple[str, ...] = ()
     """the first is written to; none: the default one"""
     envs: tuple[str, ...] = ()
@@ -135,6 +136,12 @@ class TrainArguments(BaseModel):
     """command of an external agent"""
     agent_folders: tuple[str, ...] = ()
     limit: dict[str, int | float | str] = {}
+
+    @field_validator("curriculum", mode="before")
+    @classmethod
+    def _levels(cls, name: Any) -> Any:
+        """`--curriculum` alone, and a record of an older version."""
+        return "levels" if name in ("1", True) else name or None
 
 
 class TrainingRecord(TrainArguments):
@@ -431,18 +438,25 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-SINKS: Extensions[Callable[[str, Path, Mapping[str, Any]], Sink]] = Extensions("nano.sinks")
+SINKS: Extensions[Callable[[str, Path, Mapping[str, Any]], Sink]] = Extensions(
+    "nano.sinks", check=lambda make: takes(make, "name", "folder", "settings")
+)
 """(name and folder of the training, its settings) -> a sink"""
 
 
 def open_sinks(names: Sequence[str], *, name: str, folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
     """A sink for each of `names`, opened before training begins. Raises UsageError for an unknown one, and
-    ConfigError where its library is missing."""
-    for sink in names:
-        refuse_missing(SINKS.group, sink)
-        if sink not in SINKS and not is_reference(sink):
-            raise UsageError(f"--log-to {sink}: no such place; there are {', '.join(SINKS)}")
-    return [SINKS.find(sink)(name, folder, settings) for sink in dict.fromkeys(names)]
+    for one that raises, and ConfigError where its library is missing."""
+    made = {kind: SINKS.named("--log-to", kind) for kind in names}
+    opened = []
+    for kind, make in made.items():
+        sink = call_extension(make, name, folder, settings, name=f"--log-to {kind}", error=UsageError)
+        if not (callable(getattr(sink, "write", None)) and callable(getattr(sink, "close", None))):
+            raise UsageError(
+                f"--log-to {kind} made what is {described(sink)}; a sink has write(step, metrics) and close()"
+            )
+        opened.append(sink)
+    return opened
 
 
 class Watcher:
@@ -455,6 +469,7 @@ class Watcher:
         self._sinks = sinks
         self._rollouts: RowWriter | None = None
         self._done = done
+        self._failed: set[int] = set()
         self.last: dict[str, float] = {}
         """metrics of the last step in this process"""
 
@@ -471,9 +486,18 @@ class Watcher:
     def on_step(self, done: int, total: int, values: dict[str, float]) -> None:
         self._done, self.last = done, dict(values)
         finite = {name: value for name, value in values.items() if math.isfinite(value) and name != "step"}
-        for sink in self._sinks:
-            sink.write(done - 1, finite)
+        for place, sink in enumerate(self._sinks):
+            self._tell(place, sink.write, done - 1, finite)
         self._view.step_done(done, total, values)
+
+    def _tell(self, place: int, method: Callable[..., None], *values: Any) -> None:
+        """Call a sink; what it raises is said once, and the training goes on."""
+        try:
+            call_extension(method, *values, name=f"the sink {type(self._sinks[place]).__name__}")
+        except NanoError as problem:
+            if place not in self._failed:
+                print(f"nano: {printable(str(problem))}; the training goes on", file=sys.stderr)
+            self._failed.add(place)
 
     def __enter__(self) -> Self:
         note(self._folder, EventKind.RESUMED if self._done else EventKind.STARTED, self._done)
@@ -486,8 +510,8 @@ class Watcher:
         self._view.__exit__(kind, error, trace)
         if self._rollouts:
             self._rollouts.close()
-        for sink in self._sinks:
-            sink.close()
+        for place, sink in enumerate(self._sinks):
+            self._tell(place, sink.close)
         if isinstance(error, GuardTripped):
             note(self._folder, EventKind.GUARD, self._done, str(error))
         elif error is not None:

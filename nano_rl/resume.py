@@ -33,7 +33,7 @@ from torch import Tensor
 from nano_coder.models.opening import open_weights
 from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.config import TrainConfig
-from nano_rl.gather.sources import Gatherer, Sources
+from nano_rl.gather.sources import Gatherer, Sources, curriculum_metrics
 from nano_rl.learn.learner import Learner, prepare, restore_weights
 from nano_rl.record import USED, read_used
 from nano_shared.checkpoint import Manifest
@@ -333,8 +333,7 @@ class Progress:
         step, reward = self._learner.step - off_policy_steps, values.get("reward_mean")
         if reward is None or self._sources.from_logs or step not in self._states.steps():
             return
-        curriculum = self._sources.curriculum
-        level = float(curriculum.open_level) if curriculum else 0.0
+        level = float(curriculum_metrics(self._sources.curriculum).get("curriculum_level", 0.0))
         if self.best is None or (level, reward) >= (self.best["level"], self.best["reward"]):
             self.best = {"step": step, "level": level, "reward": reward}
 

@@ -146,7 +146,8 @@ def train(
 
 def _open_updater(model: nn.Module, runtime: Runtime, config: TrainConfig, folder: Path) -> Updater:
     """What updates the weights: in this process, or in all those that torchrun started."""
-    reference = Reference(model) if config.objective.beta > 0 else None
+    terms = config.objective.terms
+    reference = Reference(model) if terms.beta > 0 or terms.reads_reference else None
     ranks = started.leader() if (started := started_ranks()) else None
     open_learner: Callable[..., Learner] = Learner
     if ranks:
@@ -154,7 +155,7 @@ def _open_updater(model: nn.Module, runtime: Runtime, config: TrainConfig, folde
         open_learner = partial(open_sharded, ranks, runtime.policy_name, config, folder)
     learner = open_learner(model, config.optimizer, steps=config.steps)
     critic = None
-    if config.objective.terms.critic:
+    if terms.critic:
         critic = CRITICS.find("ppo")(model, config)
         learner.attach("critic", critic)
     return Updater(learner=learner, config=config, reference=reference, critic=critic)

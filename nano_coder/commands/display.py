@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rich.syntax import Syntax
 from rich.text import Text
 
 from nano_coder.serve.given_reward import GRADER
@@ -258,6 +257,8 @@ class Display:
         if trajectory.diff and not self._result.is_terminal:
             self._result.print(printable(trajectory.diff, None), end="")
         elif trajectory.diff:
+            from rich.syntax import Syntax  # and its lexers
+
             self._result.print(Syntax(printable(trajectory.diff, None), "diff", background_color="default"))
         else:
             self._result.print("no changes")

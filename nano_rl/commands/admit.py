@@ -14,6 +14,7 @@ from nano_shared.run_facts import RunFilter, moment
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedWeights
+    from nano_shared.policy import InterfaceProfile
 
 
 def command(
@@ -42,9 +43,12 @@ def command(
     with open_log(log) as store:
         from nano_rl.logs.admission import RunVerifier, TargetPolicy, survey
 
-        opened, note = _opened(model)
+        has_tokens = store.has_tokens()
+        opened, note = _opened(model) if has_tokens else (None, None)
         verifier, target = None, TargetPolicy(max_staleness=max_staleness)
-        if opened is not None:
+        if not has_tokens:
+            target = TargetPolicy(profile=_profile(model))
+        elif opened is not None:
             verifier = RunVerifier(opened, store)
             target = TargetPolicy(
                 profile=opened.profile, template_hash=verifier.template_hash, version=opened.version,
@@ -52,11 +56,26 @@ def command(
             )  # fmt: skip
         report = survey(store, chosen, target, verifier, exact=exact, seed=seed)
         report.notes += _notes(note, exact=exact, bounded=max_staleness is not None)
+        if report.runs and not has_tokens:
+            report.notes.append("no run of the log has tokens, so no model was loaded to hold them against")
         if not report.runs:
             report.notes.append("no run of the log matches; leave out --task, --since or --policy")
         found = {"log": store.url, "policy": _named(opened), **report.as_dict()}
         emit(found, as_json, lambda: print("\n".join((f"log {store.url}", *report.lines()))))
     return 0
+
+
+def _profile(model: str | None) -> InterfaceProfile | None:
+    """The profile of the policy to judge for, without its weights; None where there is no policy."""
+    from nano_coder.agent.profiles import find_profile
+    from nano_coder.models.opening import usual_profile
+
+    try:
+        return find_profile(usual_profile(model))
+    except NanoError:
+        if model is not None:
+            raise
+        return None
 
 
 def _opened(model: str | None) -> tuple[OpenedWeights | None, str | None]:

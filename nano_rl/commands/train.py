@@ -78,18 +78,22 @@ def command(
         ),
     ] = None,
     curriculum: Annotated[
-        bool,
+        str | None,
         Option(
-            "--curriculum",
-            help="With --tasks: draw levels and views by their success, which is held between 20 and 80 %.",
+            metavar="[NAME]",
+            help="With --tasks: draw levels and views by their success, which is held between 20 and 80 %;"
+            " or what NAME, FILE.py:NAME chooses.",
         ),
-    ] = False,
+    ] = None,
     device: DeviceOption = None,
     reward: RewardOption = None,
     log: Annotated[list[str] | None, Option()] = None,
     log_to: Annotated[
         str,
-        Option(metavar="NAME,...", help="Metrics beside metrics.jsonl: tensorboard, wandb, trackio."),
+        Option(
+            metavar="NAME,...",
+            help="Metrics beside metrics.jsonl: tensorboard, wandb, trackio, FILE.py:NAME.",
+        ),
     ] = "",
     limit: Limit = None,
     net: Net = None,
@@ -232,12 +236,16 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
     environments, tasks = fresh_tasks(given, config.seed, folder)
     if composed and tasks:
         composed.probe(tasks)
+    from nano_rl.gather.sources import open_curriculum
+    from nano_rl.learn.rows import probe_advantage
     from nano_rl.learn.learner import started_ranks
     from nano_rl.learn.loss import probe_objective  # torch
     from nano_rl.record import open_sinks
     from nano_rl.session import PLANS
 
     probe_objective(config.objective.terms)
+    probe_advantage(config.objective.terms)
+    curriculum = open_curriculum(given.curriculum, tasks, config) if given.curriculum else None
     sinks = open_sinks(log_to, name=given.name, folder=folder, settings=config.model_dump(mode="json"))
     ranks = started.leader() if (started := started_ranks()) else None
     size, beside = (ranks.size, ranks.beside) if ranks else (1, 0)
@@ -257,7 +265,7 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
 
     say: Say = (lambda _: None) if quiet else partial(print, file=sys.stderr)
     sources = open_sources(given, tasks, config, opened, runtime, further, composed, folder, say)
-    sources = replace(sources, reward=composed, held_out=held_out)
+    sources = replace(sources, reward=composed, held_out=held_out, curriculum=curriculum)
     refuse_trained(sources)
     states = States(folder / STATES)
     accepted_step(states, identify(opened, runtime, sources, config), resume=config.resume)
@@ -328,13 +336,12 @@ def open_sources(
     runtime: Runtime, further: Sequence[LogStore], composed: Reward | None, folder: Path, say: Say,
 ) -> Sources:  # fmt: skip
     from nano_coder.models.opening import local_policy
-    from nano_rl.gather.sources import CURRICULA, Sources, pair_term
+    from nano_rl.gather.sources import Sources, pair_term
     from nano_rl.imitation import solved_oracles, succeeded
     from nano_rl.logs.reader import LoggedGroup, LoggedRuns, lineage, read_logs
 
     if not given.from_logs:
-        chosen = CURRICULA.find("levels")(tasks, config.seed) if given.curriculum else None
-        return Sources(tasks=tasks, curriculum=chosen)
+        return Sources(tasks=tasks)
     way, stores = lineage(opened), [runtime.store, *further]
     template = local_policy(opened.loaded, opened.profile).template_hash
     rescore = partial(composed.apply, runtime=runtime) if composed else None

@@ -7,6 +7,7 @@ tokens turn out to be damaged, are dropped.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from nano_rl.logs.reader import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import CheckpointError, GuardTripped, UsageError
-from nano_shared.extensions import Extensions
+from nano_shared.extensions import Extensions, call_extension, described, takes
 from nano_shared.files import content_hash
 from nano_shared.types import Task, Trajectory
 
@@ -62,25 +63,93 @@ def pair_term(config: TrainConfig) -> PairTerm | None:
 
 
 class Curriculum(Protocol):
-    """Which tasks come next: an extension of `nano.curricula`, made of the tasks and a seed. Its state is
-    JSON."""
+    """Which tasks come next: an extension of `nano.curricula`, made of the tasks and a seed. What it draws is
+    a function of these, the step and its state, which is saved and restored. It may have `metrics()`, of
+    which `curriculum_level` counts before the reward where the best step is looked for."""
 
-    open_level: int
-    """highest level that is drawn from"""
-
-    def draw(self, step: int, count: int, *, taken: Collection[str] = ()) -> list[Task]:
+    def draw(self, step: int, count: int, *, taken: Collection[str] = ()) -> Sequence[Task]:
         """`count` different tasks for one step, none with a key in `taken`; fewer if there are no more."""
 
-    def record(self, groups: Sequence[Group]) -> None: ...
+    def record(self, groups: Sequence[Group]) -> None:
+        """The results of a step."""
+        ...
 
-    def metrics(self) -> dict[str, float]: ...
+    def state(self) -> Any:
+        """JSON"""
+        ...
 
-    def state(self) -> dict[str, Any]: ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def restore(self, state: Any) -> None: ...
 
 
-CURRICULA: Extensions[Callable[[Sequence[Task], int], Curriculum]] = Extensions("nano.curricula")
+CURRICULA: Extensions[Callable[[Sequence[Task], int], Curriculum]] = Extensions(
+    "nano.curricula", check=lambda make: takes(make, "tasks", "seed")
+)
+_METHODS = ("draw", "record", "state", "restore")
+
+
+def open_curriculum(name: str, tasks: Sequence[Task], config: TrainConfig) -> Curriculum:
+    """The curriculum of that name. Two more are made and tried: one restored from the other's state must draw
+    what that one draws. Raises UsageError."""
+    make, named = CURRICULA.named("--curriculum", name), f"--curriculum {name}"
+    made: list[Curriculum] = [
+        call_extension(make, tasks, config.seed, name=named, error=UsageError) for _ in range(3)
+    ]
+    if lacking := [method for method in _METHODS if not callable(getattr(made[0], method, None))]:
+        raise UsageError(f"{named} made what is {described(made[0])}, without {', '.join(lacking)}")
+    draw_tasks(made[1], tasks, 0, config.prompts_per_step)
+    _ask(made[2], "restore", curriculum_state(made[1]))
+    first, second = (draw_tasks(one, tasks, 1, config.prompts_per_step) for one in made[1:])
+    if first != second:
+        raise UsageError(
+            f"{named} draws other tasks once its state was saved and restored, so no training could go on as"
+            " it began; what it draws must depend on tasks, seed, step and state() alone"
+        )
+    return made[0]
+
+
+def _ask(curriculum: Curriculum, method: str, *values: object, **named: Any) -> Any:
+    name = f"the curriculum {type(curriculum).__name__}"
+    return call_extension(getattr(curriculum, method), *values, name=name, error=UsageError, **named)
+
+
+def draw_tasks(
+    curriculum: Curriculum, tasks: Sequence[Task], step: int, count: int, *, taken: Collection[str] = ()
+) -> list[Task]:
+    """What a curriculum draws of `tasks`. Raises UsageError for anything but what it was asked for."""
+    given = _ask(curriculum, "draw", step, count, taken=taken)
+    own, drawn = set(map(id, tasks)), list(given) if isinstance(given, Sequence) else []
+    wrong = None
+    if not isinstance(given, Sequence):
+        wrong = "nothing" if given is None else f"what is {described(given)}"
+    elif not (drawn or taken):
+        wrong = "nothing"
+    elif not own.issuperset(map(id, drawn)):
+        wrong = "what is none of the tasks that it was made of"
+    elif len({*taken, *(task.key for task in drawn)}) < len(set(taken)) + len(drawn):
+        wrong = "a task that the step has already"
+    elif len(drawn) > count:
+        wrong = f"{len(drawn)} tasks"
+    if wrong:
+        raise UsageError(
+            f"the curriculum {type(curriculum).__name__} drew {wrong} for step {step}, where {count} of"
+            f" {len(tasks)} were asked for"
+        )
+    return drawn
+
+
+def curriculum_state(curriculum: Curriculum) -> Any:
+    """Its state as it will be restored. Raises UsageError for what JSON cannot hold."""
+    try:
+        return json.loads(json.dumps(_ask(curriculum, "state")))
+    except (TypeError, ValueError) as problem:
+        raise UsageError(
+            f"the curriculum {type(curriculum).__name__} has a state that is no JSON, and cannot be saved:"
+            f" {problem}"
+        ) from None
+
+
+def curriculum_metrics(curriculum: Curriculum | None) -> dict[str, float]:
+    return dict(_ask(curriculum, "metrics")) if curriculum and hasattr(curriculum, "metrics") else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,33 +369,35 @@ class Gatherer:
         curriculum = self._sources.curriculum
         if curriculum is None:
             return {}
-        curriculum.record([c.group for c in credited])
-        return curriculum.metrics()
+        _ask(curriculum, "record", [c.group for c in credited])
+        return curriculum_metrics(curriculum)
 
     def state(self) -> dict[str, Any]:
         curriculum = self._sources.curriculum
         buffer, backoff = self._replay or (None, None)
         return {
             "order": self._order.state(),
-            "curriculum": curriculum.state() if curriculum else None,
+            "curriculum": curriculum_state(curriculum) if curriculum else None,
+            "curriculum_kind": type(curriculum).__name__,
             "buffer": buffer.state() if buffer else None,
             "rests": backoff.state() if backoff else None,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`. Raises CheckpointError if a curriculum was added or removed since."""
+        """Continue from `state()`. Raises CheckpointError if it was another curriculum, or none."""
         self._order.restore(state["order"])
         if self._replay:
             self._replay[0].restore(state["buffer"])
             self._replay[1].restore(state["rests"])
         curriculum = self._sources.curriculum
-        if (curriculum is None) != (state["curriculum"] is None):
-            had = "without" if state["curriculum"] is None else "with"
+        kind = type(curriculum).__name__
+        if (began := state.get("curriculum_kind", kind)) != kind:
+            had = "without --curriculum" if began == "NoneType" else f"with the curriculum {began}"
             raise CheckpointError(
-                f"the training began {had} --curriculum; give the same, or start anew under another --name"
+                f"the training began {had}; give the same, or start anew under another --name"
             )
         if curriculum is not None:
-            curriculum.restore(state["curriculum"])
+            _ask(curriculum, "restore", state["curriculum"])
 
     def seed(self, step: int) -> int:
         return self._config.seed * 1_000_003 + step
@@ -338,8 +409,8 @@ class Gatherer:
         return self._draw(step, self._config.prompts_per_step, taken=())
 
     def _draw(self, step: int, count: int, *, taken: Collection[str]) -> list[Task]:
-        if self._sources.curriculum is not None:
-            return self._sources.curriculum.draw(step, count, taken=taken) if count else []
+        if (curriculum := self._sources.curriculum) is not None:
+            return draw_tasks(curriculum, self._sources.tasks, step, count, taken=taken) if count else []
         return [self._sources.tasks[place] for place in self._order.draw(count, taken=taken)]
 
     def _logged(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal
@@ -32,7 +34,11 @@ class Objective(Config):
     surrogate: Callable[..., Any]
     """(new_N, ratio_N, advantages_N, config) -> [N] loss of each token, to be minimised, before importance
     weights, KL and entropy; `config` are these terms; `new_N` and `ratio_N` have a gradient; on the first
-    update the ratio is 1"""
+    update the ratio is 1. A fifth argument `reference_N` gets the log-probs of the reference model. It may
+    return (loss_N, metrics) instead: name -> [N] or number, whose mean is the metric `objective_NAME`"""
+    advantage: Callable[..., Any] | None = None
+    """(rewards_G, runs_G) of the scored rollouts of a group -> [G] an advantage, or one for each turn; None:
+    by `baseline` and `std`"""
     critic: bool = False
     """advantages come from a critic, one a token, and not from the group"""
     baseline: Baseline = "mean"
@@ -88,34 +94,61 @@ class Objective(Config):
     discount: float | None = Field(None, ge=0, le=1)
     """discount per turn: credit each turn with its discounted return; None: with the reward of the rollout"""
 
+    @property
+    def reads_reference(self) -> bool:
+        """Whether the surrogate takes log-probs of the reference model."""
+        return "reference_N" in inspect.signature(self.surrogate).parameters
+
     def with_terms(self, **terms: Any) -> Objective:
         """The objective with other terms. Raises ValidationError for values that cannot be."""
         return Objective(**{**dict(self), **terms})
 
 
+_WITH_ADVANTAGE = re.compile(r"(.*?\.py:\w+|[\w.:-]+)\+(.+)")
+
+
 def find_objective(name: str) -> Objective:
-    """The objective of that name, or of `path.py:name`. Raises ConfigError if it cannot be loaded."""
+    """The objective of that name, or of `path.py:name`; NAME+ADVANTAGE is one with that advantage. Raises
+    ConfigError if it cannot be loaded."""
     # asked for at every micro-batch; what the name of a file stands for depends on the working directory
     return _open_objective(name) if ":" in name else _installed_objective(name)
 
 
 def _open_objective(name: str) -> Objective:
-    return find_extension("nano.objectives", name, Objective, check=_problem)
+    both = _WITH_ADVANTAGE.fullmatch(name)
+    found = find_extension("nano.objectives", both[1] if both else name, Objective, check=_problem)
+    if both is None:
+        return found
+    advantage: Any = find_extension("nano.advantages", both[2], check=_misfit)
+    if problem := _problem(found := found.with_terms(advantage=advantage)):
+        raise ConfigError(f"{name} {problem}")
+    return found
 
 
 _installed_objective = cache(_open_objective)
 
 
 def _problem(objective: Objective) -> str | None:
-    wrong = takes(objective.surrogate, "new_N", "ratio_N", "advantages_N", "config")
-    return f"has a surrogate that {wrong}" if wrong else None
+    further = ("reference_N",) if objective.reads_reference else ()
+    if wrong := takes(objective.surrogate, "new_N", "ratio_N", "advantages_N", "config", *further):
+        return f"has a surrogate that {wrong}"
+    if objective.advantage is None:
+        return None
+    if objective.critic or objective.discount is not None or objective.normalise == "each":
+        return "has an advantage, which takes the place of a critic, of `discount` and of `normalise` = each"
+    return f"has an advantage that {wrong}" if (wrong := _misfit(objective.advantage)) else None
+
+
+def _misfit(advantage: object) -> str | None:
+    return takes(advantage, "rewards_G", "runs_G")
 
 
 class ObjectiveConfig(Config):
     """The objective of a training, and what is set over its terms."""
 
     objective: str = "recipe"
-    """by the name of its paper, or FILE.py:NAME; the other settings are its own where they are not given"""
+    """by the name of its paper, or FILE.py:NAME; with +NAME or +FILE.py:NAME another advantage. The other
+    settings are its own where they are not given"""
     clip_low: float = Field(0.2, gt=0, le=1)
     """the ratio is clipped at 1 - clip_low from below; 1 means no lower bound"""
     clip_high: float = Field(0.2, gt=0)

@@ -197,12 +197,14 @@ def policy_loss(
         kept_N = kept_sequences(new_N, tokens.behaviour_N, advantages_N, tokens.row_N, config.reject_drift)
         weight_N = weight_N * kept_N
         sums["rejected"] = ~kept_N
-    charge_N = None
-    if config.beta > 0:
+    charge_N = reference_N = None
+    if config.beta > 0 or config.reads_reference:
         if (reference_N := tokens.reference_N) is None:
             raise ValueError(
                 "beta > 0 needs reference_logprobs_BT in the batch; score it with the reference first"
             )
+    if config.beta > 0:
+        assert reference_N is not None
         in_loss = config.kl_in == "loss"
         charge_N = reference_kl(new_N if in_loss else old_N, reference_N, config.kl)
         sums["kl_reference"] = charge_N
@@ -210,7 +212,9 @@ def policy_loss(
             advantages_N = less_kl(advantages_N, charge_N, tokens.row_N, config.beta)
             charge_N = None
 
-    loss_N = weight_N * surrogate_loss(new_N, ratio_N, advantages_N, config)
+    own_N, own_metrics = surrogate_loss(new_N, ratio_N, advantages_N, config, reference_N)
+    sums |= own_metrics
+    loss_N = weight_N * own_N
     if charge_N is not None:
         loss_N = loss_N + config.beta * charge_N
     if config.entropy_bonus > 0:
@@ -226,14 +230,20 @@ def policy_loss(
     return loss, {"loss": loss.item(), "tokens": float(new_N.numel()), **_reduce(sums)}
 
 
-def surrogate_loss(new_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, config: Objective) -> Tensor:
-    """[N] the surrogate of the objective. Raises UsageError for one of users that raises, or that returns
-    anything but one loss for each token, with a gradient."""
+def surrogate_loss(
+    new_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, config: Objective, reference_N: Tensor | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """([N] the surrogate of the objective, its own metrics: name -> [N]). Raises UsageError for one of users
+    that raises, or that returns anything but one loss for each token, with a gradient, and metrics."""
     surrogate = config.surrogate
     if _is_our_own(surrogate):
-        return surrogate(new_N, ratio_N, advantages_N, config)
+        return surrogate(new_N, ratio_N, advantages_N, config), {}
     named = f"the surrogate {getattr(surrogate, '__name__', surrogate)}"
-    loss_N = call_extension(surrogate, new_N, ratio_N, advantages_N, config, name=named, error=UsageError)
+    further = [reference_N] if config.reads_reference else []
+    loss_N = call_extension(
+        surrogate, new_N, ratio_N, advantages_N, config, *further, name=named, error=UsageError
+    )
+    loss_N, metrics = loss_N if isinstance(loss_N, tuple) and len(loss_N) == 2 else (loss_N, {})
     if not isinstance(loss_N, Tensor) or loss_N.shape != new_N.shape:
         given = f"a tensor {list(loss_N.shape)}" if isinstance(loss_N, Tensor) else type(loss_N).__name__
         raise UsageError(
@@ -242,7 +252,22 @@ def surrogate_loss(new_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, config:
         )
     if new_N.requires_grad and torch.is_grad_enabled() and not loss_N.requires_grad:
         raise UsageError(f"{named} returned a loss without a gradient; compute it from new_N or ratio_N")
-    return loss_N
+    return loss_N, _own_metrics(metrics, new_N, named)
+
+
+def _own_metrics(metrics: object, new_N: Tensor, named: str) -> dict[str, Tensor]:
+    if not isinstance(metrics, Mapping):
+        raise UsageError(f"{named} returned metrics of type {type(metrics).__name__}, and not a dict")
+    found: dict[str, Tensor] = {}
+    for name, value in metrics.items():
+        try:
+            found[f"objective_{name}"] = torch.as_tensor(value).detach().to(new_N).expand_as(new_N)
+        except (TypeError, ValueError, RuntimeError):
+            raise UsageError(
+                f"{named} returned a metric {name!r} that is neither a number nor a tensor [N] of"
+                f" {len(new_N)} tokens"
+            ) from None
+    return found
 
 
 def _is_our_own(surrogate: object) -> bool:
@@ -257,7 +282,8 @@ def probe_objective(config: Objective) -> None:
     named = f"the surrogate {getattr(config.surrogate, '__name__', config.surrogate)}"
     new_N = torch.tensor([-0.5, -1.0, -2.0], requires_grad=True)
     advantages_N = torch.tensor([1.0, -1.0, 0.5])
-    loss_N = surrogate_loss(new_N, (new_N - new_N.detach()).exp(), advantages_N, config)
+    reference_N = new_N.detach() - 0.1
+    loss_N, _ = surrogate_loss(new_N, (new_N - new_N.detach()).exp(), advantages_N, config, reference_N)
     (slope_N,) = torch.autograd.grad(loss_N.sum(), new_N, allow_unused=True)
     if slope_N is None:
         raise UsageError(f"{named} returned a loss that does not depend on new_N or ratio_N")

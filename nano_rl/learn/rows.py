@@ -9,14 +9,30 @@ leave-one-out baseline (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nano_rl.learn.config import Baseline, Objective, Std
-from nano_shared.types import Limits, StopReason, Task, Trajectory, Turn, TurnTokens
+from nano_shared.errors import UsageError
+from nano_shared.extensions import call_extension, described, is_ours, read_number
+from nano_shared.printable import one_line, printable
+from nano_shared.types import (
+    Completion,
+    Finish,
+    Limits,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+    Trust,
+    Turn,
+    TurnTokens,
+    Verdict,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,6 +389,18 @@ def group_advantages(
     ]
 
 
+def centred(rewards_G: Sequence[float], runs_G: Sequence[Trajectory]) -> list[float]:
+    return group_advantages(rewards_G)
+
+
+def standardised(rewards_G: Sequence[float], runs_G: Sequence[Trajectory]) -> list[float]:
+    return group_advantages(rewards_G, std="sample")
+
+
+def left_one_out(rewards_G: Sequence[float], runs_G: Sequence[Trajectory]) -> list[float]:
+    return group_advantages(rewards_G, baseline="rloo")
+
+
 def summed_advantages(
     objectives: Sequence[tuple[float, Sequence[float | None]]], *, baseline: Baseline, std: Std,
     eps: float = 1e-4,
@@ -469,10 +497,74 @@ def group_credit(group: Group, objective: Objective, reward: RewardParts | None)
     return [None if math.isnan(r) else a for r, a in zip(rewards_G, credit, strict=True)]
 
 
+def estimated(
+    advantage: Callable[..., Any], rewards_G: Sequence[float], runs_G: Sequence[Trajectory]
+) -> list[float | list[float] | None]:
+    """[G] what an extension of `nano.advantages` makes of scored rollouts. Raises UsageError for one that
+    raises, or that returns anything but a finite number for each rollout, or for each of its turns."""
+    named = f"the advantage {getattr(advantage, '__name__', advantage)}"
+    given = call_extension(advantage, rewards_G, runs_G, name=named, error=UsageError)
+    if not isinstance(given := _listed(given), Sequence) or len(given) != len(runs_G):
+        what = f"{len(given)} values" if isinstance(given, Sized) else f"what is {described(given)}"
+        raise UsageError(
+            f"{named} returned {what} for {len(runs_G)} rollouts; it must return a list [G], of each rollout"
+            " a number, or one for each of its turns"
+        )
+    return [_credit(value, run, named) for value, run in zip(given, runs_G, strict=True)]
+
+
+def _credit(value: object, run: Trajectory, named: str) -> float | list[float] | None:
+    value, whole, turns = _listed(value), read_number(value), len(run.turns)
+    each = [whole] if whole is not None else [*map(read_number, value if isinstance(value, Sequence) else [])]
+    finite = [number for number in each if number is not None and math.isfinite(number)]
+    if value is not None and (len(finite) != len(each) or len(each) != (turns if whole is None else 1)):
+        raise UsageError(
+            f"{named} returned {one_line(repr(value), 80)} for a rollout of {turns} turns; it must be a"
+            " finite number, one for each turn, or None for a rollout that is left out"
+        )
+    return None if value is None else finite if whole is None else finite[0]
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value  # an array, or a number of one
+
+
+def probe_advantage(objective: Objective) -> None:
+    """Call an advantage of users on made-up groups, before a model is loaded. Raises UsageError as
+    `estimated` does. What it looks for in made-up rollouts and does not find is only said."""
+    if objective.advantage is None or is_ours(str(getattr(objective.advantage, "__module__", ""))):
+        return
+    task, sampling = Task(key="made-up", prompt="made up"), Sampling()
+    said = Completion(text="", finish=Finish.STOP, sampling=sampling, policy_id="made-up")
+    turns = tuple(Turn(index=i, completion=said, parser="none", started=0, ended=1) for i in range(2))
+    for rewards_G in ([0.0, 1.0, 0.5, 1.0], [1.0, 1.0], [0.0]):
+        runs_G = [
+            Trajectory(
+                id=f"made-up-{n}", task=task, turns=turns, stop=StopReason.FINISHED, runtime_version="0",
+                profile="none", profile_hash="-", template_hash="-", tools_hash="-", policy="made-up",
+                started=0, ended=1,
+                verdict=Verdict(reward=reward, trust=Trust.HIDDEN, grader="none", graded_hash="-"),
+            )
+            for n, reward in enumerate(rewards_G)
+        ]  # fmt: skip
+        try:
+            estimated(objective.advantage, rewards_G, runs_G)
+        except UsageError as problem:
+            if not isinstance(problem.__cause__, LookupError | AttributeError):
+                raise
+            print(f"nano: {printable(str(problem))}, of made-up rollouts", file=sys.stderr)
+            return
+
+
 def _advantages(
     group: Group, rewards_G: Sequence[float], objective: Objective, reward: RewardParts | None
 ) -> Credit:
     runs, out_G = group.trajectories, [math.isnan(r) for r in rewards_G]
+    if objective.advantage is not None:
+        runs_G = [run for run, out in zip(runs, out_G, strict=True) if not out]
+        scored_G = [reward for reward in rewards_G if not math.isnan(reward)]
+        given = iter(estimated(objective.advantage, scored_G, runs_G) if runs_G else ())
+        return [None if out else next(given) for out in out_G]
     if objective.discount is not None:
         turns_G = turn_rewards(group, objective)
         return turn_advantages(turns_G, discount=objective.discount, baseline=objective.baseline)

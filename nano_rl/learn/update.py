@@ -167,7 +167,7 @@ class Updater:
     learner: Learner
     config: UpdateConfig
     reference: Reference | None = None
-    """given where `beta` is above 0"""
+    """given where `beta` is above 0, or the surrogate reads it"""
     critic: Critic | None = None
     terms: Sequence[LossTerm] = ()
 

@@ -16,7 +16,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -278,6 +278,13 @@ class Extensions(Mapping[str, T]):
         """The extension of that name, or the value of `path.py:name`. Raises as `find_extension`."""
         return find_extension(self.group, name, self._kind, check=self._check)
 
+    def named(self, option: str, name: str) -> T:
+        """As `find`, for what a command line names: raises UsageError, with the option."""
+        try:
+            return self.find(name)
+        except ConfigError as problem:
+            raise UsageError(f"{option}: {problem}") from None
+
     def source(self, name: str) -> str:
         """The module and the package that register a name; empty if none does."""
         return ", ".join(map(_source, _registered(self.group).get(name, ())))
@@ -437,9 +444,8 @@ def _from_entry_point(group: str, name: str) -> tuple[object, str]:
     registered = _registered(group)
     if name not in registered:
         refuse_missing(group, name)
-        raise ConfigError(
-            f"{group} has no {name!r}; there are {', '.join(registered) or 'none'}, or path.py:name"
-        )
+        listed = ", ".join(_nearest_first(name, registered)) or "none"
+        raise ConfigError(f"{group} has no {name!r}; there are {listed}, or path.py:name")
     entry, *others = registered[name]
     if others:
         sources = " and ".join(_source(entry) for entry in registered[name])
@@ -526,13 +532,17 @@ def find_in_module(reference: str, fits: Validator) -> tuple[Any, str]:
     source = str(real_path(file)) if file.endswith(".py") else file
     if not hasattr(module, attribute):
         known = [n for n, value in vars(module).items() if _is_offered(n, value, module) and not fits(value)]
-        near = get_close_matches(attribute, known, n=len(known) or 1)
-        listed = ", ".join([*near, *(name for name in known if name not in near)])
+        listed = ", ".join(_nearest_first(attribute, known))
         raise ConfigError(
             f"{source} defines no {attribute!r}; "
             + (f"what fits there is {listed}" if listed else "nothing in it fits")
         )
     return getattr(module, attribute), f"{source}:{attribute}"
+
+
+def _nearest_first(name: str, known: Collection[str]) -> list[str]:
+    near = get_close_matches(name, known, n=len(known) or 1)
+    return [*near, *(other for other in known if other not in near)]
 
 
 def _is_offered(name: str, value: object, module: ModuleType) -> bool:

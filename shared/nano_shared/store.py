@@ -422,6 +422,11 @@ class LogStore:
         """
         return self.database.stream(lambda connection: stream_facts(connection, self._seen(chosen)))
 
+    def has_tokens(self) -> bool:
+        """Whether a turn of any run has token ids; a log of hosted models alone has none."""
+        turns = schema.turns.c
+        return bool(self._all(sa.select(turns.turn).where(turns.sampled_ids.is_not(None)).limit(1)))
+
     def runs(self, limit: int | None = None, by: str | None = EVERYBODY) -> list[RunSummary]:
         """The newest runs, newest last: of an owner, of all, or (None) of the user."""
         table = _summaries.c

@@ -359,9 +359,7 @@ def test_the_document_and_the_example_know_every_group() -> None:
         "blob_stores",
         "critics",
         "gatherers",
-        "curricula",
         "controls",
-        "sinks",
         "plans",
     }
     large |= {"reward_composers", "general_tasks", "project_tasks", "task_checks", "task_rows"}

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_values import a_run, a_turn, a_verdict, trajectories
 
+from nano_logs.redact.config import RedactConfig
 from nano_logs.redact.patterns import PATTERNS, Known, placed_secrets
-from nano_logs.redact.redactor import RedactConfig, Redactor, scrub_bytes, scrub_snapshot
+from nano_logs.redact.redactor import Redactor, scrub_bytes, scrub_snapshot
 from nano_logs.redact.runs import RedactingStore, scrub_trajectory
 from nano_shared import snapshot
 from nano_shared.blobs import BlobStore

@@ -89,7 +89,7 @@ def test_what_is_given_wins_over_what_a_name_fills() -> None:
     ("values", "sentence"),
     [
         ({"objective": "reinforce", "clip_high": 0.3}, "objective = reinforce reads no `clip_high`"),
-        ({"objective": "gpro"}, "nano.objectives has no 'gpro'; there are cispo, dapo"),
+        ({"objective": "gpro"}, "nano.objectives has no 'gpro'; there are gspo, grpo, cispo"),
         ({"ratio": "sequence"}, "objective.ratio: no such setting"),
     ],
 )
@@ -297,6 +297,7 @@ def test_ac_13_every_setting_of_the_loss_changes_the_gradient(name: str) -> None
 ELSEWHERE = {
     "aggregation": "test_aggregation.py", "constant_length": "test_aggregation.py",
     "baseline": "test_advantage.py", "std": "test_advantage.py", "critic": "test_critic.py",
+    "advantage": "test_doors.py",
     "clips": "test_objectives.py",
     "overlong": "test_overlong.py", "overlong_limit": "test_overlong.py",
     "overlong_buffer": "test_overlong.py",

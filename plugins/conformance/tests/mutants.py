@@ -130,7 +130,7 @@ MUTANTS = [
     M("weights: of the present", LOSS, "old_N - tokens.behaviour_N", "new_N.detach() - tokens.behaviour_N", MASKED),
     M("weights: with gradient", LOSS, "old_N - tokens.behaviour_N", "new_N - tokens.behaviour_N",
       "grid / recipe: first update"),
-    M("weights: left out", LOSS, "loss_N = weight_N * surrogate_loss", "loss_N = surrogate_loss", MASKED),
+    M("weights: left out", LOSS, "loss_N = weight_N * own_N", "loss_N = own_N", MASKED),
     M("weights: raw ones", LOSS, "raw_N, weight_N = importance_weights", "weight_N, _ = raw_N, _ = importance_weights",
       "grid / recipe: truncated weights"),
     M("weights: bounded from below", IMP, "raw_N.clamp(max=config", "raw_N.clamp(min=config",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nano_coder.config import SettingsTable
-from nano_logs.redact.redactor import RedactConfig, Redactor
-from nano_logs.redact.runs import RedactingStore
+from nano_logs.redact.config import RedactConfig
 from nano_shared.policy import DecodeIds
 from nano_shared.store import LogStore
 
@@ -30,10 +29,24 @@ def tightened(below: dict[str, Any], requested: dict[str, Any]) -> tuple[Any, di
 
 
 def redacting_log(settings: RedactConfig, store: LogStore, decode: DecodeIds | None) -> LogStore:
-    return store if settings.on != "write" else RedactingStore(store, Redactor(settings), decode)
+    if settings.on != "write":
+        return store
+    from nano_logs.redact.redactor import Redactor  # compiles patterns, as does the next
+    from nano_logs.redact.runs import RedactingStore
+
+    return RedactingStore(store, Redactor(settings), decode)
+
+
+def scrubbed(settings: RedactConfig, text: str) -> Any:
+    from nano_logs.redact.redactor import Redactor
+
+    return Redactor(settings).scrub(text)
 
 
 TABLE = SettingsTable(
-    model=RedactConfig, joined=joined, tightened=tightened, log=redacting_log,
-    note=lambda settings, text: Redactor(settings).scrub(text),
-)  # fmt: skip
+    model=RedactConfig,
+    joined=joined,
+    tightened=tightened,
+    log=redacting_log,
+    note=scrubbed,
+)

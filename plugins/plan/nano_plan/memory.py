@@ -109,10 +109,12 @@ def plan_memory(
         "gradients": 4 * count,
         "optimizer": (2 if config.optimizer.states == "8bit" else 8) * count,
     }
+    terms = config.objective.terms
+    compared = terms.beta > 0 or terms.reads_reference
     sampled = {
         "weights": base,
-        "reference": sum(p.numel() * p.element_size() for p in trained) * (config.objective.beta > 0),
-        "critic": (base + sum(learner.values())) * config.objective.terms.critic,
+        "reference": sum(p.numel() * p.element_size() for p in trained) * compared,
+        "critic": (base + sum(learner.values())) * terms.critic,
     }
     if ranks > 1:
         frozen = sum(p.numel() * p.element_size() for p in weights if not p.requires_grad)

@@ -14,14 +14,14 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.backend import open_sandbox
 from nano_rl.config import TrainConfig
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.sources import Curriculum, Sources, open_curriculum
 from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.train import train
+from nano_shared.errors import CheckpointError
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split
-from nano_suites.curriculum import Curriculum
 from nano_suites.drawing import make_tasks
 
 TASKS = make_tasks(levels=[0, 1], n=8, seed=1, split=Split.TRAIN, views=["copy", "choose"])
@@ -40,10 +40,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(
-    tiny: Path, log: Path, folder: Path, steps: int, *, resume: bool = False
+    tiny: Path, log: Path, folder: Path, steps: int, name: str, *, resume: bool = False
 ) -> tuple[dict[str, torch.Tensor], Curriculum]:
     folder.mkdir(exist_ok=True)
-    curriculum = Curriculum(TASKS, seed=5)
+    curriculum = open_curriculum(name, TASKS, CONFIG)
     opened = open_weights(str(tiny))
     model = prepare(opened.loaded.model, lora_rank=0, seed=0)
     with LogStore.open(log) as store:
@@ -57,15 +57,22 @@ def run(
     return {name: p.detach().clone() for name, p in model.named_parameters()}, curriculum
 
 
+WEAKEST = Path(__file__).parents[3] / "examples/plugins/src/nano_example_plugins/weakest.py"
+
+
+@pytest.mark.parametrize("name", ["levels", f"{WEAKEST}:Weakest"])
 def test_a_resumed_training_draws_the_same_tasks_and_ends_with_the_same_weights(
-    tiny: Path, tmp_path: Path
+    tiny: Path, tmp_path: Path, name: str
 ) -> None:
-    whole, one = run(tiny, tmp_path / "a.db", tmp_path / "a", 3)
-    run(tiny, tmp_path / "b.db", tmp_path / "b", 1)
-    resumed, other = run(tiny, tmp_path / "b.db", tmp_path / "b", 3, resume=True)
+    whole, one = run(tiny, tmp_path / "a.db", tmp_path / "a", 3, name)
+    run(tiny, tmp_path / "b.db", tmp_path / "b", 1, name)
+    other_name = "levels" if name != "levels" else f"{WEAKEST}:Weakest"
+    with pytest.raises(CheckpointError, match="the training began with the curriculum"):
+        run(tiny, tmp_path / "b.db", tmp_path / "b", 3, other_name, resume=True)
+    resumed, other = run(tiny, tmp_path / "b.db", tmp_path / "b", 3, name, resume=True)
     assert one.state() == other.state()
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     first, second = (read_metrics(tmp_path / name / "metrics.jsonl") for name in "ab")
-    assert [m["curriculum_level"] for m in first] == [m["curriculum_level"] for m in second]
+    assert [m.get("curriculum_level") for m in first] == [m.get("curriculum_level") for m in second]
     assert len(first) == 3

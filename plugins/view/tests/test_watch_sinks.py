@@ -44,7 +44,8 @@ def test_nothing_is_written_before_the_first_row(tmp_path: Path) -> None:
 
 def test_an_unknown_place_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match="--log-to mlflow: no such place; there are tensorboard, trackio, wandb"
+        UsageError,
+        match=r"--log-to: nano\.sinks has no 'mlflow'; there are tensorboard, trackio, wandb, or path",
     ):
         open_sinks(["tensorboard", "mlflow"], name="x", folder=tmp_path, settings={})
 

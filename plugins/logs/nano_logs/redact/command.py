@@ -9,7 +9,8 @@ from typer import Argument
 
 from nano_coder.commands.options import DirectoryOption, Log
 from nano_coder.config import load_config, open_store, settings_of
-from nano_logs.redact.redactor import RedactConfig, Redactor
+from nano_logs.redact.config import RedactConfig
+from nano_logs.redact.redactor import Redactor
 from nano_logs.redact.runs import redact_run
 
 
