@@ -237,9 +237,9 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
     if composed and tasks:
         composed.probe(tasks)
     from nano_rl.gather.sources import open_curriculum
-    from nano_rl.learn.rows import probe_advantage
     from nano_rl.learn.learner import started_ranks
     from nano_rl.learn.loss import probe_objective  # torch
+    from nano_rl.learn.rows import probe_advantage
     from nano_rl.record import open_sinks
     from nano_rl.session import PLANS
 

@@ -19,13 +19,11 @@ from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.cli import cli
 from nano_rl.config import TrainConfig
 from nano_rl.gather.sources import curriculum_state, draw_tasks, open_curriculum
-from nano_rl.learn.rows import group_credit, probe_advantage
 from nano_rl.learn.config import find_objective
 from nano_rl.learn.loss import mean_metrics, policy_loss, probe_objective
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.learn.rows import Group
-from nano_rl.record import read_record
-from nano_rl.record import TrainingView, Watcher, open_sinks
+from nano_rl.learn.rows import Group, group_credit, probe_advantage
+from nano_rl.record import TrainingView, Watcher, open_sinks, read_record
 from nano_shared import extensions
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings import parse_config
