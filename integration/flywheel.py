@@ -62,7 +62,7 @@ class Budget:
     held_out: int = 100
     epochs: float = 4.0
     """of the warm start"""
-    learning_rate: float = 8e-5
+    learning_rate: float = 5e-5
     max_tokens: int = 64
     """of one completion"""
 
@@ -75,7 +75,7 @@ class Budget:
         )  # fmt: skip
 
 
-SMALL = Budget(logged=32, steps=8, held_out=60, learning_rate=1.5e-4)
+SMALL = Budget(logged=32, steps=8, held_out=60, learning_rate=9e-5)
 SMOKE = Budget(logged=1, steps=1, prompts=1, oracles=8, held_out=1, epochs=2.0, max_tokens=12)
 
 
