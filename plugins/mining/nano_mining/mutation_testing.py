@@ -53,8 +53,9 @@ def _between(values: Sequence[Any], rng: random.Random) -> Any:
         return one
     if type(one) is int:
         return rng.randint(min(same), max(same))
-    drawn = {str: _text, list: _list}.get(type(one))
-    return drawn(same, rng) if drawn else one
+    if type(one) is str:
+        return _text(same, rng)
+    return _list(same, rng) if type(one) is list else one
 
 
 def _text(values: Sequence[str], rng: random.Random) -> str:

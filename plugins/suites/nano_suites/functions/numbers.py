@@ -45,7 +45,8 @@ _EXTREMES = {
 
 def _extreme(stream: Stream, rng: random.Random, key: str) -> Reduction:
     words, names = _EXTREMES[key]
-    word, body = rng.choice(words), (f"return {key}({stream.argument})",)
+    word = rng.choice(words)
+    body: tuple[str, ...] = (f"return {key}({stream.argument})",)
     if not stream.filled:
         body = rng.choice(
             ((f"return {key}({stream.first_argument}, default=0)",), _listed(stream, rng, f"{key}({{v}})"))
