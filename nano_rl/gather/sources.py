@@ -11,12 +11,13 @@ import json
 import math
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nano_coder.run.execution import Runtime
 from nano_rl.config import TrainConfig
-from nano_rl.gather.rollouts import OnRun, collect, failed, none_graded
+from nano_rl.gather.rollouts import OnRun, RollOut, collect, failed, none_graded
 from nano_rl.learn.rows import CreditedGroup, Group, GroupMember, RolloutBatch, credit_group, form_groups
 from nano_rl.logs.reader import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward
@@ -301,7 +302,8 @@ LARGEST_GROUP = 16
 class Gatherer:
     """Gathers the groups of each step. The same seed, weights and state give the same groups."""
 
-    def __init__(self, sources: Sources, config: TrainConfig) -> None:
+    def __init__(self, sources: Sources, config: TrainConfig, roll_out: RollOut = collect) -> None:
+        self._roll_out = partial(roll_out, reflect=config.reflect) if config.reflect else roll_out
         self._sources, self._config, self._objective = sources, config, config.objective.terms
         items = [g.task_key for g in sources.logged] or [t.key for t in sources.tasks]
         self._order = TaskOrder(items, config.seed)
@@ -500,10 +502,9 @@ class Gatherer:
         """`missing[task.key]` fresh rollouts of each task, those of earlier tasks and second attempts, by the
         key of their group."""
         sizes = [missing[task.key] for task in tasks]
-        runs = collect(
-            tasks, runtime, group_size=sizes, seed=self.seed(step), on_run=on_run,
-            reward=self._sources.reward, reflect=self._config.reflect,
-        )  # fmt: skip
+        runs = self._roll_out(
+            tasks, runtime, group_size=sizes, seed=self.seed(step), on_run=on_run, reward=self._sources.reward
+        )
         return by_group(tasks, runs)
 
 

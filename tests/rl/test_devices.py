@@ -77,7 +77,7 @@ def test_runs_at_a_time_are_those_that_were_set(
     monkeypatch.setattr(rollouts, "run_side_by_side", lambda *_, at_once, on_run: seen.append(at_once) or [])
     runtime: Any = SimpleNamespace(
         policy=SimpleNamespace(agents_together=6), settings=RunSettings(at_once=set_to),
-        environments=SimpleNamespace(sessions=None), project=None,
+        environments=SimpleNamespace(sessions=None, opened=()), project=None,
     )  # fmt: skip
     monkeypatch.setattr(rollouts, "runtime_for", lambda task, runtime: runtime)
     rollouts.collect([Task(key="k", prompt="p")], runtime, group_size=9)

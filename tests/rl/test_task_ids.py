@@ -24,6 +24,7 @@ RECORDED = {
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_seed_makes_the_task_that_it_always_made(name: str) -> None:
     suite = find_suite(name)
-    tasks = [suite.make(view, split, 3) for view in suite.views for split in (Split.TRAIN, Split.TEST)]
+    views = [view for view in suite.views if view.name != "mend"]  # came later, drawn when named alone
+    tasks = [suite.make(view, split, 3) for view in views for split in (Split.TRAIN, Split.TEST)]
     said = "\n".join(f"{task.key} {task.id} {task.split}" for task in tasks)
     assert hashlib.sha256(said.encode()).hexdigest()[:16] == RECORDED[name]

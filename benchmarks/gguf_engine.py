@@ -1,6 +1,6 @@
 """A GGUF file on llama.cpp beside the same file dequantised: tokens a second, and the gap of log-probs.
 
-python benchmarks/gguf.py FILE.gguf [--tokens 200] [--rows 4]
+python benchmarks/gguf_engine.py FILE.gguf [--tokens 200] [--rows 4]
 """
 
 from __future__ import annotations
