@@ -22,6 +22,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -182,7 +183,8 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory(prefix="nano-smoke-") as folder:
         tempfile.tempdir = folder
-        importlib.import_module("log_arms").prepare_smokes(Path(folder))
+        with redirect_stdout(sys.stderr):
+            importlib.import_module("log_arms").prepare_smokes(Path(folder))
         for name in names:
             result = tried(name, Path(folder))
             failed += result["code"] != 0
