@@ -16,6 +16,7 @@ from nano_coder.agent.loop import in_dialect
 from nano_coder.agent.profiles import first_started, open_conversation, rendered, serving_profile, shown_files
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime, as_served
+from nano_coder.run.side_by_side import OnRun
 from nano_coder.verify.trainable import (
     RefusalCode,
     imitation_refusal,
@@ -24,7 +25,7 @@ from nano_coder.verify.trainable import (
     outcome,
 )
 from nano_rl.config import SftConfig, TrainConfig
-from nano_rl.gather.rollouts import ORACLE, OnRun, execute, oracle_policy
+from nano_rl.gather.rollouts import ORACLE, execute, oracle_policy
 from nano_rl.learn.rows import Group, TrainSample, to_samples
 from nano_rl.tasks.task_file import read_models
 from nano_shared.blobs import BlobStore

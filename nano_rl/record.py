@@ -398,6 +398,7 @@ def open_view(
     `rows`: metrics so far."""
     shown_on = console or Console(stderr=True)
     for kind, view in VIEWS.items():
+        opened: TrainingView | None
         opened = call_extension(view.training, name, total, rows, shown_on, name=f"the view {kind}")
         if opened is not None:
             return opened
@@ -407,7 +408,8 @@ def open_view(
 def with_row(rows: list[MetricsRow], row: Mapping[str, float]) -> list[MetricsRow]:
     """The rows with the new one appended; rows of the same and later steps are replaced."""
     step = row.get("step", math.inf)
-    return [*(r for r in rows if (r.get("step") or 0) < step), dict(row)][-KEPT:]
+    latest: MetricsRow = dict(row)
+    return [*(r for r in rows if (r.get("step") or 0) < step), latest][-KEPT:]
 
 
 class LinesView(TrainingView):

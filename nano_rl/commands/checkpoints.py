@@ -225,8 +225,8 @@ def summaries() -> list[dict[str, Any]]:
         try:
             manifest = read_checkpoint(folder, verify=False)
             row |= {"parent": manifest.parent, "kind": manifest.kind}
-            evaluation = newest.get(str(manifest_hash(str(folder))))
-            row["score"] = score(evaluation) if evaluation else None
+            latest = newest.get(str(manifest_hash(str(folder))))
+            row["score"] = score(latest) if latest else None
         except CheckpointError as problem:
             row["problem"] = str(problem)
         rows.append(row)

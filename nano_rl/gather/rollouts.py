@@ -57,7 +57,7 @@ class RollOut(Protocol):
 
     def __call__(
         self, tasks: Sequence[Task], runtime: Runtime, *, group_size: int | Sequence[int] = 1, seed: int = 0,
-        on_run: OnRun | None = None, reward: Reward | None = None,
+        on_run: OnRun | None = None, reward: Reward | None = None, reflect: int = 0,
     ) -> list[Trajectory]: ...  # fmt: skip
 
 

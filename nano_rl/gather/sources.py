@@ -16,8 +16,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nano_coder.run.execution import Runtime
+from nano_coder.run.side_by_side import OnRun
 from nano_rl.config import TrainConfig
-from nano_rl.gather.rollouts import OnRun, RollOut, collect, failed, none_graded
+from nano_rl.gather.rollouts import RollOut, collect, failed, none_graded
 from nano_rl.learn.rows import CreditedGroup, Group, GroupMember, RolloutBatch, credit_group, form_groups
 from nano_rl.logs.reader import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         columns = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return replace(self, **{name: value.to(device) for name, value in columns.items()})
+        there: dict[str, Any] = {name: value.to(device) for name, value in columns.items()}
+        return replace(self, **there)
 
 
 def make_batches(

@@ -484,7 +484,7 @@ def checkpoint_layers(model: nn.Module) -> None:
         )
     unmap_freed_memory()
     for layer in layers:
-        layer.gradient_checkpointing = True
+        setattr(layer, "gradient_checkpointing", True)  # noqa: B010 - no attribute that torch declares
 
 
 def shares_prefixes(causal: nn.Module) -> bool:
