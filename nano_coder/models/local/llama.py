@@ -5,8 +5,8 @@ or feed-forward layers (`_FAMILIES`). What differs is read from the module; norm
 experts that are computed in another way than Llama's are the module's own.
 
 It reads the module's own parameters, so weights that are trained are decoded with. Two exceptions are copied
-once for each version of the weights: layers with a low-rank PEFT adapter, side by side with it, and bfloat16
-weights on a CPU, packed for its matrix products. It rounds where the module rounds, so that bfloat16
+once for each version of the weights: layers with a low-rank PEFT adapter, side by side with it, unless they
+are float32; and bfloat16 weights on a CPU, packed for its matrix products. It rounds where the module rounds, so that bfloat16
 log-probs stay close to the trainer's; adapters are never merged, since rounding would lose what is small
 beside a weight. Not supported: rotary embeddings that depend on the row's length, linear attention.
 """
@@ -41,21 +41,27 @@ class Linear:
     """A linear layer, [N, in] -> [N, out].
 
     An adapter's second product is part of the layer's own: `[W, s B] [x; A x]`. It is summed as W's is, and
-    the sum is rounded once.
+    the sum is rounded once. In float32, where rounding loses nothing of it, it is added, and W not copied.
     """
 
     def __init__(self, weights: LlamaWeights) -> None:
         self.matrix, self._bias, adapter = weights
         self._down: Linear | None = None
+        self._up: Tensor | None = None
         if adapter is not None:
             up = (adapter.up * adapter.scaling).to(self.matrix.dtype)
             self._down = Linear(LlamaWeights(adapter.down.to(self.matrix.dtype), None))
-            self.matrix = torch.cat([self.matrix, up], dim=1)
+            if _stands_beside(self.matrix):
+                self.matrix = torch.cat([self.matrix, up], dim=1)
+            else:
+                self._up = up.T
         self._packed = packs(self.matrix)
         if self._packed:
             self.matrix = torch.ops.mkldnn._reorder_linear_weight(self.matrix, _ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._down is not None and self._up is not None:
+            return torch.addmm(F.linear(x, self.matrix, self._bias), self._down(x), self._up)
         if self._down is not None:
             x = torch.cat([x, self._down(x)], dim=-1)
         if self._packed:
@@ -71,7 +77,8 @@ class Joined:
     def __init__(self, parts: Sequence[LlamaWeights], sizes: Sequence[int] | None = None) -> None:
         """`sizes`: those of the outputs, where one layer holds several."""
         self._sizes = [part.matrix.shape[0] for part in parts] if sizes is None else list(sizes)
-        copied = packs(parts[0].matrix) or any(part.adapter for part in parts)
+        matrix = parts[0].matrix
+        copied = packs(matrix) or (_stands_beside(matrix) and any(part.adapter for part in parts))
         one = copied and len({part.bias is None for part in parts}) == 1
         self.layers = [Linear(part) for part in ([_joined(parts)] if one else parts)]
 
@@ -90,6 +97,11 @@ def packs(matrix: Tensor) -> bool:
     if matrix.device.type != "cpu" or matrix.dtype != torch.bfloat16 or not torch._C._has_mkldnn:
         return False
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _stands_beside(matrix: Tensor) -> bool:
+    """Whether an adapter is made part of the product with this matrix."""
+    return matrix.dtype != torch.float32
 
 
 def _joined(parts: Sequence[LlamaWeights]) -> LlamaWeights:
