@@ -6,9 +6,10 @@ experts that are computed in another way than Llama's are the module's own.
 
 It reads the module's own parameters, so weights that are trained are decoded with. Two exceptions are copied
 once for each version of the weights: layers with a low-rank PEFT adapter, side by side with it, unless they
-are float32; and bfloat16 weights on a CPU, packed for its matrix products. It rounds where the module rounds, so that bfloat16
-log-probs stay close to the trainer's; adapters are never merged, since rounding would lose what is small
-beside a weight. Not supported: rotary embeddings that depend on the row's length, linear attention.
+are float32; and bfloat16 weights on a CPU, packed for its matrix products. It rounds where the module rounds,
+so that bfloat16 log-probs stay close to the trainer's; adapters are never merged, since rounding would lose
+what is small beside a weight. Not supported: rotary embeddings that depend on the row's length, linear
+attention.
 """
 
 from __future__ import annotations
