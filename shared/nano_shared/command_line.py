@@ -100,6 +100,8 @@ ALIASES = {
     "--url": ("--base-url",),
     "--temp": ("--temperature",),
     "--gpu": ("--device cuda",),
+    "--gpus": ("--device cuda",),
+    "--num-gpus": ("--device cuda",),
     "--checkpoint": ("--model",),
 }
 """what other programs call an option -> what a command may call it; a setting as an option of its name"""
