@@ -25,6 +25,7 @@ from nano_shared.strict_json import (
     parse_json,
     refusing_invalid,
     text_lines,
+    to_json,
     validated,
 )
 from nano_shared.types import Task, stays_inside
@@ -49,7 +50,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row | Refusal]]:
     text = read_text(path)
     if text.lstrip().startswith("["):
         try:
-            items = parse_json(text)
+            items = _parsed(text)
         except Refused as problem:
             yield str(path), Refusal.of(str(path), problem)
             return
@@ -60,9 +61,16 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row | Refusal]]:
         if line.strip():
             where = f"{path}:{number}"
             try:
-                yield _object(where, parse_json(line))
+                yield _object(where, _parsed(line))
             except Refused as problem:
                 yield where, Refusal.of(where, problem)
+
+
+def _parsed(text: str) -> Any:
+    value = parse_json(text)
+    if "\\ud" in text.lower():
+        to_json(value)  # refuses half of a surrogate pair
+    return value
 
 
 def read_models(path: Path, kind: type[RowModel]) -> Iterator[tuple[str, RowModel]]:

@@ -143,3 +143,11 @@ def test_a_setting_that_cannot_act_is_said(nano: Nano, setting: str, acts: str) 
     _, error = nano("train --name x --tasks {tmp}/no.jsonl --set " + setting)
     name = setting.partition("=")[0]
     assert f"{name} cannot act here: it is read with {acts}" in error
+
+
+def test_a_home_that_cannot_be_written_is_said_with_the_way_out(
+    nano: Nano, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANO_HOME", "/proc/no")
+    code, error = nano("train --name x --tasks {tmp}/t.jsonl")
+    assert (code, "NANO_HOME names another folder" in error) == (2, True), error

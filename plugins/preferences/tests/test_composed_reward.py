@@ -211,7 +211,7 @@ def test_functions_that_cannot_be_called_are_refused_before_anything_runs(user: 
     [
         ("process=1", "add tests=1"),
         ("tests=0,process=1", "give tests a weight above 0"),
-        ("tests=1,nope=1", "unknown reward part 'nope'; parts: tests, visible_tests, constitution"),
+        ("tests=1,nope=1", "unknown reward part 'nope'; parts: constitution, diff_size"),
         ("tests=-1", "greater than or equal to 0"),
         ("tests=nan", "finite number"),
         ("tests=1,tests=2", "names tests twice"),

@@ -340,6 +340,7 @@ def test_the_end_of_a_turn_is_the_samplers_also_where_the_tokenizer_names_none(
             '{"messages": [{"role": "assistant", "content": "a", "tool_calls": []}]}',
             r"2: messages\.0\.tool_calls: Extra inputs are not permitted",
         ),
+        ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "2: .*half of a surrogate pair"),
         ('{"text": "a"}', "2: messages: Field required; the fields are messages"),
         (
             '{"messages": [{"role": "assistant", "content": null, "tool_calls": []}]}',
