@@ -447,7 +447,7 @@ def load_config(flags: Mapping[str, Any], directory: Path) -> tuple[AgentConfig,
     """The effective configuration and, for each field, where its value came from.
 
     What an untrusted nano.toml sets beyond what it may is left out, and stderr says so. Raises ConfigError
-    (exit code 3) that names the source, the key and the value.
+    (exit code 3) that names the source, the key and the value, and UsageError for the value of a flag.
     """
     found = read_config(flags, directory)
     if found.ignored and found.project:
@@ -516,7 +516,8 @@ def why_ignored(project: ProjectFile) -> str:
 
 
 def typed_layer(source: str, layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of one layer as the settings hold them, and no defaults. Raises ConfigError."""
+    """The values of one layer as the settings hold them, and no defaults. Raises ConfigError, and UsageError
+    for a flag's."""
     for key in layer:
         if key not in AgentConfig.model_fields:
             raise ConfigError(f"{source}: {no_such_setting(key, AgentConfig)}")
@@ -526,6 +527,9 @@ def typed_layer(source: str, layer: Mapping[str, Any]) -> dict[str, Any]:
         error = problem.errors()[0]
         key = str(error["loc"][0])
         value = "(hidden)" if key == "api_key" else repr(layer[key])
+        if source == "flag":
+            option = f"--{key.replace('_', '-')}"
+            raise UsageError(f"{option}: {key} = {value}: {error['msg'].lower()}") from None
         raise ConfigError(f"{source}: {key} = {value}: {error['msg'].lower()}") from None
 
 

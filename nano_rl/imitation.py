@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.loop import in_dialect
@@ -340,6 +340,17 @@ class ChatMessage(BaseModel):
     content: str
     weight: Literal[0, 1] | None = None
     """of an assistant message: 1 (default) trains it, 0 keeps it as context"""
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text(cls, content: Any) -> Any:
+        if content is None:
+            raise ValueError("is null; write tool calls into the text, as the model's template does")
+        if isinstance(content, list) and all(isinstance(part, dict) for part in content):  # OpenAI's parts
+            texts = [part.get("text") for part in content if part.get("type") == "text"]
+            if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+                return "".join(texts)
+        return content
 
     @model_validator(mode="after")
     def _of_the_assistant(self) -> ChatMessage:

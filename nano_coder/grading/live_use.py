@@ -202,6 +202,8 @@ class _Tests:
         """local names of carried modules"""
         self._from: set[str] = set()
         """local names of what is imported from modules other than the solution"""
+        self._results: set[str] = set()
+        """local names of what calls of the solution gave"""
 
     def live(self, tree: ast.Module) -> Iterator[str]:
         """The reasons, as ends of a sentence about the file."""
@@ -209,6 +211,8 @@ class _Tests:
         for node in nodes:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 yield from self._imported(node)
+        assigned = [n for n in nodes if isinstance(n, ast.Assign) and self._is_result(n.value)]
+        self._results |= {t.id for n in assigned for t in n.targets if isinstance(t, ast.Name)}
         called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
         raised = {id(part) for node in nodes for part in _raised(node)}
         for node in nodes:
@@ -283,10 +287,14 @@ class _Tests:
         """Whether a context is one of the test runner or of a carried module."""
         return isinstance(node, ast.Call) and _rooted(node.func, self._carried | self._from | {"self", "cls"})
 
+    def _is_result(self, node: ast.expr) -> bool:
+        """Whether it is a value of the solution, what a call of it gives, or a name for one of these."""
+        kept = isinstance(node, ast.Name) and node.id in self._results
+        return kept or bool(self._of_solution(node.func if isinstance(node, ast.Call) else node))
+
     def _identity(self, node: ast.Compare) -> bool:
-        """Whether the identity of two results is compared."""
-        parts = [node.left, *node.comparators]
-        results = [part for part in parts if isinstance(part, ast.Call) and self._of_solution(part.func)]
+        """Whether the identity of two values of the solution is compared."""
+        results = [part for part in (node.left, *node.comparators) if self._is_result(part)]
         return len(results) > 1 and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
 
     def _fixtures(self, tree: ast.Module, nodes: Iterable[ast.AST]) -> Iterator[str]:

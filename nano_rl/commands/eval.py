@@ -34,7 +34,7 @@ from nano_shared.errors import UsageError
 from nano_shared.policy import InterfaceProfile
 from nano_shared.types import Split, Task, Trajectory
 
-Temperature = Annotated[float, Option(min=0, help="Of the sampling; 0 is greedy.")]
+Temperature = Annotated[float, Option(min=0, max=100, help="Of the sampling; 0 is greedy.")]
 Repeat = Annotated[int, Option(min=1, help="Runs of each task, seeded.")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -58,7 +59,7 @@ def command(
     ]  # fmt: skip
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} do different things: give one of them")
-    if minutes <= 0:
+    if not 0 < minutes < math.inf:
         raise UsageError(f"--minutes {minutes:g} leaves no time: a cycle takes some ten minutes at least")
     if between and not every:
         raise UsageError("--between says when the cycles of --every begin: give --every too")

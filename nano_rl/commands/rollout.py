@@ -33,7 +33,7 @@ def command(
         bool, Option("--oracle", help="Run each task's own solution instead of a model.")
     ] = False,
     group_size: Annotated[int, Option(min=1, help="Runs of each task.")] = 1,
-    temperature: Annotated[float, Option(min=0, help="Of the sampling.")] = 1.0,
+    temperature: Annotated[float, Option(min=0, max=100, help="Of the sampling.")] = 1.0,
     reflect: Annotated[
         int,
         Option(

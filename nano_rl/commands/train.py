@@ -149,9 +149,7 @@ def _resumed(
     record = read_record(trainings_dir() / given.name)
     names_source = bool(given.tasks or given.envs or given.from_logs)
     if record is None:
-        if not names_source:
-            raise UsageError(f"there is no training {given.name} to resume; leave --resume out to start one")
-        return given, settings
+        raise UsageError(f"there is no training {given.name} to resume; leave --resume out to start one")
     before = {name: getattr(record, name) for name in TrainArguments.model_fields}
     if names_source:
         before = {n: v for n, v in before.items() if n not in ("tasks", "from_logs", "fresh", "curriculum")}
@@ -236,13 +234,14 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
     environments, tasks = fresh_tasks(given, config.seed, folder)
     if composed and tasks:
         composed.probe(tasks)
-    from nano_rl.gather.sources import open_curriculum
+    from nano_rl.gather.sources import Sources, open_curriculum, refuse_trained
     from nano_rl.learn.learner import started_ranks
     from nano_rl.learn.loss import probe_objective  # torch
     from nano_rl.learn.rows import probe_advantage
     from nano_rl.record import open_sinks
     from nano_rl.session import PLANS
 
+    refuse_trained(Sources(tasks=tasks, held_out=held_out))
     probe_objective(config.objective.terms)
     probe_advantage(config.objective.terms)
     curriculum = open_curriculum(given.curriculum, tasks, config) if given.curriculum else None
@@ -256,7 +255,6 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
 
     from nano_coder.models.weights import quiet_transformers
     from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
-    from nano_rl.gather.sources import refuse_trained
     from nano_rl.learn.learner import prepare
     from nano_rl.learn.metrics import METRICS, read_metrics
     from nano_rl.record import Watch, Watcher, open_view, write_record

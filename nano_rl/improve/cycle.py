@@ -257,6 +257,7 @@ def _is_there(name: str) -> bool:
 
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
+_LONGEST_PAUSE = 365 * 86400
 BUSY = 0.5
 """share of the cores that other processes use, above which a cycle waits"""
 _LOOK = 60.0
@@ -268,9 +269,10 @@ Window = tuple[int, int]
 def parse_pause(text: str) -> float:
     """Seconds of `90m`, `24h` or `1d`. Raises UsageError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", text.strip())
-    if match is None or float(match[1]) == 0:
-        raise UsageError(f"--every {text!r} is no time: write 90m, 24h or 1d")
-    return float(match[1]) * _UNITS[match[2]]
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not 0 < seconds <= _LONGEST_PAUSE:
+        raise UsageError(f"--every {text!r} is no time of up to a year: write 90m, 24h or 1d")
+    return seconds
 
 
 def parse_window(text: str) -> Window:

@@ -25,6 +25,7 @@ from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.extensions import Extensions
 from nano_shared.files import content_hash
+from nano_shared.printable import one_line
 from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.snapshot import Snapshot, changed_paths
 from nano_shared.store import LogStore
@@ -103,9 +104,12 @@ class Gathering:
             why = run.stop_detail or (run.verdict.failure_kind if run.verdict else None) or run.stop
             raise UsageError(f"`{check}` cannot be run in {directory}: {why}")
         if run.reward < 1:
+            ran = run.verdict.check_run if run.verdict else None
+            last = one_line((ran.output if ran else "").strip().rpartition("\n")[2], 100)
             raise UsageError(
-                f"`{check}` fails on {directory} as it is, and tasks are made of a project whose check"
-                " passes: mend it first (nano-coder run), or name another check with --check"
+                f"`{check}` fails on {directory} as it is ({last or 'it prints nothing'}), and tasks are made"
+                " of a project whose check passes: mend it first (nano-coder run), or name another check with"
+                " --check"
             )
         return run
 

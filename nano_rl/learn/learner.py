@@ -209,6 +209,7 @@ class Learner:
     ) -> dict[str, float]:
         return self.update_parts([(batch, objective) for batch in batches], guard, ends_step=ends_step)
 
+    @torch.enable_grad()  # code of users may have switched it off for the process
     def update_parts(
         self, work: Sequence[LossPart], guard: Guard, *, ends_step: bool = True
     ) -> dict[str, float]:

@@ -503,7 +503,8 @@ def estimated(
     """[G] what an extension of `nano.advantages` makes of scored rollouts. Raises UsageError for one that
     raises, or that returns anything but a finite number for each rollout, or for each of its turns."""
     named = f"the advantage {getattr(advantage, '__name__', advantage)}"
-    given = call_extension(advantage, rewards_G, runs_G, name=named, error=UsageError)
+    # copies, which it may change
+    given = call_extension(advantage, list(rewards_G), list(runs_G), name=named, error=UsageError)
     if not isinstance(given := _listed(given), Sequence) or len(given) != len(runs_G):
         what = f"{len(given)} values" if isinstance(given, Sized) else f"what is {described(given)}"
         raise UsageError(

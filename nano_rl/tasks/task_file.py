@@ -7,6 +7,7 @@ import keyword
 import math
 import posixpath
 import unicodedata
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,12 +18,14 @@ from nano_shared.errors import Refusal, Refused, UsageError
 from nano_shared.extensions import Extensions
 from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks, WorkspaceChecks
 from nano_shared.strict_json import (
+    GZIP,
     Row,
     at_place,
     json_object,
     parse_json,
     refusing_invalid,
     text_lines,
+    to_json,
     validated,
 )
 from nano_shared.types import Task, stays_inside
@@ -31,11 +34,14 @@ RowModel = TypeVar("RowModel", bound=BaseModel)
 
 
 def read_text(path: Path) -> str:
-    """Read a text file, decompressed if its name ends in .gz. Raises UsageError if it cannot be read."""
+    """Read a text file, decompressed if it is gzip's. Raises UsageError if it cannot be read."""
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return data.decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as problem:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if data[:2] == GZIP else data).decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        line = problem.object[: problem.start].count(b"\n") + 1
+        raise UsageError(f"{path}:{line}: row: is not UTF-8: {problem.reason}; save it so") from None
+    except (OSError, EOFError, zlib.error) as problem:
         raise UsageError(f"{path}: cannot be read: {problem}") from None
 
 
@@ -44,7 +50,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row | Refusal]]:
     text = read_text(path)
     if text.lstrip().startswith("["):
         try:
-            items = parse_json(text)
+            items = _parsed(text)
         except Refused as problem:
             yield str(path), Refusal.of(str(path), problem)
             return
@@ -55,9 +61,16 @@ def read_rows(path: Path) -> Iterator[tuple[str, Row | Refusal]]:
         if line.strip():
             where = f"{path}:{number}"
             try:
-                yield _object(where, parse_json(line))
+                yield _object(where, _parsed(line))
             except Refused as problem:
                 yield where, Refusal.of(where, problem)
+
+
+def _parsed(text: str) -> Any:
+    value = parse_json(text)
+    if "\\ud" in text.lower():
+        to_json(value)  # refuses half of a surrogate pair
+    return value
 
 
 def read_models(path: Path, kind: type[RowModel]) -> Iterator[tuple[str, RowModel]]:
@@ -174,8 +187,11 @@ def _is_finite(value: JsonValue) -> bool:
     return True
 
 
-def refuse_unwritable(path: Path) -> None:
-    """Create the folder of an output file. Raises UsageError if the file cannot be written."""
+def refuse_unwritable(path: Path, source: Path | None = None) -> None:
+    """Create the folder of an output file. Raises UsageError if the file cannot be written, and if it is the
+    `source` that is read."""
+    if source is not None and path.exists() and source.exists() and path.samefile(source):
+        raise UsageError(f"{path} is what is read, and would be overwritten; name another file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         known = path.exists()

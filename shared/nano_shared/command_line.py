@@ -100,6 +100,8 @@ ALIASES = {
     "--url": ("--base-url",),
     "--temp": ("--temperature",),
     "--gpu": ("--device cuda",),
+    "--gpus": ("--device cuda",),
+    "--num-gpus": ("--device cuda",),
     "--checkpoint": ("--model",),
 }
 """what other programs call an option -> what a command may call it; a setting as an option of its name"""
@@ -368,8 +370,12 @@ def run_command(
     except OSError as problem:
         if problem.strerror is None:
             raise
-        about = f"{os.fspath(problem.filename)!r}: " if problem.filename is not None else ""
-        _fail(f"{about}{problem.strerror}", 2)
+        from nano_shared.files import nano_home
+
+        name = "" if problem.filename is None else os.fspath(problem.filename)
+        ours = os.path.join(os.fsdecode(name), "").startswith(os.path.join(nano_home(), ""))
+        way_out = "; NANO_HOME names another folder for nano's data" if ours else ""
+        _fail(f"{f'{name!r}: ' if name else ''}{problem.strerror}{way_out}", 2)
     sys.exit(result if isinstance(result, int) else 0)
 
 

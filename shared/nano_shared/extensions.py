@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -44,20 +44,46 @@ _calls: dict[object, tuple[str, float]] = {}
 """call under way -> its name, and its start by the monotonic clock"""
 _lock = threading.Lock()
 _watcher: threading.Thread | None = None
+_before: tuple[str | None, Any, Any]
 
 
 @contextmanager
 def user_code(name: str) -> Iterator[None]:
-    """Within the block runs code of users, which messages call `name`."""
+    """Within the block runs code of users, which messages call `name`. Current folder, stdout and stderr are
+    the same after the last of those that run at a time."""
+    global _before
     call, before = object(), IN_USER_CODE.set(True)
     with _lock:
+        if not _calls:
+            _before = (_current_folder(), sys.stdout, sys.stderr)
         _calls[call] = (name, time.monotonic())
         _start_watcher()
     try:
         yield
     finally:
         IN_USER_CODE.reset(before)
-        del _calls[call]
+        with _lock:
+            del _calls[call]
+            if not _calls:
+                _restore(*_before)
+
+
+def _restore(folder: str | None, *streams: Any) -> None:
+    if folder and folder != _current_folder():
+        with suppress(OSError):  # users' code deleted it
+            os.chdir(folder)
+    for name, stream in zip(("stdout", "stderr"), streams, strict=True):
+        now = getattr(sys, name)
+        bars = [s for s in (now, stream) if type(s).__module__.startswith("rich.")]  # begin and end meanwhile
+        if now is not stream and not bars:
+            setattr(sys, name, stream)
+
+
+def _current_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        return None
 
 
 def _start_watcher() -> None:
@@ -110,7 +136,12 @@ def _event_loop(process: int) -> asyncio.AbstractEventLoop:
     import asyncio  # a fifth of the time that `--help` takes
 
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="nano-user-loop", daemon=True).start()
+
+    def run() -> None:
+        while not loop.is_closed():  # code of users may stop it
+            loop.run_forever()
+
+    threading.Thread(target=run, name="nano-user-loop", daemon=True).start()
     return loop
 
 
@@ -327,9 +358,9 @@ def call_extension(
     try:
         with user_code(name):
             return result_of(function, *args, seconds=seconds, **named)
-    except (Exception, SystemExit) as problem:
+    except BaseException as problem:  # pytest's and asyncio's among them are no Exception
         late = seconds is not None and isinstance(problem, TimeoutError)
-        if late or isinstance(problem, (NanoError, *passing)):
+        if late or isinstance(problem, (NanoError, KeyboardInterrupt, *passing)):
             raise
         raise error(f"{name} raised {error_text(problem)}{raised_at(problem)}") from problem
 
@@ -464,7 +495,9 @@ def _loaded(entry: EntryPoint) -> object:
         raise ConfigError(f"{_source(entry)}: {problem}") from None
     except (ImportError, AttributeError) as problem:
         raise ConfigError(f"{_source(entry)} cannot be loaded: {problem}") from None
-    except (Exception, SystemExit) as problem:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:
         raise ConfigError(f"{_source(entry)} raised {error_text(problem)} at import") from None
 
 
@@ -517,7 +550,9 @@ def _importing(source: str) -> Iterator[None]:
         raise ConfigError(f"{source.removesuffix(':')}: {problem}{raised_at(problem)}") from None
     except ModuleNotFoundError as problem:
         raise ConfigError(f"{source} cannot import {problem.name}: {problem}{raised_at(problem)}") from None
-    except (Exception, SystemExit) as problem:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:
         raise ConfigError(f"{source} raised {error_text(problem)} at import{raised_at(problem)}") from None
 
 

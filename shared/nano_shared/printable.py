@@ -147,11 +147,11 @@ def stdout_for_json() -> Iterator[None]:
     kept = os.dup(1)
     os.dup2(2, 1)
     with open(kept, "w", encoding=before.encoding, newline="") as file:
-        sys.stdout = GuardedStream(file, main_alone=True)
+        sys.stdout = ours = GuardedStream(file, main_alone=True)
         try:
             yield
         finally:
-            sys.stdout.flush()
+            ours.flush()
             sys.stdout = before
             os.dup2(kept, 1)
 

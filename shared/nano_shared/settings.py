@@ -16,7 +16,7 @@ import typer
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from nano_shared.command_line import PRINT
+from nano_shared.command_line import ALIASES, PRINT
 from nano_shared.errors import ConfigError, NanoError, UsageError
 
 NONE = "none"
@@ -77,7 +77,9 @@ def no_such_setting(name: str, kind: type[BaseModel]) -> str:
     elsewhere = getattr(kind, "elsewhere", None)
     if elsewhere is not None and (problem := elsewhere(name)):
         return f"{name}: {problem}"
-    meant = nearest(name, [known for known, _ in setting_fields(kind)])
+    known = [known for known, _ in setting_fields(kind)]
+    others = [word[2:].replace("-", "_") for word in ALIASES.get(f"--{name.replace('_', '-')}", ())]
+    meant = next(filter(None, (nearest(word, known) for word in (*others, name))), None)
     return f"{name}: no such setting" + (f"; did you mean {meant}?" if meant else "")
 
 
@@ -368,7 +370,7 @@ def _given_values(
         sources = dict.fromkeys(_dotted(values), str(file))
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
-        if not equals:
+        if not equals or not name:
             raise UsageError(f"--set {text}: write NAME=VALUE; {PRINT} lists the names")
         try:
             values = merged(values, assigned(name, value, kind))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,6 +16,8 @@ from pydantic import BaseModel, ValidationError
 from nano_shared.errors import Refused
 
 Row = dict[str, Any]
+GZIP = b"\x1f\x8b"
+"""what a file begins with that gzip has packed"""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -41,17 +45,20 @@ def json_lines(path: Path, *, finite: bool = True) -> Iterator[tuple[str, Row]]:
 
 
 def text_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Every non-blank line with its place, `file:line`. Raises Refused if one is not UTF-8."""
+    """Every non-blank line of a file, which gzip may have packed, with its place, `file:line`. Raises Refused
+    if one is not UTF-8."""
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            packed = file.peek(2)[:2] == GZIP
+            for number, line in enumerate(gzip.GzipFile(fileobj=file) if packed else file, start=1):
                 if line.strip():
                     where = f"{path}:{number}"
                     with at_place(where):
                         text = decoded(line)
                     yield where, text
-    except OSError as problem:
-        raise Refused(str(path), f"cannot be read: {problem.strerror}") from None
+    except (OSError, EOFError, zlib.error) as problem:
+        why = getattr(problem, "strerror", None) or problem
+        raise Refused(str(path), f"cannot be read: {why}") from None
 
 
 @contextmanager
@@ -81,7 +88,7 @@ def decoded(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
-        raise Refused("row", f"is not UTF-8: {problem.reason} at byte {problem.start}") from None
+        raise Refused("row", f"is not UTF-8: {problem.reason} at byte {problem.start}; save it so") from None
 
 
 def to_json(value: Any) -> str:
@@ -98,19 +105,22 @@ def to_json(value: Any) -> str:
 
 def validated(model: type[Model], value: Any, at: str = "") -> Model:
     """A value validated as a pydantic model. Raises Refused with the first invalid field."""
-    with refusing_invalid(at):
+    with refusing_invalid(at, ", ".join(model.model_fields)):
         return model.model_validate(value)
 
 
 @contextmanager
-def refusing_invalid(at: str = "") -> Iterator[None]:
-    """Turns a ValidationError in the block into Refused with the first invalid field."""
+def refusing_invalid(at: str = "", fields: str = "") -> Iterator[None]:
+    """Turns a ValidationError in the block into Refused with the first invalid field, and with the `fields`
+    that there are where it is missing or none of them."""
     try:
         yield
     except ValidationError as problem:
         first = problem.errors()[0]
         field = ".".join([*([at] if at else []), *(str(part) for part in first["loc"])])
-        raise Refused(field or "row", first["msg"].removeprefix("Value error, ")) from None
+        about = first["type"] in ("missing", "extra_forbidden") and len(first["loc"]) == 1 and fields
+        why = first["msg"].removeprefix("Value error, ") + (f"; the fields are {fields}" if about else "")
+        raise Refused(field or "row", why) from None
 
 
 def text_field(row: Row, name: str) -> str:

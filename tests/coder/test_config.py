@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from nano_coder.cli import cli
 from nano_coder.config import AgentConfig, load_config, user_config_path
 from nano_coder.trust import trust
-from nano_shared.errors import ConfigError
+from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings import parse_toml
 
 
@@ -62,7 +62,7 @@ def test_a_wrong_file_is_named_with_what_is_wrong(tmp_path: Path, text: bytes, s
 
 
 def test_a_wrong_flag_or_variable_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="flag: max_turns = 0: "):
+    with pytest.raises(UsageError, match="--max-turns: max_turns = 0: input should be greater"):
         load_config({"max_turns": 0}, tmp_path)
     monkeypatch.setenv("NANO_TEMPERATURE", "hot")
     with pytest.raises(ConfigError, match="environment: temperature = 'hot': "):

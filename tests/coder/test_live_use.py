@@ -39,6 +39,8 @@ LIVE = {
                  "        with self.assertLogs(): sol.f()\n", "uses assertLogs"),
     "an await": ("from sol import f\nasync def test_a(): assert await f() == 1\n", "is asynchronous"),
     "identity": ("from sol import f\ndef test_a(): assert f() is f()\n", "compares identities"),
+    "a sentinel": ("import sol\ndef test_a(): assert sol.f() is sol.MISSING\n", "compares identities"),
+    "kept results": ("from sol import f\ndef test_a():\n    a = f()\n    assert f() is not a\n", "compares identities"),
     "a file": ("from sol import f\ndef test_a(): assert f(open('x')) == 1\n", "uses open"),
 }  # fmt: skip
 

@@ -39,6 +39,11 @@ async def leaves():
 def fails(text):
     return int(text)
 
+async def stops():
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0.001)
+    return 1
+
 def waits():
     time.sleep(60)
 """
@@ -82,7 +87,45 @@ def test_one_event_loop_runs_all_calls(functions: object) -> None:
         assert called == list(map(len, texts))
     with pytest.raises(ConfigError, match="lengths raised SystemExit: 3"):
         call_extension(functions.leaves, name="lengths")  # type: ignore[attr-defined]
+    assert call_extension(functions.stops, name="stops") == 1  # type: ignore[attr-defined]
     assert call_extension(functions.lengths, ["a"], name="lengths") == [1]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "raised", ["GeneratorExit", "BaseException", "asyncio.CancelledError", "pytest.fail"]
+)
+def test_no_exception_of_users_comes_through_whole(raised: str, tmp_path: Path) -> None:
+    """Some libraries' exceptions are no `Exception`, those of `pytest.fail` for instance."""
+    code = f"raise {raised}('no')" if raised != "pytest.fail" else "pytest.fail('no')"
+    (tmp_path / "f.py").write_text(f"import asyncio, pytest\ndef f(): {code}\nasync def g(): {code}\n")
+    module = user_module(f"{tmp_path}/f.py")
+    for function in (module.f, module.g):
+        with pytest.raises(UsageError, match=r"^mine raised "):
+            call_extension(function, name="mine", error=UsageError)
+    (tmp_path / "top.py").write_text(f"import asyncio, pytest\n{code}\n")
+    with pytest.raises(ConfigError, match=r"at import \(.*top\.py, line 2\)$"):
+        user_module(f"{tmp_path}/top.py")
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        "os.chdir('/')",
+        "os.chdir(d := tempfile.mkdtemp()); os.rmdir(d)",
+        "sys.stdout = None",
+        "sys.stderr = io.StringIO()",
+    ],
+)
+def test_code_of_users_leaves_folder_and_streams_as_they_were(
+    leaves: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = (sys.stdout, sys.stderr)
+    Path("moves.py").write_text(f"import io, os, sys, tempfile\n{leaves}\ndef f():\n    {leaves}\n")
+    module = user_module("moves.py")
+    assert (Path.cwd(), sys.stdout, sys.stderr) == (tmp_path, *before)
+    call_extension(module.f, name="moves")
+    assert (Path.cwd(), sys.stdout, sys.stderr) == (tmp_path, *before)
 
 
 def test_what_raises_is_named_with_file_and_line(functions: object, tmp_path: Path) -> None:

@@ -219,6 +219,8 @@ def test_a_window(window: str, now: str, minutes: int) -> None:
     ("arguments", "said"),
     [
         (["--check", CHECK, "--minutes", "0"], "leaves no time"),
+        (["--check", CHECK, "--minutes", "nan"], "leaves no time"),
+        (["--check", CHECK, "--every", "9999999999999d"], "up to a year"),
         (["--check", CHECK, "--every", "soon"], "write 90m, 24h or 1d"),
         (["--check", CHECK, "--every", "0h"], "write 90m, 24h or 1d"),
         (["--check", CHECK, "--every", "1h", "--between", "night"], "write 22:00-07:00"),
@@ -231,7 +233,8 @@ def test_a_window(window: str, now: str, minutes: int) -> None:
         (["--undo"], "there is no promotion to take back"),
         (["--global"], "nothing is promoted for shop"),
         (["--why"], "no cycle of shop has ended"),
-        (["--check", "python nothing.py"], "fails on"),
+        (["--check", "python nothing.py"], "No such file or directory)"),
+        (["--check", "true && false"], "as it is (it prints nothing)"),
         (["--check", "no-such-program"], "cannot be run"),
         (["--check", "true"], "0 tasks to train on"),
     ],

@@ -60,6 +60,12 @@ def test_gradients_of_micro_batches_add_up_in_float32_and_the_working_copy_keeps
     assert all(m.grad is not None and m.grad.dtype is torch.float32 for m in masters.parameters.values())
 
 
+def test_gradients_are_taken_where_code_of_users_switched_them_off() -> None:
+    with torch.no_grad():
+        norms = learner(tiny_llama(torch.float32)).update([BATCH], objective, lambda metrics: None)
+    assert norms["grad_norm"] > 0
+
+
 def test_float32_weights_and_adapters_are_their_own_masters() -> None:
     model = tiny_llama(torch.float32)
     assert MasterWeights(model).parameters["model.norm.weight"] is model.model.norm.weight

@@ -37,7 +37,7 @@ def import_tasks(
     """Read SOURCE, a file or a folder, into a task file. Nothing is left out in silence."""
     format = find_format(name) if name else guess_format(source)
     target = out or source.with_name(f"{Path(os.path.realpath(source)).name}.tasks.jsonl")
-    refuse_unwritable(target)
+    refuse_unwritable(target, source)
     blobs = open_log(log, create=True).blobs if repo is not None else None
     options = ReadOptions(repo=repo, blobs=blobs)
     found = call_extension(
@@ -64,6 +64,8 @@ def export_tasks(
 ) -> int:
     """Write the tasks of FILE in another format. What the format cannot carry is refused by name."""
     format, tasks = find_format(name), read_tasks(file)
+    if out.is_file():
+        refuse_unwritable(out, file)
     named: dict[str, Any] = {"name": f"format {format.name}", "of": format, "error": UsageError}
     refusals = call_extension(format.refusals, tasks, **named)
     if not keep_going:

@@ -42,7 +42,7 @@ def command(
     for other in against or ():
         others |= programs_of(read_tasks(other), other.name)
     if out is not None:
-        refuse_unwritable(out)
+        refuse_unwritable(out, file)
     borrowed = any(task.snapshot for task in tasks)  # their files lie in the log that they were made from
     blobs = open_log(log).blobs.address if borrowed else None
     findings, admitted = [], []

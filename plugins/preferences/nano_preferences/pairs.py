@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,24 @@ class PreferencePair(Value):
     @classmethod
     def _answer(cls, value: Any) -> Any:
         return [{"role": "assistant", "content": value}] if isinstance(value, str) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shared_prompt(cls, row: Any) -> Any:
+        """Without a prompt it is the messages with which both sides begin, as TRL reads it."""
+        if not isinstance(row, dict) or "prompt" in row:
+            return row
+        sides = [row.get("chosen"), row.get("rejected")]
+        if not all(isinstance(side, list) for side in sides):
+            return row
+        shared = len(list(takewhile(lambda both: both[0] == both[1], zip(*sides, strict=False))))
+        shared = max(0, min(shared, len(sides[0]) - 1, len(sides[1]) - 1))
+        return {
+            **row,
+            "prompt": sides[0][:shared],
+            "chosen": sides[0][shared:],
+            "rejected": sides[1][shared:],
+        }
 
     @model_validator(mode="after")
     def _differ(self) -> PreferencePair:

@@ -102,7 +102,9 @@ class UserFunction(Part):
         columns = {k: v for k, v in _columns(runs, messages=self.messages).items() if k in taken}
         how: Any = {"of": _USERS, "error": UsageError, "seconds": self.deadline}
         result = call_extension(partial(self._function, **columns), name=self.function, **how)
-        values = list(result) if isinstance(result, Iterable) and not isinstance(result, str) else None
+        several = isinstance(result, Iterable) and not isinstance(result, str)
+        # a generator is the user's code too
+        values = call_extension(list, result, name=self.function, **how) if several else None
         if values is None or len(values) != len(runs):
             given = type(result).__name__ if values is None else f"{len(values)} values"
             raise UsageError(
@@ -125,7 +127,7 @@ class UserFunction(Part):
         return (given - self.low) / (self.high - self.low)
 
     def _taken(self, task: Task) -> set[str]:
-        """Columns that the function takes. Raises ConfigError for a required parameter that is none."""
+        """Columns that the function takes. Raises UsageError for a required parameter that is none."""
         assert self._function is not None
         names = {*COLUMNS, *data_columns(task)}
         taken: set[str] = set()
@@ -135,7 +137,7 @@ class UserFunction(Part):
             elif parameter.name in names and parameter.kind is not parameter.POSITIONAL_ONLY:
                 taken.add(parameter.name)
             elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
-                raise ConfigError(
+                raise UsageError(
                     f"{self.function} wants {parameter.name!r}, which task {task.key!r} has no column of;"
                     f" columns: {', '.join(sorted(names))}"
                 )
@@ -239,26 +241,32 @@ def code_of(part: Part) -> str | None:
 
 
 def open_part(name: str, settings: Mapping[str, Any]) -> Part:
-    """The part of that name with its settings. Raises ConfigError for unknown names and invalid settings."""
+    """The part of that name with its settings. Raises UsageError for unknown names and invalid settings."""
     kind = part_kind(name)
     try:
         return parse_config(kind, {"function": name, **settings} if kind is UserFunction else settings)
     except ConfigError as problem:
-        raise ConfigError(f"reward part {name}: {problem}") from None
+        raise UsageError(f"reward part {name}: {problem}") from None
 
 
 def part_kind(name: str) -> type[Part]:
-    """The class of a part of that name, or `path.py:name`, functions too. Raises ConfigError."""
-    if is_reference(name):
+    """The class of a part of that name, or `path.py:name`, functions too. Raises UsageError for a name that
+    is none, ConfigError for one that cannot be used."""
+    if not is_reference(name):
+        if name not in extension_names(GROUP):
+            raise UsageError(
+                f"unknown reward part {name!r}; parts: {', '.join(extension_names(GROUP))}, path.py:NAME, or"
+                " module:NAME of your own"
+            )
+        kind: type[Part] = find_extension(GROUP, name, check=_no_part)
+        return kind
+    try:
         value, _ = find_in_module(name, lambda it: _no_function(it) and _no_part(it))
         if callable(value) and not isinstance(value, type):
             return UserFunction
-    elif name not in extension_names(GROUP):
-        raise ConfigError(
-            f"unknown reward part {name!r}; parts: {', '.join(extension_names(GROUP))}, path.py:NAME, or"
-            " module:NAME of your own"
-        )
-    kind: type[Part] = find_extension(GROUP, name, check=_no_part)
+        kind = find_extension(GROUP, name, check=_no_part)
+    except ConfigError as problem:
+        raise UsageError(f"reward part {problem}") from None
     return kind
 
 
@@ -276,7 +284,7 @@ SUFFIXES = (".toml", ".json", ".yaml", ".yml")
 
 def parse_reward(text: str) -> RewardConfig:
     """The reward config of `part=weight,part:argument=weight,...`, or of a .toml, .json or .yaml file. Raises
-    UsageError for any other text, ConfigError for invalid settings."""
+    UsageError for any other text, ConfigError for invalid settings of a file."""
     if text.endswith(SUFFIXES) and "=" not in text:
         return parse_config(RewardConfig, read_data(Path(text)))
     parts: dict[str, dict[str, Any]] = {}
@@ -295,7 +303,10 @@ def parse_reward(text: str) -> RewardConfig:
         if name in parts:
             raise UsageError(f"--reward names {name} twice; give it one weight")
         parts[name] = {"weight": number, **settings}
-    return parse_config(RewardConfig, {"parts": parts})
+    try:
+        return parse_config(RewardConfig, {"parts": parts})
+    except ConfigError as problem:
+        raise UsageError(f"--reward: {problem}") from None
 
 
 def read_data(path: Path) -> dict[str, Any]:
@@ -350,7 +361,8 @@ def _argument(name: str) -> tuple[str, dict[str, str]]:
 
 
 def open_reward(config: RewardConfig) -> ComposedReward:
-    """The reward of a config. Raises ConfigError, also for shaping parts without `tests`."""
+    """The reward of a config. Raises UsageError, also for shaping parts without `tests`, and ConfigError for
+    a part that cannot be used here, as without its key."""
     parts = {name: open_part(name, settings) for name, settings in config.parts.items()}
     for name, part in parts.items():
         try:
@@ -359,14 +371,14 @@ def open_reward(config: RewardConfig) -> ComposedReward:
             raise ConfigError(f"reward part {name}: {problem}") from None
     lonely = [name for name, part in parts.items() if name != TESTS and not part.alone]
     if TESTS not in parts and lonely:
-        raise ConfigError(f"{lonely[0]} only shapes an outcome, and this reward has none: add tests=1 to it")
+        raise UsageError(f"{lonely[0]} only shapes an outcome, and this reward has none: add tests=1 to it")
     weights = {name: part.weight for name, part in parts.items()}
     if parts.get(TESTS) is not None and weights[TESTS] == 0:
-        raise ConfigError("tests = 0 leaves shaping without an outcome: give tests a weight above 0")
+        raise UsageError("tests = 0 leaves shaping without an outcome: give tests a weight above 0")
     try:
         gate = Gate.of(weights, threshold=config.gate, tie_break=config.tie_break)
     except ValueError as problem:
-        raise ConfigError(f"reward: {problem}") from None
+        raise UsageError(f"reward: {problem}") from None
     settings = [config.model_dump(mode="json"), {n: _settings(p) for n, p in parts.items()}]
     settings += [code] if (code := {n: code_of(p) for n, p in parts.items() if code_of(p)}) else []
     named = ",".join(f"{name}={weight:g}" for name, weight in weights.items())

@@ -15,7 +15,7 @@ from nano_rl.cli import cli
 from nano_rl.config import RewardConfig
 from nano_rl.rewards import outcome
 from nano_rl.tasks.task_file import write_tasks
-from nano_shared.errors import ConfigError, NanoError, UsageError
+from nano_shared.errors import NanoError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import OracleAction, StopReason, Tampering, Task, Trajectory
 
@@ -197,10 +197,10 @@ def test_functions_that_cannot_be_called_are_refused_before_anything_runs(user: 
         (f"{user}:absent", "defines no 'absent'; what fits there is trl, later, chat, by_run"),
         ("no_such_module_here:f", "unknown reward part 'no_such_module_here:f'"),
     ):
-        with pytest.raises(ConfigError, match=sentence):
+        with pytest.raises(NanoError, match=sentence):
             opened(tests=1, **{name: 0.5})
     with pytest.raises(
-        ConfigError, match=r"wants 'solution', which task '.*' has no column of; columns: compl"
+        NanoError, match=r"wants 'solution', which task '.*' has no column of; columns: compl"
     ):
         opened(tests=1, **{f"{user}:wants": 0.5}).probe([ADD])
 
@@ -211,7 +211,7 @@ def test_functions_that_cannot_be_called_are_refused_before_anything_runs(user: 
     [
         ("process=1", "add tests=1"),
         ("tests=0,process=1", "give tests a weight above 0"),
-        ("tests=1,nope=1", "unknown reward part 'nope'; parts: tests, visible_tests, constitution"),
+        ("tests=1,nope=1", "unknown reward part 'nope'; parts: constitution, diff_size"),
         ("tests=-1", "greater than or equal to 0"),
         ("tests=nan", "finite number"),
         ("tests=1,tests=2", "names tests twice"),
@@ -235,7 +235,7 @@ def test_a_file_of_settings(tmp_path: Path) -> None:
     assert (config.tie_break, config.parts["length"]["at_most"]) == (0.5, 100)
     assert open_reward(config).gate.weights["tests"] == pytest.approx(1 / 1.2)
     file.write_text("[parts]\ntests = 1\nlength = { weight = 0.2, at_mots = 100 }\n")
-    with pytest.raises(ConfigError, match="reward part length: at_mots: no such setting"):
+    with pytest.raises(NanoError, match="reward part length: at_mots: no such setting"):
         open_reward(parse_reward(str(file)))
 
 
@@ -261,5 +261,5 @@ def test_the_command_line_chooses_the_reward(task_file: Path, tmp_path: Path) ->
     (run,) = LogStore.open(log).trajectories()
     assert run.verdict is not None
     assert run.verdict.components["process"] == 1.0
-    with pytest.raises(ConfigError, match="unknown reward part"):
+    with pytest.raises(NanoError, match="unknown reward part"):
         CliRunner().invoke(cli, [*command, "--reward", "tests=1,style=1"], catch_exceptions=False)

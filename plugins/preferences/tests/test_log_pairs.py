@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -304,6 +305,30 @@ def test_a_bad_row_is_named_by_line_and_field(line: str, said: str, tmp_path: Pa
     path.write_text(f"{GOOD}\n{line}\n")
     with pytest.raises(UsageError, match=said):
         read_pairs(path)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "prompt"),
+    [
+        ("u:q a:x", "u:q a:y", "q"),
+        ("s:a u:q a:x", "s:a u:q a:x u:r a:y", "a q"),
+        ("u:q a:x a:z", "u:q a:x", "q"),
+    ],
+)
+def test_without_a_prompt_it_is_what_both_sides_begin_with(
+    chosen: str, rejected: str, prompt: str, tmp_path: Path
+) -> None:
+    roles = {"s": "system", "u": "user", "a": "assistant"}
+    sides = {
+        name: [{"role": roles[word[0]], "content": word[2:]} for word in words.split()]
+        for name, words in (("chosen", chosen), ("rejected", rejected))
+    }
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(sides))
+    pair = read_pairs(tmp_path / "pairs.jsonl")[0]
+    assert " ".join(m.content for m in pair.prompt) == prompt
+    assert [len(pair.prompt) + len(side) for side in (pair.chosen, pair.rejected)] == [
+        len(sides["chosen"]), len(sides["rejected"])
+    ]  # fmt: skip
 
 
 def test_an_empty_file_of_pairs_is_refused(tmp_path: Path) -> None:

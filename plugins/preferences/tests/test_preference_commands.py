@@ -340,6 +340,16 @@ def test_the_end_of_a_turn_is_the_samplers_also_where_the_tokenizer_names_none(
             '{"messages": [{"role": "assistant", "content": "a", "tool_calls": []}]}',
             r"2: messages\.0\.tool_calls: Extra inputs are not permitted",
         ),
+        ('{"messages": [{"role": "assistant", "content": "\\ud800"}]}', "2: .*half of a surrogate pair"),
+        ('{"text": "a"}', "2: messages: Field required; the fields are messages"),
+        (
+            '{"messages": [{"role": "assistant", "content": null, "tool_calls": []}]}',
+            r"2: messages\.0\.content: is null; write tool calls into the text",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}',
+            r"2: messages\.0\.content: Input should be a valid string",
+        ),
         (
             '{"messages": [{"role": "user", "content": "a", "weight": 1}]}',
             r"2: messages\.0: only assistant messages have a weight",
@@ -356,6 +366,13 @@ def test_a_bad_conversation_is_named_by_line_and_field(
     (tmp_path / "talk.jsonl").write_text(f"{good}\n{line}\n")
     with pytest.raises(UsageError, match=said):
         read_messages(tmp_path / "talk.jsonl", reader_of(open_weights(str(tiny))))
+
+
+def test_parts_of_text_are_its_text() -> None:
+    from nano_rl.imitation import ChatMessage
+
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert ChatMessage.model_validate({"role": "user", "content": parts}).content == "ab"
 
 
 TALK = '{"messages": [{"role": "user", "content": "go"}, {"role": "assistant", "content": "please"}]}'

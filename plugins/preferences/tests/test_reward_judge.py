@@ -12,7 +12,7 @@ from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, 
 
 from nano_coder.run.execution import Runtime
 from nano_preferences.rewards.judge import choice, ring
-from nano_shared.errors import ConfigError
+from nano_shared.errors import NanoError
 from nano_shared.types import Trajectory, Trust
 
 BY_HAND = f"I mend it.\n{MEND}"
@@ -202,7 +202,7 @@ def test_a_principle_without_a_check_is_judged_in_both_orders(
 def test_a_judge_that_cannot_be_asked_is_refused_before_anything_runs(
     settings: dict[str, object], sentence: str
 ) -> None:
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(NanoError, match=sentence):
         opened(tests=1, judge={"weight": 0.1, **settings})
 
 

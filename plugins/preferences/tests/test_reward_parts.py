@@ -15,7 +15,7 @@ from nano_preferences.rewards.conduct import turn_worth
 from nano_preferences.rewards.preference import LOADERS
 from nano_preferences.rewards.reasoning import count_claims
 from nano_preferences.rewards.size import changed_lines, falling
-from nano_shared.errors import ConfigError, UsageError
+from nano_shared.errors import NanoError, UsageError
 from nano_shared.logged_run import Feedback, FeedbackKind
 from nano_shared.types import Denials, Task, Trajectory
 
@@ -255,7 +255,7 @@ def test_principles_are_data_and_apply_when_they_say(tmp_path: Path, runtime: Ru
 def test_principles_that_cannot_be_read_are_refused_by_file(text: str, sentence: str, tmp_path: Path) -> None:
     file = tmp_path / "principles.toml"
     file.write_text(text)
-    with pytest.raises(ConfigError, match="constitution") as error:
+    with pytest.raises(NanoError, match="constitution") as error:
         opened(tests=1, constitution={"weight": 1, "path": str(file)})
     assert sentence in str(error.value)
 
@@ -272,7 +272,7 @@ def test_preference_is_an_error_until_a_reward_model_is_given(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for settings in ({"weight": 1.0}, {"weight": 1.0, "checkpoint": "nowhere"}):
-        with pytest.raises(ConfigError, match="reward model"):
+        with pytest.raises(NanoError, match="reward model"):
             opened(tests=1, preference=settings)
     turns = lambda runs, blobs: [-float(len(run.turns)) for run in runs]  # noqa: E731
     shorter = lambda name: turns if name == "short" else None  # noqa: E731

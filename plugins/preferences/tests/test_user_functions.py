@@ -89,6 +89,7 @@ def beyond(completions, **kw): return [-1 for _ in completions]
 def scalar(completions, **kw): return 1.0
 def short(completions, **kw): return [1.0]
 def leaves(completions, **kw): raise SystemExit(3)
+def lazy(completions, **kw): return (1 / 0 for c in completions)
 def unknown(completions, reference): return [1.0 for _ in completions]
 def spread(completions, **kw): return [0.5 / (len(set(completions)) - 1) for _ in completions]
 
@@ -143,6 +144,7 @@ def test_columns_are_those_of_the_row_of_the_check_and_of_the_task_itself() -> N
         ("misspelt", r"raised NameError: .*'lenght' is not defined.* \(mine\.py, line \d+\)"),
         ("text", "gave '0.5' to a made-up completion, before the first rollout"),
         ("beyond", r"gave -1\.0 to a made-up completion.*between 0 and 1 \(low and high can be set"),
+        ("lazy", r"raised ZeroDivisionError: .*mine\.py, line"),
         ("scalar", "returned float for 2 completions"),
         ("short", "returned 1 values for 2 completions"),
         ("leaves", "raised SystemExit: 3"),

@@ -57,6 +57,8 @@ def command(
         access = opened_access(host, key, variables=("NANO_VIEW_KEY",))
         _refuse_missing_library()
         listening = listening_socket(host, port)
+    elif out.is_dir():
+        raise UsageError(f"{out} is a folder; --out names a file")
     elif not out.absolute().parent.is_dir():
         raise UsageError(f"no such directory: {out.parent}; --out names a file in one that exists")
     store = open_log(log, directory)

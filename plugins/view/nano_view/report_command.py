@@ -18,6 +18,7 @@ from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.metrics import MetricsRow as Row
 from nano_rl.record import print_metrics
 from nano_rl.session import trainings_dir
+from nano_rl.tasks.task_file import refuse_unwritable
 from nano_shared.command_line import Console, JsonOption
 from nano_shared.errors import LogError, UsageError
 from nano_view.report.hacks import HackRow, hack_row, hack_rows
@@ -47,6 +48,8 @@ def command(
     file; it is one file that loads nothing from elsewhere. Several NAMEs give one page that shows them side
     by side, comparison.html in the folder of the first.
     """
+    if output:
+        refuse_unwritable(output)
     log = log or next(iter(log_of_environment()), None)
     if len(names) > 1:
         return _side_by_side(names, hacks, output, log, as_json)
