@@ -36,6 +36,18 @@ def _suite(
     return _grade(solution, files, kind="suite", suite=suite)
 
 
+def test_a_program_that_a_test_starts_imports_the_solution() -> None:
+    tests = """
+        import subprocess, sys
+        def test_main():
+            command = [sys.executable, "-m", "sol", "3"]
+            assert subprocess.run(command, capture_output=True, text=True).stdout == "4\\n"
+    """
+    solution = "import sys\nif __name__ == '__main__': print(int(sys.argv[1]) + 1)"
+    assert _suite(tests, solution, "pytest").reward == 1.0
+    assert _suite(tests, solution.replace("+", "-"), "pytest").reward == 0.0
+
+
 # ------------------------------------------------------------- exceptions that tell a runner to look away
 
 UNITTEST = """

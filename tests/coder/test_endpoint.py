@@ -95,6 +95,25 @@ def test_a_request_is_what_the_api_demands_and_nothing_that_was_not_said() -> No
     assert done.api.left_out == ("temperature",)
 
 
+@pytest.mark.parametrize("arguments", [{"command": "ls"}, '{"command": "ls"}', '"{\\"command\\": \\"ls\\"}"'])
+def test_arguments_that_are_an_object_or_encoded_twice_are_read(arguments: Any) -> None:
+    function = {"name": "shell", "arguments": arguments}
+    message = {"tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    answer = {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+    with strict_api(Fail(200, body=json.dumps(answer).encode())) as (server, _):
+        done = policy_for(server).complete(conversation(), Sampling())
+    assert done.api is not None
+    assert [json.loads(one.arguments) for one in done.api.calls] == [{"command": "ls"}]
+
+
+def test_a_server_that_moved_is_sought_by_its_new_address() -> None:
+    with (
+        strict_api(Fail(308, (("Location", "/v2"),), b"")) as (server, _),
+        pytest.raises(PolicyError, match="new address by --base-url"),
+    ):
+        policy_for(server).complete(conversation(), Sampling())
+
+
 def test_a_text_protocol_has_no_tools_and_no_calls() -> None:
     with strict_api(HELLO) as (server, script):
         policy_for(server, own_temperature=False).complete(
@@ -402,7 +421,8 @@ def failed_finish(handler: Handler) -> None:
 PASSING = [
     inside({"message": "upstream", "code": 502}), inside({"code": "429"}), inside({"type": "overloaded"}),
     Fail(200, body=b'{"choices": []}'), Fail(200, body=b'{"choices": [{"message": {"content": "x"'),
-    failed_finish,
+    failed_finish, Fail(200, body=b'{"type": "overloaded_error", "message": "kaput"}'),
+    Fail(200, body=b'{"detail": "the model is loading"}'),
     Fail(500), Fail(502, body=b"<html>"), Fail(503), Fail(408), Fail(429), cut, ends_early, not_utf8, no_json,
     stalls, stalls_within, hangs_up, error_event,
 ]  # fmt: skip

@@ -128,6 +128,7 @@ def _run(job: dict[str, Any], pipe: int, token: str, write: Any = os.write, dump
     write_files(folder, job["tests"])
     sys.path.insert(0, folder)
     os.chdir(folder)
+    os.environ["PYTHONPATH"] = ROOT  # a program that a test starts imports the solution too
 
     def announce(names: list[str]) -> None:
         for file in job["tests"]:

@@ -303,7 +303,8 @@ def _event(data: bytes) -> dict[str, Any] | None:
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:
     """The object, unless it is an error that came with status 200. Raises what it stands for."""
-    if answer.get("error") or answer.get("object") == "error":
+    said = answer.get("message") or answer.get("detail")
+    if answer.get("error") or answer.get("object") == "error" or (said and "choices" not in answer):
         raise error_inside(answer)
     return answer
 

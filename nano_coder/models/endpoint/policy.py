@@ -322,7 +322,8 @@ class EndpointPolicy:
             404: f"check --base-url, and that the server has the model {self.model!r}",
             429: "the account's quota is used up: see its billing page",
         }
-        way_out = ways_out.get(refusal.status, "see the server's log")
+        moved = "the server moved: give its new address by --base-url"
+        way_out = ways_out.get(refusal.status, moved if refusal.status < 400 else "see the server's log")
         if _NO_TOOLS.search(refusal.message):
             way_out = f"the model {self.model!r} cannot call tools, which this run needs: name another one"
         message = f"{self.url} answered {refusal.status}: {refusal.excerpt}; {way_out}"

@@ -45,7 +45,10 @@ def from_base64(text: str) -> str | None:
     digits = _DROPPED.sub("", text).rstrip("=").replace("-", "+").replace("_", "/")
     if len(digits) % 4 == 1:
         return None
-    return _text(binascii.a2b_base64(digits + "=" * (-len(digits) % 4)))
+    try:
+        return _text(binascii.a2b_base64(digits + "=" * (-len(digits) % 4), strict_mode=True))
+    except binascii.Error:  # other characters among them
+        return None
 
 
 _SPACES = dict.fromkeys(map(ord, "\n\r\t\x00\ufeff"))

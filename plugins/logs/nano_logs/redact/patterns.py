@@ -6,6 +6,7 @@ b58d3f1) unchanged; a newer one may take its place. Rules that name a file's pat
 `generic-api-key`, whose finds `assignments` weighs better, are left out.
 """
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import math
@@ -81,65 +82,104 @@ def _mixed(text: str) -> bool:
 _QUOTE = r"""\\?["'`]"""
 _STRING = r"""[rbf]?["'][^"'\n]*["']"""
 _NAME = (
-    r"(?:[A-Za-z0-9_.\-]{0,64}?(?:api[_\-]?key|secret(?:[_\-]?(?:access[_\-]?)?key|[_\-]?token)?"
-    r"|(?:access|private|encryption|signing|auth|account|master|service|logged_in|nonce)[_\-]?(?:key|salt)"
-    r"|token|passwords?|passwd|passphrase|pwd|[_.\-]pass|credentials?|(?:session|phpsess|jsession)[_\-]?id"
-    r"|[a-z]\.sid|[_\-]key(?:[_\-]data)?)|pass)(?:_base|[_\-]?\d{1,2})?"
+    r"(?:[A-Za-z0-9_.\-]{0,64}?(?:api[_\-]?key|secret(?:[_.\-]?(?:access[_.\-]?)?key|[_\-]?(?:token|id))?"
+    r"|(?:access|private|encryption|signing|auth|account|master|service|license|logged_in|nonce)[_\-]?(?:key|salt)"
+    r"|token|passwords?|passwd|pass[_\-]?phrase|pwd|[_.\-](?:pass|pw|psk)|credentials?|(?-i:_AUTH|_PAT)"
+    r"|(?:imap|smtp|pop|remote|local|store|key)pass|accesskeysecret|(?:session|phpsess|jsession)[_\-]?id"
+    r"|[a-z]\.sid|[_\-]key(?:[_\-]data)?)|pass|pw|psk|bindpw|op_session_\w+)(?:_base|[_\-]?\d{1,2})?"
 )
 """a key-like name"""
 _ARGUMENTS = r"[ \t](?:[^\n|;]{0,300}?[ \t])??"
 """of a command, before the one that is looked for"""
+_PROGRAMS = (
+    r"sshpass|(?:docker|podman|helm registry|az) login|redis-cli|ldap\w+|smbclient|mongo\w*|7z|(?:un)?zip"
+    r"|twine|cqlsh|security|ipmitool|mosquitto_\w+|snmp\w+|signtool|xfreerdp|nuget|codecov"
+)
+"""with an option -p, -P, -a, -w, -A, -X, -k, -t or /p before a secret"""
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 PATTERNS: dict[str, Any] = {
     kind: re2.compile(source)
     for kind, source in {
         # distinctive beginnings, whatever follows
-        "token": r"\b((?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b|(?:gh[pousr]_|github_pat_|gl(?:pat|dt|ptt|rt|cbt"
-        r"|oas|soat)-|sk-|ya29\.|GOCSPX-|AIza|hvs\.|dckr_pat_)[A-Za-z0-9_\-]{20,}"
+        "token": r"\b((?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b|glpat-[A-Za-z0-9_\-]{20,}\.[0-9a-z]{2}\.[0-9a-z]{9}\b"
+        r"|(?:gh[pousr]_|github_pat_|gl(?:pat|dt|ptt|rt|cbt"
+        r"|oas|soat|agent|imt|ft)-|sk-|ya29\.|GOCSPX-|AIza|hvs\.|dckr_pat_)[A-Za-z0-9_\-]{20,}"
         r"|(?:xox[abeoprs]-|xapp-)[A-Za-z0-9\-]{10,}|(?:[sr]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,}"
         r"|(?:do[opr]_v1_|dapi|SK|key-)[0-9a-f]{32,64}\b|SG\.[A-Za-z0-9_\-]{16,}\.[A-Za-z0-9_\-]{16,}"
         r"|(?:bot)?[0-9]{8,10}:AA[A-Za-z0-9_\-]{33}\b|pypi-[A-Za-z0-9_\-]{40,}"
+        r"|base64:[A-Za-z0-9+/]{43}=|[0-9a-f]{32}(?:-[0-9a-f]{8}){2}\b|GOOG1E[A-Z0-9]{55}\b|fc-[0-9a-f]{32}\b"
+        rf"|(?:pat-[a-z]{{2}}[0-9]|sdk|api|mob)-{_UUID}|(?:oauth:|oy2)[a-z0-9]{{30,43}}\b|K10[0-9a-f]{{64}}::\S+"
+        r"|AAAA[A-Za-z0-9_\-]{7}:APA91b[A-Za-z0-9_\-]{100,}|access_token\$[a-z]+\$[a-z0-9]{16}\$[0-9a-f]{32}"
+        r"|mfa\.[A-Za-z0-9_\-]{60,}"
         r"|[MNO][A-Za-z0-9_\-]{23,27}\.[A-Za-z0-9_\-]{6}\.[A-Za-z0-9_\-]{27,45}"
         r"|eyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,})",
         # beginnings that few names have
-        "vendor-token": r"\b(?:gsk_|pplx-|xai-|tvly-|nvapi-|rpa_|rubygems_|pul-|shp(?:at|ca|pa|ss)_|EAA[AMC]"
+        "vendor-token": r"\b(?:gsk_|pplx-|xai-|tvly-|nvapi-|rpa_|rnd_|rubygems_|pul-|shp(?:at|ca|pa|ss)_|EAA[A-Z]|cf[a-z]{2}_"
         r"|sq0[a-z]{3}-|NRAK-|sntry[su]_|gls?[ac]_|PMAK-|AGE-SECRET-KEY-1|ops_eyJ|dt0c01\.|pscale_[a-z]{2,5}_"
         r"|lin_(?:api|oauth)_|sb_secret_|AT[ACB]TT3|ATBB|BBDC-|CFPAT-|HRKU-|LTAI|nfp_|pnu_|rdme_|sgp_|npm_"
-        r"|sbp_|bku[ai]_|CCIPAT_|tskey-[a-z]+-|lsv2_[a-z]+_|pcsk_|sq[uap]_|dckr_oat_|glft-|figo?[dr]_|hf_|r8_"
+        r"|sbp_|bku[ai]_|CCIPAT_|tskey-[a-z]+-|lsv2_[a-z]+_|pcsk_|FLWSECK(?:_TEST)?-|esecret_|rzp_(?:live|test)_|jina_|SWMTKN-1-|NRII-|AKID|t1\.|apify_api_"
+        r"|token-[a-z0-9]{5}:|sq[uap]_|dckr_oat_|glft-|figo?[dr]_|hf_|r8_"
         r"|xkeysib-|xsmtpsib-|AQVN|AKCp|GR1348941|hv[br]\.|ABSK|vcp_|[A-Za-z0-9]{14}\.atlasv1\.|cio"
         r"|pat[A-Za-z0-9]{14}\.)([A-Za-z0-9_\-.=+/]{18,})",
         # beginnings that many names have
         "short-prefix-token": r"\b(?:ntn_|secret_|re_(?:[A-Za-z0-9]{8}_)?|ph[cx]_|fm[12]_|tfp_|sl\.|s\."
-        r"|dp\.[a-z]{2,5}\.)([A-Za-z0-9][A-Za-z0-9\-]{19,})",
+        r"|dp\.[a-z]{2,5}\.|live_)([A-Za-z0-9][A-Za-z0-9\-]{19,})",
         # a truncated block ends with the text
-        "private-key": r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+        "private-key": r"-----BEGIN (?:[A-Za-z0-9]+ ){0,3}(?:PRIVATE KEY(?: BLOCK)?|Static key V1)-----"
         r"([\w\s:,.\-+/=\\]{0,200}?[A-Za-z0-9+/=]{16}(?:[A-Za-z0-9+/=\s]|\\[nr])*)",
         "webhook": r"(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks"
-        r"|\.webhook\.office\.com/webhookb2)/([A-Za-z0-9_/@\-]{20,})",
+        r"|\.webhook\.office\.com/webhookb2|hooks\.zapier\.com/hooks/catch|conda\.anaconda\.org/t)/([A-Za-z0-9_/@\-]{14,})",
         # curl -u NAME:..., lftp -u NAME,..., mysql -p..., sshpass -p ..., docker login -p ...
         "login": rf"(?:^|[^\w/.])(?:(?:curl|wget|xhs?|https?|lftp){_ARGUMENTS}"
-        r"(?:-u|-U|--user|--proxy-user|-a|--auth)[ \t=]?[\"']?[^\s:,\"'$]+[:,]"
+        r"(?:-[A-Za-z]*[uU]|--user|--proxy-user|-a|--auth)[ \t=]?[\"']?[^\s:,\"'$]+[:,]"
         rf"|(?:mysql\w*|mariadb\w*){_ARGUMENTS}-p|sqlplus[ \t]+(?:-\S+[ \t]+)*[^\s/@\"']+/"
         r"|(?:wandb|huggingface-cli|hf auth|vault|railway|infisical)[ \t]login[ \t]+(?:--token[= ])?"
-        r"|(?:sshpass|(?:docker|podman|helm registry|az) login|redis-cli|ldap\w+|smbclient|mongo\w*|7z)"
-        rf"{_ARGUMENTS}-[paw][ \t=]?[\"']?)([^\s\"'$<\[{{-][^\s\"'$<{{]{{3,}})",
+        rf"|(?:{_PROGRAMS}){_ARGUMENTS}(?:-[paPwAXkt]|/p)[ \t=:]?[\"']?)"
+        r"([^\s\"'$<\[{-][^\s\"'$<{]{3,})",
+        # a secret by its place in the line of a program; -u NAME -p ... of any; echo ... | sudo -S
+        "command": r"(?:\b(?:snyk[ \t]auth|bw[ \t]unlock|rabbitmqctl[ \t](?:add_user|change_password)[ \t]\S+"
+        r"|htpasswd[ \t]-\w*b\w*[ \t]\S+[ \t]\S+|mc[ \t]alias[ \t]set(?:[ \t]\S+){3}"
+        r"|poetry[ \t]config[ \t]http-basic\.\S+[ \t]\S+"
+        rf"|config(?:ure)?(?:[ \t]set)?(?:[ \t]--\w+)*[ \t](?i:{_NAME})(?:\.\w+)?)[ \t]+|[ \t]/user:\S+[ \t]+"
+        r"|\bbundle[ \t]config[ \t](?:set[ \t])?\S+[ \t][^\s:]+:|-pass(?:in|out)?[ \t]+pass:"
+        r"|\betcdctl(?:[ \t]+\S+){0,5}?[ \t]+--user[ =][^\s:]+:|\bcache_peer[ \t][^\n]*?login=[^\s:]+:"
+        r"|[ \t](?:-u|-U|--?user(?:name)?|/u:)[ \t=:]?[A-Za-z][^\s:]*[ \t]+(?:-p|/p)[ \t:]?)"
+        r"[\"']?([^\s\"'$<\[{-][^\s\"'$<{]{3,})"
+        r"|\becho[ \t]+(?:-n[ \t]+)?[\"']?(?:[a-z_]\w*:)?([^\s\"'|$]{4,})[\"']?[ \t]*\|[ \t]*"
+        r"(?:sudo[ \t]+(?:-S|chpasswd)|chpasswd|[^\n|]{1,60}--(?:password|token)-stdin)",
+        "phrase": r"(?i)(?:mnemonic|(?:seed|recovery)[_ \-]?phrase)[\"']?[ \t]*[:=][ \t]*[\"']?((?:[a-z]{3,8} ){11,23}[a-z]{3,8})"
+        r"|minisign encrypted secret key\s+([A-Za-z0-9+/=]{40,})",
+        # PASSWORD '...' and IDENTIFIED BY '...' of SQL, PSK "..." of a configuration
+        "clause": r"(?i)\b(?:identified[ \t]+(?:with[ \t]+\S+[ \t]+)?by|password(?:[ \t]+for[ \t]+\S+[ \t]*=)?|passwd|pw|psk)[ \t]+"
+        r"(?:'([^'\s]{6,})'|\"([^\"\s]{6,})\")|\b(?:user|role)[ \t][^\n;]{1,60}?identified[ \t]+by[ \t]+([^\s;\"']{6,})|\bsend[ \t]+\"([^\"\s\\$]{6,})\\[rn]\"",
+        "password-hash": r"\$(?:apr1|[156y]|2[aby]|argon2\w*|scrypt|pbkdf2[\w\-]*)\$([./A-Za-z0-9$=,+\-]{20,})",
+        "query": r"[?&](?i:key|token|code|sig|signature|auth|x-amz-signature)=([A-Za-z0-9_\-.~+/%]{20,}=*)",
         # a header of httpie; all fields of a secret of Vault
         "argument": rf"(?:^|[^\w/.])(?:xhs?|https?){_ARGUMENTS}[\"']?(?i:{_NAME}):=?([^\s\"'$<\[{{]{{6,}})"
         r"|\bvault[ \t]+(?:kv[ \t]+(?:put|patch)|write)[ \t]+(?:-\S+[ \t]+)*[^\s=]+[ \t]+"
         r"([^\s=$]+=[^\s$@<\[][^\n|;]*)",
         # auth=("me", "..."), HTTPBasicAuth("me", "..."), getConnection("jdbc:...", "me", "...")
         "call": rf"(?:auth[\"']?[ \t]*[=:][ \t]*[(\[]|(?i:basic_?auth)[ \t]*=?[ \t]*[(\[]"
-        rf"|(?i:getConnection)\([ \t]*{_STRING}[ \t]*,)[ \t]*{_STRING}[ \t]*,[ \t]*"
+        rf"|(?i:(?:get|create)?connect(?:ion)?|mysqli\w*)\([ \t]*{_STRING}[ \t]*,)[ \t]*{_STRING}[ \t]*,[ \t]*"
         r"[rbf]?[\"']([^\"'\n]{4,})[\"']"
+        # login("me", "..."), Client("AC...", "..."), Fernet("..."), jwt.encode(x, "..."), cookies={"a": "..."}
+        rf"|(?:\.login[ \t]*\([ \t]*{_STRING}|\bAC[0-9a-f]{{32}}[\"'])[ \t]*,[ \t]*[rbf]?[\"']([^\"'\n]{{6,}})[\"']"
+        rf"|(?:jwt\.(?:en|de)code\([^,\n]{{1,80}},|hmac\.new\(|Fernet\(|SecretStr\(|\b(?i:client|init)\((?:{_STRING}[ \t]*,)?"
+        rf"|(?i:cookies)[ \t]*[=:][ \t]*\{{[ \t]*{_STRING}[ \t]*:)[ \t]*[rbf]?[\"']([A-Za-z0-9+/_\-=.]{{20,}})[\"']"
         r"|(?i:ConvertTo-SecureString)[ \t]+(?:-(?i:string)[ \t]+)?[\"']([^\"'\n$]{4,})[\"']",
         # host=... user=... password=...
-        "connection-string": r"(?i:host|hostaddr|user|user id|uid|dbname|database|server|data source)="
+        "connection-string": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}[\"']?[ \t:,;/]+[\"']?([A-Za-z0-9+/]{40})\b|(?i:host|hostaddr|user|user id|uid|dbname|database|server|data source)="
         r"[^\s\"'=,;&]*(?:[ ;&][A-Za-z_ ]{1,30}=[^\s\"'=,;&]*){0,20}[ ;&](?i:password|pwd)="
-        r"([^\s\"'`;&,()]{4,})|(?:AccountKey|SharedAccessKey|sig)=([A-Za-z0-9+/%]{30,}={0,2})",
-        # a variable of Terraform, an entry of an environment in YAML or JSON
+        r"([^\s\"'`;&,()]{4,})|(?:AccountKey|account\.key\.[a-z0-9.]+|SharedAccessKey|sig)=([A-Za-z0-9+/%]{30,}={0,2})",
+        # a variable of Terraform, an entry of an environment in YAML or JSON, of a property list, of Kaggle
         "named-value": rf"variable[ \t]+\"(?i:{_NAME})\"[ \t]*\{{[^}}]{{0,300}}?default[ \t]*=[ \t]*"
         r"\"([^\"\s${<]{4,})\""
         rf"|[\"']?(?i:name|key)[\"']?[ \t]*:[ \t]*[\"']?(?i:{_NAME})[\"']?[ \t]*,?[ \t\r\n]{{1,60}}"
-        r"[\"']?(?i:value)[\"']?[ \t]*:[ \t]*[\"']?([^\s\"'`,{}\[\]$<][^\s\"'`,]{3,})",
+        r"[\"']?(?i:value)[\"']?[ \t]*:[ \t]*[\"']?([^\s\"'`,{}\[\]$<][^\s\"'`,]{3,})"
+        rf"|<key>(?i:{_NAME})</key>[ \t\r\n]{{0,60}}<string>([^<\s]{{6,}})</"
+        rf"|[\"'](?i:--?{_NAME})[\"'][ \t]*,[^()\n]{{0,80}}?\bdefault=[\"']([^\"'\n]{{6,}})[\"']"
+        rf"|\"(?i:{_NAME})\"[ \t]*:[ \t]*\{{[ \t\r\n]{{0,60}}\"value\"[ \t]*:[ \t]*\"([^\"\n]{{6,}})\""
+        r"|\"username\"[ \t]*:[ \t]*\"[^\"\n]*\"[ \t]*,[ \t]*\"key\"[ \t]*:[ \t]*\"([0-9a-f]{32})\"",
         # .netrc, .pgpass
         "netrc": r"\b(?:machine|login|account)[ \t]+[^\s\"']+"
         r"(?:[ \t\r\n]{1,40}(?:login|account|user)[ \t\r\n]{1,40}[^\s\"']+)?"
@@ -151,10 +191,11 @@ PATTERNS: dict[str, Any] = {
         "registry-auth": r"\"(?:auth|(?:identity|registry)token)\"[ \t]*:[ \t]*"
         r"\"([A-Za-z0-9+/_\-.]{8,}={0,2})\""
         r"|(?i:npmAuthIdent)[\"']?[ \t]*:[ \t]*[\"']?[^\s:\"']+:([^\s\"']{4,})"
-        r"|:_(?:authToken|auth|password)[ \t]*=[ \t]*[\"']?([^\s\"'$]{8,})",
+        r"|(?m:^_auth[ \t]*=[ \t]*([A-Za-z0-9+/]{12,}={0,2})\r?$)|:_(?:authToken|auth|password)(?:[ \t]*=)?[ \t]*[\"']?([^\s\"'$]{8,})",
         "url-password": r"\b[A-Za-z][A-Za-z0-9+.\-]{1,20}://[^\s:/@\"'`<>]*:([^\s@/\"'`<>]{3,})@",
         "authorization": rf"(?i:authorization)(?:{_QUOTE})?[ \t]*[:=][ \t]*(?:{_QUOTE})?"
-        r"(?i:bearer|basic|token|apikey)[ \t]+([A-Za-z0-9_\-.~+/=]{8,})",
+        r"(?:(?i:bearer|basic|token|apikey)[ \t]+([A-Za-z0-9_\-.~+/=]{8,})|(?:[A-Z][A-Za-z\-]+[ \t]+)?([A-Za-z0-9_\-.~+/=]{20,}))"
+        r"|(?i:\bbearer)[ \t]*:?[ \t]+([A-Za-z0-9_\-.~+/%]{20,}=*)",
     }.items()
 }
 _EXAMPLE = re.compile(r"(?i)pass(?:word|wd)?|pwd|secret|token|user(?:name)?|none|null|x-oauth-basic")
@@ -183,6 +224,16 @@ def _telling(kind: str, value: str) -> bool:
             return digit or (cases and not is_named(value))
         case "short-prefix-token":
             return digit and cases
+        case "command" | "clause" | "call":
+            words = value.isalpha() or not any(map(str.isalpha, value))
+            return (
+                (digit or kind != "clause")
+                and not words
+                and not _CODE.match(value)
+                and not _EXAMPLE.fullmatch(value)
+            )
+        case "query":
+            return digit
         case "cookie":
             return _COOKIE.search(value) is not None
         case "connection-string" | "named-value":
@@ -198,39 +249,52 @@ def _has_both_cases(value: str) -> bool:
 
 # --------------------------------------------------------------- values of key-like names
 
-_ASSIGNED = rf"(?:^|[^A-Za-z0-9_.])(?P<name>(?i:{_NAME}))(?:{_QUOTE})?[ \t]*(?:=>|:=|[:=])[ \t]*"
+_TYPE = r"(?:[ \t]*:[ \t]*[A-Za-z][A-Za-z.\[\]|? ]{0,40}?)"
+_ASSIGNED = rf"(?:^|[^A-Za-z0-9_.])(?P<name>(?i:{_NAME}))(?:{_QUOTE}\]?)?{_TYPE}??[ \t]*(?:=>|:=|[:=])[ \t]*"
 _ASSIGNMENTS = {
     name: re2.compile(source)
     for name, source in {
         # JSON, YAML, code
-        "quoted": _ASSIGNED + r"""[rbf]?(?:"((?:[^"\\\n]|\\.){6,200})"|'((?:[^'\\\n]|\\.){6,200})'"""
-        r"""|`((?:[^`\\\n]|\\.){6,200})`|\\["'`]([^\s"'`\\]{6,})\\["'`])""",
+        "quoted": _ASSIGNED + r"""[rbfN@]?(?:"((?:[^"\\\n]|\\.){6,})"|'((?:[^'\\\n]|\\.){6,})'"""
+        r"""|`((?:[^`\\\n]|\\.){6,})`|\\["'`]([^\s"'`\\]{6,})\\["'`])""",
         # .env files, INI, YAML, a query, a form
-        "bare": r"(?:^[+\- ]?|\\n|[\"'`;&|] ?|\?|,|--(?:from-literal|set|set-string)[ =])[ \t]*"
+        "bare": rf"[{{,][ \t]*(?P<key>(?i:{_NAME})):[ \t]+([^\s\"'`,;(){{}}\[\]]{{8,}})[ \t]*[,}}]"
+        # behind a file and a line as grep prints them, too
+        r"|(?:^[+\- ]?(?:[\w./\-]+:(?:[0-9]+:)?[ \t]?)?|\\n|[\"'`;&|] ?|\?|,|--(?:from-literal|set|set-string)[ =])[ \t]*"
         rf"(?:(?:export|set|ENV|ARG|-|-e)[ \t]+)?(?P<name>(?i:{_NAME}))[ \t]*(?P<sign>[:=])[ \t]*"
-        r"([^\s\"'`#;,\\&]{6,})",
+        r"((?:[^\s\"'`#;,\\&]|\\[:=#!]){6,})"
+        # amid a line of a shell or a log, with a default, in a mapping of YAML within a line
+        rf"|[ \t](?P<word>(?i:{_NAME}))=([^\s\"'`#;,\\&()]{{8,}})(?:[ \t\r]|$)"
+        rf"|\$\{{(?P<unset>(?i:{_NAME})):?[=\-]([^\s\"'`$}}]{{6,}})\}}",
         # Dockerfiles, setx, fish; a value on a command line
         "spaced": rf"\b(?:setx|ENV|set[ \t]+-[a-zA-Z]+)[ \t]+(?P<name>(?i:{_NAME}))[ \t]+[\"']?"
         r"([^\s\"'`=]{6,})"
-        r"|(?:^|[^A-Za-z0-9_\-])--?(?:[a-z]+-)?(?P<flag>password|passwd|token|api-?key|secret)[= ]"
+        r"|(?:^|[^A-Za-z0-9_\-])--?(?:[a-z]+-)?(?P<flag>password|passwd|token|(?:api|auth)-?key|secret|pass(?:phrase)?"
+        r"|(?:store|key)pass)[= ]"
         r"([^\s\"'`$;|&\\]{6,})",
         # XML, define('DB_PASSWORD', '...')
         "tagged": rf"<(?:[a-z]+:)?(?P<name>(?i:{_NAME}))(?:[ \t][^<>\n]{{0,200}})?>[ \t]*"
         r"([^<>\s]{6,})[ \t]*</"
         rf"|[\"'](?P<key>(?i:{_NAME}))[\"'][ \t\r]{{0,40}}(?:,|value[ \t]*=)[ \t\r]{{0,40}}"
-        r"[rbf]?[\"']([^\"'\n]{6,})[\"']",
+        r"[rbf]?[\"']([^\"'\n]{6,})[\"']"
+        rf"|(?i:name|key)=[\"'](?P<attribute>(?i:{_NAME}))[\"'][^<>\n]{{0,200}}>[ \t]*([^<>\s]{{6,}})[ \t]*</",
+        # a line of a configuration, the end of a command, a row of a table; admin / ...
         "prose": r"(?i)\b(?:(?P<name>password|passphrase|passcode|api[ \-]key|secret|token)"
-        r"[ \t]+(?:is|was|to|:)|(?P<key>password|passphrase|passcode|api[ \-]key):)[ \t]+"
-        r"[\"'`]?([^\s\"'`,;]{6,})",
+        r"[ \t]+(?:(?:(?:was|is|has been)[ \t]+)?(?:re)?(?:set|changed)[ \t]+to|is|was|to|:)|(?P<key>password|passphrase|passcode|api[ \-]key):)[ \t]+"
+        r"[\"'`]?([^\s\"'`,;]{6,})"
+        r"|(?:^[+\- ]?|[ \t])(?:[a-z]+-)?(?P<word>password|passwd|pass|bindpw|psk|requirepass|masterauth)[ \t]+([^\s\"'`,;:=().]{6,}[^\s\"'`,;:=()]*)[ \t\r]*$"
+        r"|\b(?P<noun>password|secret|token|(?:api[ _\-]?)?key)[ \t]+([A-Za-z0-9_\-]{24,})(?:[ \t\r.,]|$)"
+        rf"|\|[ \t]*(?P<row>{_NAME})[ \t]*\|[ \t]*`?([^\s`|]{{6,}})`?[ \t]*\|"
+        r"|\b(?P<login>log ?in|sign in|credentials)[: ]+(?:(?:with|as|are|is) )?\S+ ?/ ?([^\s\"'`,;/]{6,})",
     }.items()
 }
 _PLACEHOLDER = re.compile(
-    r"(?i)[<{$%(*]|\.\.\.|xxx|\[redacted:|(?:os|env|process|self|args|config)\."
+    r"(?i)[<{$%(*]|\.\.\.|xxx|\[redacted:|(?:os|env|process|self|this|args|config)\."
     r"|(?:your|my|example|change|changeme|replace|insert|placeholder|dummy|fake|todo|none|null|true|false"
     r"|undefined|default|optional|required)(?![A-Za-z0-9])"
 )
 _STRONG = re.compile(
-    r"(?i)(?:api|secret|access|private|encryption|signing|auth|account|master|service|logged_in|nonce)[_\-]?key$"
+    r"(?i)(?:api|secret|access|private|encryption|signing|auth|account|master|service|license|logged_in|nonce)[_.\-]?key$"
 )
 _CODE = re.compile(r"[A-Za-z_][A-Za-z_.]*\(|[a-z0-9.\-]*[a-z][a-z0-9.\-]*:[0-9]{2,5}$")
 """a call, an address"""
@@ -238,7 +302,8 @@ _GENERATED, _KEY = 32, 20
 """characters of a value that may hold brackets; fewest of any other `..._key`"""
 _KEY_LINE = re2.compile(
     r"(?i)[^\n]*(?:key|token|secret|passw|passphrase|passcode|pass[\"'`]?[ \t]*[:=]|pwd|credential"
-    r"|[_.\-]pass|sess(?:ion)?[_\-]?id|\.sid|_salt)[^\n]*"
+    r"|[_.\-]pass|pass(?:phrase)?[ |]|[_.\-]?p(?:w|sk)\b|_auth|_pat|op_session|sess(?:ion)?[_\-]?id|\.sid|_salt"
+    r"|log ?in[ :]|sign in|pass[_\-]phrase)[^\n]*"
 )
 
 
@@ -248,9 +313,9 @@ def assignments(text: str) -> Iterator[tuple[int, int]]:
         for kind, pattern in _ASSIGNMENTS.items():
             for match in pattern.finditer(line[0]):
                 named = match.groupdict()
-                name = named["name"] or named.get("key") or named.get("flag")
+                sign = named.pop("sign", None) or "="
                 group = _last_group(match)
-                if _credible(kind, str(name), match[group], named.get("sign") or "="):
+                if _credible(kind, next(filter(None, named.values())), match[group], sign):
                     yield line.start() + match.start(group), line.start() + match.end(group)
     yield from _columns(text)
 
@@ -289,6 +354,8 @@ def _credible(kind: str, name: str, value: str, sign: str) -> bool:
     """Whether a value of a key-like name looks like a key, and not like code or an example."""
     if len(value) < SHORTEST or _PLACEHOLDER.match(value) or _CODE.match(value):
         return False
+    if name.endswith(("_PAT", "_AUTH")) and not (len(value) >= _LONG and any(map(str.isdigit, value))):
+        return False
     is_password = any(word in name.lower() for word in ("pass", "pwd"))
     digits = any(map(str.isdigit, value))
     if any(map(str.isspace, value)):  # several words
@@ -300,7 +367,7 @@ def _credible(kind: str, name: str, value: str, sign: str) -> bool:
         return len(value) >= _KEY and not few and not is_named(value)
     if value.replace(".", "").isdigit():
         return is_password and kind != "prose"
-    if kind == "prose" and not digits:
+    if kind == "prose" and (not digits or (len(value) > 23 and is_named(value))):
         return False
     if name.isupper() and sign == "=":
         return not value.startswith(("/", "./", "~"))  # NAME=value in an environment: any text but a path
