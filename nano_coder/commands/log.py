@@ -11,7 +11,6 @@ from typing import Annotated
 from rich.table import Table
 from typer import Option
 
-from nano_coder.commands.display import Display
 from nano_coder.commands.options import DirectoryOption, Log, RunArgument, Verbose, open_log
 from nano_shared.command_line import Console, JsonOption, emit, lazy_app
 from nano_shared.printable import printable
@@ -101,6 +100,8 @@ def show(
     as_json: JsonOption = False,
 ) -> int:
     """One run whole: the task, each step, the diff, the verdict."""
+    from nano_coder.commands.display import Display
+
     store = open_log(log, directory)
     trajectory = store.get(run)
 

@@ -17,7 +17,7 @@ from nano_shared.extensions import find_extension, takes
 class Config(BaseModel):
     """Base of all configs: frozen, with no unknown names and no infinite or NaN numbers."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 Baseline = Literal["mean", "rloo", "none"]

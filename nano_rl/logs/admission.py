@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.profiles import API_1, serving_profile
 from nano_coder.models.opening import OpenedWeights, local_policy
-from nano_coder.verify.deep import Scored, TokenCheck, gap_of, rescored
 from nano_coder.verify.trainable import RefusalCode, blocking, imitation_refusal, interface_refusal, outcome
 from nano_coder.verify.trainable import hashes as profile_hashes
 from nano_rl.learn.rows import is_dead
@@ -27,6 +26,9 @@ from nano_shared.policy import InterfaceProfile
 from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Trajectory, Trust
+
+if TYPE_CHECKING:
+    from nano_coder.verify.deep import Scored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ class RunVerifier:
     """Checks the tokens of runs of one log against one policy: texts, template, and log-probs."""
 
     def __init__(self, opened: OpenedWeights, store: LogStore) -> None:
+        from nano_coder.verify.deep import TokenCheck
+
         policy = local_policy(opened.loaded, opened.profile, version=opened.version)
         self.template_hash = policy.template_hash
         self._check = TokenCheck(template=policy.template, eos_ids=opened.loaded.eos_ids, blobs=store.blobs)
@@ -52,6 +56,8 @@ class RunVerifier:
 
     def verify(self, run: Trajectory, *, score: bool) -> VerifiedRun:
         """Why a run is refused, or None; with `score` also its tokens scored by this policy."""
+        from nano_coder.verify.deep import gap_of, rescored
+
         refusal = self._check.refusal(run)
         if refusal is not None or not score:
             return VerifiedRun(refusal=refusal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import json
@@ -145,6 +146,9 @@ class Command(TyperCommand):
         return next((known[name] for name in get_close_matches(option, known, n=1, cutoff=0.7)), None)
 
     def invoke(self, ctx: Any) -> Any:
+        if not gc.isenabled():  # see `run_command`
+            gc.freeze()
+            gc.enable()
         with stdout_for_json() if ctx.params.get("as_json") else nullcontext():
             return super().invoke(ctx)
 
@@ -346,6 +350,9 @@ def run_command(
     `through` calls what it is given, in those processes that are to run the command.
     """
     guard_streams()
+    gc.disable()  # nothing imported is garbage, and to look for some takes a tenth of a light command
+    # typer does so too: else pydantic reads the entry points of every installed package
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     if through is not None:
         try:
             return through(lambda: run_command(app, arguments))

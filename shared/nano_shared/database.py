@@ -17,10 +17,8 @@ from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
-from filelock import FileLock, Timeout
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random
 
 from nano_shared.errors import LogError
 from nano_shared.extensions import Extensions, refuse_missing
@@ -135,6 +133,8 @@ class Database:
         _check_file(Path(self.name), create)
         if not self.is_outdated(create):
             return
+        from filelock import FileLock
+
         locks = self.folder / "locks"
         locks.mkdir(parents=True, exist_ok=True)
         with FileLock(locks / "migrate.lock"):
@@ -250,6 +250,8 @@ DATABASES: Extensions[OpenDatabase] = Extensions("nano.log_databases")
 @contextmanager
 def _claim(folder: Path, run_id: str) -> Iterator[None]:
     """Hold the run's lock file in `folder`, against other processes that share that folder."""
+    from filelock import FileLock, Timeout
+
     folder.mkdir(parents=True, exist_ok=True)
     # ids of imported runs can be any text: hash them into a file name
     stem = content_hash(run_id).removeprefix("sha256:")[:24]
@@ -276,8 +278,10 @@ def _only_reading(action: int, *_names: object) -> int:
     return sqlite3.SQLITE_OK if action in allowed else sqlite3.SQLITE_DENY
 
 
-def _unlocked() -> Retrying:
+def _unlocked() -> Callable[..., Any]:
     """Repeats what found an SQLite file locked."""
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random
+
     return Retrying(
         retry=retry_if_exception(_is_locked),
         stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_BUSY_SECONDS),

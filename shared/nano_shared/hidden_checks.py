@@ -25,7 +25,7 @@ EMPTY_FIELDS: dict[str, JsonValue] = {
 class Value(BaseModel):
     """A frozen value that refuses fields it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class ChecksOfAKind(Value):

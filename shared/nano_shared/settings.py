@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import update_wrapper
+from functools import cache, update_wrapper
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
@@ -49,8 +53,22 @@ def takes_none(field: FieldInfo) -> bool:
     return NoneType in kinds and NONE not in values
 
 
+@cache
+def _describe(kind: type[BaseModel]) -> None:
+    """Give each field the docstring below it. pydantic reads the sources for that whenever it is imported."""
+    for base in kind.__mro__[: kind.__mro__.index(BaseModel)]:
+        with suppress(OSError, TypeError):  # made by no `class` statement
+            (made,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            for field, below in pairwise(getattr(made, "body", ())):
+                match field, below:
+                    case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        described = kind.model_fields[name]
+                        described.description = described.description or inspect.cleandoc(text)
+
+
 def setting_fields(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Every setting by its dotted name, sections after what is in them."""
+    _describe(kind)
     for name, field in kind.model_fields.items():
         section = section_of(field)
         if section is not None:

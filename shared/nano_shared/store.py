@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from nano_shared import schema, snapshot
+from nano_shared import schema
 from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError, NanoError
@@ -498,6 +498,8 @@ class LogStore:
         None if none is. Absent blobs, as of a log that was copied without them, are not looked at, nor those
         in `checked`, to which the others are added."""
 
+        from nano_shared.snapshot import blobs_of
+
         runs, turns, calls = schema.runs.c, schema.turns.c, schema.tool_calls.c
         columns = (runs.snapshot, runs.id), (turns.snapshot, turns.run_id), (calls.blob, calls.run_id)
         start, after, outputs = (
@@ -508,7 +510,7 @@ class LogStore:
         try:
             for tree in trees - checked:
                 if tree in self.blobs:
-                    outputs |= set(snapshot.blobs_of(tree, self.blobs))
+                    outputs |= set(blobs_of(tree, self.blobs))
             for blob in outputs - checked:
                 if blob in self.blobs:
                     self.blobs.get(blob)

@@ -13,7 +13,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from command_line import hosted_log
 
-HEAVY = ("torch", "transformers", "alembic", "numpy")
+HEAVY = (
+    "torch", "transformers", "tokenizers", "numpy", "alembic", "tenacity", "httpx", "uvicorn",
+    "doctest", "nano_coder.verify.deep", "nano_coder.grading.grade", "nano_coder.run.execution",
+)  # fmt: skip
 CODE = f"""
 import io, json, os, sys
 from contextlib import redirect_stdout

@@ -38,7 +38,7 @@ _EXPANSION = re.compile(r"\$\{\w+(:-[^}]*)?\}")
 class McpServer(BaseModel):
     """One server: a command that runs in a jail, or a URL."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     command: str | None = None
     """program of a server that speaks over its standard streams; it runs in a jail"""
@@ -104,7 +104,7 @@ class McpServer(BaseModel):
 class McpSettings(BaseModel):
     """MCP servers whose tools the agent gets, by name: [mcp.servers.NAME]."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     servers: dict[str, McpServer] = {}
     """by name: [mcp.servers.NAME] with command, args, env and cwd, or url and bearer_token_env_var"""

@@ -16,7 +16,7 @@ _LARGEST_PATTERN = 2000
 class RedactConfig(BaseModel):
     """Secrets: `redact = "write"`, short for the field `on`, keeps them out of the log."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     on: Literal["off", "write"] = "off"
     """write: the log stores redacted text; exports have a flag of their own"""
