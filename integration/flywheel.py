@@ -11,9 +11,10 @@ functions. The exit code is 1 if it gained nothing, or if the best constant answ
     python integration/flywheel.py --seed S --arms all --out docs/results/flywheel.json
                                                      with the controls; adds the seed's row, once
 
-Arms: `log`, the log alone; `trained`, then fresh rollouts too; and three controls from the same warm start:
-`imitation` of its own successes on as many rollouts; `oracles` imitated for as many tokens; `random`, the
-training with its verdicts dealt out at random, which must stay where it began, or the rate is too high.
+Arms: `log` imitates the successes in the log; `trained` goes on from there with GRPO on fresh rollouts; and
+three controls from the same warm start: `imitation` of its own successes on as many rollouts; `oracles`
+imitated for as many tokens; `random`, the first two with runs drawn and verdicts dealt at random, which must
+stay where it began, or the rates are too high.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ from nano_suites.drawing import make_tasks
 
 COMMAND = "python integration/flywheel.py --seed S --arms all --out docs/results/flywheel.json"
 PLAIN, CONTROLS = ("start", "log", "trained"), ("imitation", "oracles", "random")
-IMITATION_RATE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +55,15 @@ class Budget:
 
     logged: int = 96
     """tasks, each tried `GROUP` times"""
-    steps: int = 20
+    steps: int = 12
     """on fresh rollouts"""
     prompts: int = 16
     oracles: int = 300
     held_out: int = 100
-    epochs: float = 4.0
+    epochs: float = 3.5
     """of the warm start"""
-    learning_rate: float = 5e-5
+    learning_rate: float = 1e-4
+    imitation_rate: float = 3e-4
     max_tokens: int = 64
     """of one completion"""
 
@@ -75,7 +76,7 @@ class Budget:
         )  # fmt: skip
 
 
-SMALL = Budget(logged=32, steps=8, held_out=60, learning_rate=9e-5)
+SMALL = Budget(logged=48, steps=4, held_out=60)
 SMOKE = Budget(logged=1, steps=1, prompts=1, oracles=8, held_out=1, epochs=2.0, max_tokens=12)
 
 
@@ -106,12 +107,12 @@ class Flywheel:
         print(f"   {arm}: " + ", ".join(f"{name} {rate:.1f} %" for name, rate in rates.items()), flush=True)
 
     def _log(self, prefix: str = "") -> Path:
-        """The checkpoint that learned from the log of the warm start alone."""
+        """The checkpoint that imitated the successes in the log of the warm start, or as many random runs."""
         warm, budget = self.bench.warm(), self.budget
         with self.bench.log("warm", warm, self.new[: budget.logged]) as store:
-            return self.bench.train(
-                f"{prefix}log", warm, steps=max(1, budget.logged // budget.prompts), prompts=budget.prompts,
-                stores=[store],
+            return self.bench.imitate(
+                f"{prefix}log", warm, [store], steps=max(1, budget.logged // 4),
+                learning_rate=budget.imitation_rate, at_random=bool(prefix),
             )  # fmt: skip
 
     def _trained(self, prefix: str = "") -> Path:
@@ -126,24 +127,28 @@ class Flywheel:
             return self._trained("random-")
 
     def _imitation(self) -> Path:
-        steps = self.budget.logged // self.budget.prompts + self.budget.steps
-        with self.bench.log("all", warm := self.bench.warm(), self.new) as store:
+        warm, budget = self.bench.warm(), self.budget
+        with (
+            self.bench.log("warm", warm, self.new[: budget.logged]) as one,
+            self.bench.log("rest", warm, self.new[budget.logged :]) as other,
+        ):
             return self.bench.imitate(
-                "imitation", warm, store, steps=steps, learning_rate=IMITATION_RATE
+                "imitation", warm, [one, other], steps=max(1, len(self.new) // 4),
+                learning_rate=budget.imitation_rate,
             )  # fmt: skip
 
     def _oracles(self) -> Path:
         return self.bench.imitate_oracles(
             "oracles", self.bench.warm(), self.new, tokens=self.arms["trained"]["tokens"],
-            learning_rate=IMITATION_RATE,
+            learning_rate=self.budget.imitation_rate,
         )  # fmt: skip
 
     def _spent(self, arm: str) -> dict[str, int]:
         """Rollouts that the arm learned from, and their sampled tokens."""
         home = self.bench.home
         stores = {
-            "log": ["log-warm"], "trained": ["log-warm", "state/trained"], "imitation": ["log-all"],
-            "random": ["log-warm", "state/random-trained"],
+            "log": ["log-warm"], "trained": ["log-warm", "state/trained"],
+            "imitation": ["log-warm", "log-rest"], "random": ["log-warm", "state/random-trained"],
         }.get(arm, [])  # fmt: skip
         runs: list[Trajectory] = []
         for name in stores:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from statistics import mean, stdev
 from typing import Any
 
@@ -285,17 +286,24 @@ class Bench:
         return self.save(name, model, opened, config, checkpoint, done, used)
 
     def imitate(
-        self, name: str, checkpoint: Path, store: LogStore, *, steps: int, learning_rate: float | None = None
-    ) -> Path:
-        """Maximum likelihood on the successes of a log, once through, in about as many steps."""
+        self, name: str, checkpoint: Path, stores: Sequence[LogStore], *, steps: int,
+        learning_rate: float | None = None, at_random: bool = False,
+    ) -> Path:  # fmt: skip
+        """Maximum likelihood on the successes of logs, or on as many of their runs drawn `at_random`, once
+        through, in about as many steps."""
         target = self.home / "checkpoints" / name
         if target.exists():
             return target
         opened = open_weights(str(checkpoint))
         reader = reader_of(opened)
-        runs, _ = logged_successes(store, reader)
+        runs = [run for store in stores for run in logged_successes(store, reader)[0]]
+        if at_random:
+            sampled = [run for store in stores for run in store.trajectories() if run.has_tokens]
+            runs = Random(self.seed).sample(sampled, len(runs))
         rows = [row for run in runs for row in reader.rows(run)]
-        print(f"   {name}: {len(runs)} successes", flush=True)
+        print(f"   {name}: {len(runs)} {'runs' if at_random else 'successes'}", flush=True)
+        if not rows:
+            return checkpoint
         config = SftConfig(
             batch=max(1, len(rows) // steps),
             lora_rank=0,

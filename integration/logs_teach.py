@@ -67,7 +67,7 @@ def _run(home: Path, seed: int, scale: Scale = SCALE, steps: int = STEPS, prompt
     )  # fmt: skip
     half = home / "checkpoints" / f"fresh-{steps // 2}"
     bench.arm("fresh-half", lambda: half, logged=0, fresh=RUNS // 2)
-    bench.arm("imitation", lambda: bench.imitate("imitation", warm, log, steps=steps), logged=RUNS, fresh=0)
+    bench.arm("imitation", lambda: bench.imitate("imitation", warm, [log], steps=steps), logged=RUNS, fresh=0)
 
 
 def _report(out: Path) -> int:

@@ -118,7 +118,7 @@ def _run(
     measured(bench, "warm", warm)
     behind = bench.tasks.train[scale.oracles :]
     with corrections(bench, warm, behind[:corrected]) as seconds:
-        taught = bench.imitate("taught", warm, seconds, steps=40, learning_rate=1e-3)
+        taught = bench.imitate("taught", warm, [seconds], steps=40, learning_rate=1e-3)
     measured(bench, "taught", taught)
     for arm, first in FIRST.items():
         trained = bench.train(
