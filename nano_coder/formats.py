@@ -119,6 +119,7 @@ def _blobs(run: LoggedRun, blobs: BlobStore) -> Iterator[str]:
         yield from (e.content for e in entries if e.kind is snapshot.EntryKind.FILE and e.content is not None)
     for turn in trajectory.turns:
         yield from (seen.blob for seen in turn.observations if seen.blob is not None)
+    yield from (image.blob for image in trajectory.images)
 
 
 def read_log(path: Path, blobs: BlobStore | None) -> Iterator[tuple[str, LoggedRun]]:
@@ -182,6 +183,8 @@ def message_rows(
     """Raises Refused for a run that has nothing to imitate, or whose first messages nobody knows any more."""
     if not run.turns:
         raise Refused("turns", "it holds no turn")
+    if run.images:
+        raise Refused("images", "this format holds texts, and the run shows images; jsonl holds both")
     if opening is None:
         raise Refused("profile", f"{run.profile} is another one in this version: what it showed is not known")
     rows: list[dict[str, Any]] = [{"role": m.role.value, "content": m.content} for m in opening]
