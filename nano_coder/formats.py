@@ -183,8 +183,6 @@ def message_rows(
     """Raises Refused for a run that has nothing to imitate, or whose first messages nobody knows any more."""
     if not run.turns:
         raise Refused("turns", "it holds no turn")
-    if run.images:
-        raise Refused("images", "this format holds texts, and the run shows images; jsonl holds both")
     if opening is None:
         raise Refused("profile", f"{run.profile} is another one in this version: what it showed is not known")
     rows: list[dict[str, Any]] = [{"role": m.role.value, "content": m.content} for m in opening]

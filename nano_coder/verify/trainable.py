@@ -133,7 +133,7 @@ class RefusalCode(StrEnum):
     @property
     def bars(self) -> bool:
         """Whether nothing of the run may be used, to imitate or compare either."""
-        return self.damage or self is RefusalCode.NO_CONSENT
+        return self.damage or self in (RefusalCode.NO_CONSENT, RefusalCode.IMAGES)
 
 
 _CODES = list(RefusalCode)
@@ -378,7 +378,6 @@ def imitation_refusal(
 
 _NO_LESSON = (
     RefusalCode.UNFINISHED, RefusalCode.OURS, RefusalCode.NO_TURNS, RefusalCode.OTHER_PROFILE,
-    RefusalCode.IMAGES,
 )  # fmt: skip
 """findings beside those that bar a run after which a run is not imitated"""
 

@@ -42,8 +42,6 @@ class ModelCard:
     version: int = 0
     root: str = ""
     """folder of the weights on the server, or what it names in its place"""
-    sees: bool = False
-    """whether our own server's model takes images"""
     content: str | None = None
     """`folder_content` of an adapter as it was opened"""
 
@@ -95,7 +93,7 @@ def _card(card: Mapping[str, Any]) -> ModelCard:
         id=claimed.id, ours=True, gives_tokens=card.get("gives_tokens") is not False, context_limit=limit,
         profile=_known(card.get("profile"), card.get("profile_hash")),
         template_hash=_text(card.get("template_hash")), policy_id=_text(root), root=claimed.root,
-        content=_text(card.get("content")), sees=card.get("sees") is True,
+        content=_text(card.get("content")),
         version=version if isinstance(version, int) and version >= 0 else 0,
     )  # fmt: skip
 

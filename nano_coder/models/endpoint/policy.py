@@ -154,8 +154,8 @@ class EndpointPolicy:
 
     @property
     def sees(self) -> bool:
-        """Whether images may be sent: until a server refuses them, since none says; our own does."""
-        return IMAGES not in self._accepted.refused and (self.card.sees or not self.card.ours)
+        """Whether images may be sent: until a server refuses them, since none says; our own takes none."""
+        return IMAGES not in self._accepted.refused and not self.card.ours
 
     @property
     def context_limit(self) -> int:
