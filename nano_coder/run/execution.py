@@ -489,8 +489,10 @@ def execute(
         _finish_subagent(agent, run, runtime)
     left = {"turns": tuple(agent.turns), "answer": agent.answer, "diff": agent.actions.workspace.diff()}
     run = finish(run.model_copy(update=left), runtime, agent.stop, detail)
-    if isinstance(problem, ConfigError | ImagesRefused):  # every other run would meet it too
-        raise type(problem)(f"{problem}; nano-coder resume {run.id} goes on with the run") from None
+    if isinstance(problem, ConfigError):  # every other run would meet it too
+        raise ConfigError(f"{problem}; nano-coder resume {run.id} goes on with the run") from None
+    if isinstance(problem, ImagesRefused):
+        raise ImagesRefused(f"{problem}; run {run.id} holds what was asked") from None
     return run
 
 

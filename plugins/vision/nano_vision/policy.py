@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +20,7 @@ from nano_coder.models.local.sampler import (
 )
 from nano_coder.models.opening import ModelOptions
 from nano_coder.models.repetition import Repetition
-from nano_shared.errors import ContextFull, UsageError
+from nano_shared.errors import ContextFull, PolicyError, UsageError
 from nano_shared.policy import Conversation
 from nano_shared.types import Completion, Finish, Sampling, TurnTokens
 from nano_vision.model import Pixels, VisionModel, load_vision
@@ -37,6 +38,8 @@ class VisionPolicy:
 
     sees = True
     version = 0
+    agents_together = 4
+    """that keep it busy: while one is decoded, others run tools"""
 
     def __init__(self, loaded: VisionModel, *, profile: str | None = None) -> None:
         """`profile` None: as its chat template tells, under its own template in any case."""
@@ -68,10 +71,13 @@ class VisionPolicy:
 
     def complete(self, conversation: Conversation, sampling: Sampling) -> Completion:
         """The next turn of a row with all its images. Raises ContextFull if no token would fit, PolicyError
-        for a template that does not show the images, UsageError for a grammar."""
+        for a template that does not show the images and where the forward pass fails, UsageError for a
+        grammar."""
         if sampling.grammar is not None:
             raise UsageError("a grammar constrains no vision-language model here; leave response_format out")
+        began = time.monotonic()
         with self._lock:
+            conversation.waited += time.monotonic() - began  # for rows of others
             images = [image for message in conversation.messages for image in message.images]
             pixels = self.loaded.look(images, conversation.get_blob)
             with self.template.showing(pixels.texts):
@@ -86,7 +92,12 @@ class VisionPolicy:
             request = GenerationRequest(
                 ids, sampling, sampling.seed, repetition=repetition, stop=conversation.stop
             )
-            sampled = self._decode(request, pixels)
+            try:
+                sampled = self._decode(request, pixels)
+            except (RuntimeError, ValueError, IndexError, TypeError, MemoryError) as problem:
+                raise PolicyError(
+                    f"{self.id} failed on a row of {len(ids)} tokens and {len(images)} images: {problem}"
+                ) from problem
         ends = sampled.ids[-1:] and sampled.ids[-1] in self._stopping.eos_ids
         return Completion(
             text=self.decode(sampled.ids[:-1] if ends else sampled.ids),

@@ -213,7 +213,7 @@ BLIND = Fail(400, body=b'{"error": {"message": "little is not a multimodal model
 def test_a_server_that_turns_out_blind_ends_what_the_user_showed_and_nothing_is_lost(tmp_path: Path) -> None:
     with strict_api(BLIND) as (server, _):
         runtime = runtime_on(tmp_path, server)
-        with pytest.raises(ImagesRefused, match=r"not a multimodal model.*nano-coder resume") as refused:
+        with pytest.raises(ImagesRefused, match=r"not a multimodal model.*holds what was asked") as refused:
             run_task(shown_task(runtime, tmp_path), runtime)
         assert refused.value.exit_code == 2
         ((run_id, _),) = runtime.store.ids()

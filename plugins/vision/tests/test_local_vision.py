@@ -11,11 +11,14 @@ import torch
 from executions import a_runtime, a_task
 from pictures import picture
 from tiny_vision import build_tiny_vision
+from typer.testing import CliRunner
 
 from nano_coder.agent.profiles import find_profile
 from nano_coder.models.opening import MODELS, ModelOptions, name_to_train
 from nano_coder.run.execution import run_task
+from nano_rl.cli import cli
 from nano_rl.learn.config import find_objective
+from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import ContextFull, UsageError
 from nano_shared.policy import Conversation, Policy, sees
 from nano_shared.types import ImageRef, Message, Role, Sampling, Shaping, StopReason, Trust, Verdict
@@ -28,7 +31,6 @@ from nano_vision.training import (
     add_gradients,
     refusal_of,
     row_logprobs,
-    train_adapter,
     vision_rows,
 )
 
@@ -167,18 +169,21 @@ def a_row(policy: VisionPolicy, seed: int, advantage: float, images: Any) -> Vis
 
 def test_the_gradient_of_a_lora_step_is_that_of_plain_transformers(folder: Path) -> None:
     """The reference: transformers' cross-entropy on the same pixels and ids, weighted by hand."""
-    policy = VisionPolicy(load_vision(str(folder)))
-    rows = [a_row(policy, 1, 0.5, IMAGES[:2]), a_row(policy, 2, -0.5, IMAGES[1:2])]
-    loaded = policy.loaded.with_model(add_adapter(policy.loaded.model, rank=4, seed=0))
+    loaded = load_vision(str(folder))
+    loaded = loaded.with_model(add_adapter(loaded.model, rank=4, seed=0))
     with torch.no_grad():  # a fresh adapter's product is 0, and so is half of its gradient
         for name, parameter in loaded.model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0, 0.05, generator=torch.Generator().manual_seed(len(name)))
+    # sampled by the adapted weights, so that the importance weights are 1
+    policy = VisionPolicy(loaded)
+    rows = [a_row(policy, 1, 0.5, IMAGES[:2]), a_row(policy, 2, -0.5, IMAGES[1:2])]
     trained = {n: p for n, p in loaded.model.named_parameters() if p.requires_grad}
     assert trained
     assert all("lora_" in n and "vision" not in n and "visual" not in n for n in trained)
     metrics = add_gradients(loaded, rows, find_objective("recipe").with_terms(aggregation="sequence"))
     assert metrics["ratio_deviation_max"] == 0
+    assert metrics["mismatch_max"] < 1e-4
     ours = {n: p.grad.clone() for n, p in trained.items() if p.grad is not None}
     loaded.model.zero_grad()
 
@@ -200,10 +205,13 @@ def test_the_gradient_of_a_lora_step_is_that_of_plain_transformers(folder: Path)
     for name, parameter in trained.items():
         assert parameter.grad is not None
         assert parameter.grad.abs().max() > 0, name
-        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_logged_runs_with_images_train_an_adapter_that_can_be_run(folder: Path, tmp_path: Path) -> None:
+def test_logged_runs_with_images_train_an_adapter_that_can_be_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
     policy = VisionPolicy(load_vision(str(folder)))
     runtime = a_runtime(tmp_path, policy=policy, profile=find_profile(policy.profile),
                         sampling=Sampling(max_tokens=4))  # fmt: skip
@@ -212,23 +220,29 @@ def test_logged_runs_with_images_train_an_adapter_that_can_be_run(folder: Path, 
     for seed, reward in ((0, 1.0), (1, 0.0)):
         run = run_task(task, runtime, seed=seed)
         verdict = Verdict(reward=reward, trust=Trust.HIDDEN, grader="test", graded_hash="x")
-        runs.append(run.model_copy(update={"verdict": verdict}))
+        runtime.store.add_verdict(run.id, verdict)
+        runs.append(runtime.store.get(run.id))
     assert [refusal_of(run, policy.id) for run in runs] == [None, None]
     assert refusal_of(runs[0], "another") == "sampled by other weights"
-    (rows,) = groups = vision_rows(runs, policy.loaded, runtime.store.get_blob)
-    loaded = policy.loaded.with_model(add_adapter(policy.loaded.model, rank=4, seed=0))
-    before = [gain(loaded, row) for row in rows]
-    told: list[dict[str, float]] = []
-    train_adapter(loaded, groups, find_objective("recipe"), learning_rate=1e-2, on_step=told.append)
-    assert told[0]["mismatch"] < 1e-4
-    after = [gain(loaded, row) for row in rows]
-    assert sum(after) > sum(before), "what was rewarded became likelier"
-    loaded.model.save_pretrained(str(tmp_path / "adapter"))
-    opened = MODELS.find("vision")(str(tmp_path / "adapter"), ModelOptions())
-    assert opened.id != policy.id
+
+    arguments = ["vision", "--model", f"vision:{folder}", "--log", str(tmp_path / "log.db")]
+    arguments += ["--learning-rate", "0.01", "--lora-rank", "4"]
+    done = CliRunner().invoke(cli, [*arguments, "--name", "seen"])
+    assert done.exit_code == 0, done.exception
+    opened = MODELS.find("vision")(str(checkpoints_dir() / "seen"), ModelOptions())
     assert isinstance(opened, VisionPolicy)
-    again = [gain(opened.loaded, row) for row in rows]
-    assert again == pytest.approx(after, abs=1e-4)
+    assert opened.id != policy.id
+    (rows,) = vision_rows(runs, policy.loaded, runtime.store.get_blob)
+    before = [gain(policy.loaded, row) for row in rows]
+    assert sum(gain(opened.loaded, row) for row in rows) > sum(before), "what was rewarded became likelier"
+
+    for more, said in (
+        (["--name", "seen"], "there is a checkpoint of that name"),
+        (["--name", "other", "--task", "none-*"], "no task of the log has two runs"),
+    ):
+        refused = CliRunner().invoke(cli, [*arguments, *more])
+        assert isinstance(refused.exception, UsageError)
+        assert said in str(refused.exception)
 
 
 @torch.no_grad()
