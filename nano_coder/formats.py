@@ -119,6 +119,7 @@ def _blobs(run: LoggedRun, blobs: BlobStore) -> Iterator[str]:
         yield from (e.content for e in entries if e.kind is snapshot.EntryKind.FILE and e.content is not None)
     for turn in trajectory.turns:
         yield from (seen.blob for seen in turn.observations if seen.blob is not None)
+    yield from (image.blob for image in trajectory.images)
 
 
 def read_log(path: Path, blobs: BlobStore | None) -> Iterator[tuple[str, LoggedRun]]:

@@ -19,6 +19,7 @@ COMMANDS = {
         "A model of which run people would prefer.",
     ),
     "dpo": ("+preferences", "From preference pairs straight to the policy."),
+    "vision": ("+vision", "A vision-language model, from logged runs that show images."),
     "plan": ("+plan", "Memory and speed of a training, before anything is loaded."),
     "eval": ("nano_rl.commands.eval", "Success on tasks, with confidence intervals."),
     "export": ("+formats", "Rows of tokens with advantages, for other trainers."),

@@ -15,7 +15,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RISES: dict[str, str] = {
-    "lines of the core": "29 November 2026: +16: repair-1 comes back to a place and shows what was tried",
+    "modules of the core": "29 November 2026: +1: the migration that adds the column of images to the log",
+    "options of the core's commands": "29 November 2026: +1: `run --image`, what a model that sees is shown",
+    "lines of the core": "29 November 2026: +16: repair-1 comes back to a place and shows what was tried;"
+    " +0.25 k: images in messages, tasks and observations, their column, and the parts that an endpoint gets",
     "lines of core and plug-ins": "28 November 2026: +0.2 k for 4.5 k lines that left the core: heads of"
     " files, a tenth plug-in, and the contracts of ten extension points; 29 November: +0.3 k, plans for GPUs",
     "words of docs": "29 November 2026: +0.2 k, plan's walk for one card of 24 GB",

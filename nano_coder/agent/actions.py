@@ -89,6 +89,7 @@ class Workspace:
         )
 
 
+BLIND = "this model sees no images"
 _OF_A_RUN = ("exit_code", "signal", "timed_out", "denials")
 _SHOWN = 5
 """paths that a note names"""
@@ -106,6 +107,8 @@ class Actions:
     count: Callable[[str], int]
     """number of tokens of a text"""
     put_blob: Callable[[bytes], str]
+    put_image: Callable[[bytes], str] | None = None
+    """stores the bytes as they are; None: the policy does not see"""
     session: OpenSession | None = None
     """of the environment that the task is of; None for a task of ours"""
     record: RecordedAnswers | None = None
@@ -137,7 +140,10 @@ class Actions:
             raise ToolFailure(f"unknown tool {call.name}; the tools are {', '.join(offered)}")
         if self.session is not None and self.session.offers(call.name):
             return self.session.step(call)
-        return TOOLS.find(call.name)(replace(self.context, turn=turn), dict(call.arguments))
+        result = TOOLS.find(call.name)(replace(self.context, turn=turn), dict(call.arguments))
+        if result.images and self.put_image is None:
+            raise ToolFailure(f"{call.name} answered with an image, and {BLIND}; work from the text of files")
+        return result
 
     def _kept(self, result: ToolResult) -> tuple[ToolResult, tuple[str, ...]]:
         """Keep the workspace after a call. Returns its result, with what could not be kept, and the changed
@@ -159,6 +165,7 @@ class Actions:
         changed: tuple[str, ...] = (),
     ) -> Observation:  # fmt: skip
         """The observation of a result: truncated, with the whole text stored."""
+        images = tuple(image for image, data in result.images if self.put_image and self.put_image(data))
         # a call can quote half a surrogate pair, which no tokenizer accepts
         full = result.text.encode("utf-8", "backslashreplace")
         spill, whole = spill_path(turn, number), full.decode()
@@ -175,7 +182,8 @@ class Actions:
         return Observation(
             tool=name, ok=result.ok, text=text, blob=blob, files_changed=changed,
             bytes_total=run.stdout_bytes + run.stderr_bytes if run else len(full),
-            truncated=cut or (run.truncated if run else False), started=started, ended=time.time(), **ran,
+            truncated=cut or (run.truncated if run else False), started=started, ended=time.time(),
+            images=images, **ran,
         )  # fmt: skip
 
 

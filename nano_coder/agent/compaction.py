@@ -108,7 +108,7 @@ class Compaction:
         *opening, task = self.opening
         summary = turns[-1].thought.strip()
         added = rendered(self.form.summary, summary=summary)
-        begun = [*opening, Message(role=task.role, content=task.content + added)]
+        begun = [*opening, task.model_copy(update={"content": task.content + added})]
         size = self._opening(turns) + self.policy.count(added)
         left = self.policy.context_limit - size - self._answer - self._reserve
         return [*begun, *self._kept(turns[:-1], messages, min(left, self.policy.context_limit // 4))]
@@ -149,8 +149,11 @@ class Compaction:
         return self._opening(turns) + more
 
     def _size(self, messages: Iterable[Message]) -> int:
-        texts = ((m.content, *(call.arguments for call in m.calls)) for m in messages)
-        return sum(_MESSAGE + sum(map(self.policy.count, parts)) for parts in texts)
+        texts = ((m, (m.content, *(call.arguments for call in m.calls))) for m in messages)
+        return sum(
+            _MESSAGE + sum(map(self.policy.count, parts)) + sum(image.tokens for image in m.images)
+            for m, parts in texts
+        )
 
 
 def read_tokens(completion: Completion) -> int:

@@ -365,16 +365,17 @@ def plain_observation(tool: str, text: str, *, ok: bool = False) -> Observation:
 def observation_messages(turn: Turn) -> list[Message]:
     """The messages that a turn's observations append to the conversation. An API takes the role `tool` for
     answers to its calls alone: other observations come from the user."""
-    texts = [observation.text for observation in turn.observations]
     if turn.parser != Api.name:
-        roles = [Role.USER if observation.tool == SAID else Role.TOOL for observation in turn.observations]
-        return [Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)]
+        return [
+            Message(role=Role.USER if seen.tool == SAID else Role.TOOL, content=seen.text, images=seen.images)
+            for seen in turn.observations
+        ]
     ids = [call.id for call in turn.completion.api.calls] if turn.completion.api else []
     return [
-        Message(role=Role.TOOL, content=text, call_id=ids[at])
+        Message(role=Role.TOOL, content=seen.text, images=seen.images, call_id=ids[at])
         if at < len(ids)
-        else Message(role=Role.USER, content=text)
-        for at, text in enumerate(texts)
+        else Message(role=Role.USER, content=seen.text, images=seen.images)
+        for at, seen in enumerate(turn.observations)
     ]
 
 
@@ -470,6 +471,7 @@ def sub_agent(parent: Agent, at: int) -> Agent:
     conversation.row = conversation.last_row = before.last_row + 1
     conversation.on_text, conversation.ends_repetition = before.on_text, before.ends_repetition
     conversation.run, conversation.stop = before.run, before.stop
+    conversation.get_blob = before.get_blob
     most = task.limits.completion_tokens or parent.dialogue.sampling.max_tokens
     form = parent.profile.compaction
     compaction = compaction_of(form, policy, conversation, most) if form else None

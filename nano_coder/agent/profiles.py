@@ -356,7 +356,7 @@ def first_messages(
         prompt=task.prompt, files=shown, check=task.check, instructions=task.instructions,
         place=place, tried=tried,
     )  # fmt: skip
-    asked = Message(role=Role.USER, content=prompt)
+    asked = Message(role=Role.USER, content=prompt, images=task.images)
     return (Message(role=Role.SYSTEM, content=system_text(profile, tools)), asked) if tools else (asked,)
 
 

@@ -115,7 +115,8 @@ def agent_options(
         added = [inspect.Parameter(name, keyword, default=None, annotation=_MORE[name]) for name in more]
         given = inspect.Parameter("settings", keyword, annotation=Settings)
         command.__dict__["__signature__"] = signature.replace(parameters=[*own, given, *added])
-        return settings_options(AgentConfig, {"Settings": settings})(command)
+        names = {"image": "--container-image"}  # --image is what a model is shown
+        return settings_options(AgentConfig, {"Settings": settings}, names=names)(command)
 
     return decorate
 

@@ -37,6 +37,7 @@ from nano_coder.config import ASKED, SPREADING, UNTRUSTED_CHECK, open_store, tas
 from nano_coder.run.execution import Runtime, Stop, attempt_task, escalate_run, passed, refuse_unpriced
 from nano_coder.run.side_by_side import best_of, run_tries
 from nano_coder.sandbox.request import say_unread
+from nano_coder.tools.tool import load_image
 from nano_shared import snapshot, snapshot_change
 from nano_shared.checkpoint import latest_checkpoint
 from nano_shared.command_line import JsonOption, emit
@@ -48,7 +49,7 @@ from nano_shared.owners import project_id
 from nano_shared.printable import printable
 from nano_shared.snapshot import EntryKind, make_snapshot, save
 from nano_shared.store import LogStore
-from nano_shared.types import Task, Trajectory
+from nano_shared.types import ImageRef, Task, Trajectory
 
 if TYPE_CHECKING:
     from nano_coder.models.opening import OpenedPolicy
@@ -73,6 +74,10 @@ def command(
             help="After a failed check, N more attempts (1) that read the diff and the check's output.",
         ),
     ] = 0,
+    images: Annotated[
+        list[Path] | None,
+        Option("--image", metavar="FILE", help="Shown with TASK to a model that sees; repeatable."),
+    ] = None,
     verbose: Verbose = False,
     as_json: JsonOption = False,
 ) -> int:  # fmt: skip
@@ -98,10 +103,11 @@ def command(
     config = setup.config  # before the temperature that tries need, which is not the hosted model's
     setup = _with_tries(with_advice(setup), reflect)
     store = open_store(setup.config, directory)
+    shown = tuple(load_image(path, store) for path in images or ())
     start = take_snapshot(setup, store)
     display = Display(quiet=as_json, verbose=verbose)
     runtime = open_work(setup, store)
-    work = make_task(prompt, start, setup, runtime)
+    work = make_task(prompt, start, setup, runtime, shown)
     if setup.config.tries > 1:
         result = _try(work, runtime, setup.config.tries, seed, display)
     else:  # each of the attempts sees why the one before failed
@@ -320,11 +326,15 @@ def take_snapshot(setup: Setup, store: LogStore) -> str:
     return start
 
 
-def make_task(prompt: str, start: str, setup: Setup, runtime: Runtime) -> Task:
-    """An ad-hoc task on a snapshot of the directory; its key is the hash of prompt, snapshot and check."""
+def make_task(
+    prompt: str, start: str, setup: Setup, runtime: Runtime, images: tuple[ImageRef, ...] = ()
+) -> Task:
+    """An ad-hoc task on a snapshot of the directory; its key is the hash of prompt, snapshot, check and
+    images."""
     config, check = setup.config, setup.config.check or None
+    key = content_hash([prompt, start, check, *(image.blob for image in images)])
     return Task(
-        key=content_hash([prompt, start, check]), prompt=prompt, snapshot=start, check=check,
+        key=key, prompt=prompt, snapshot=start, check=check, images=images,
         check_trusted=setup.sources.get("check") != UNTRUSTED_CHECK, image=config.image,
         instructions=instructions_of(setup.directory, config, runtime.profile), limits=task_limits(config),
     )  # fmt: skip

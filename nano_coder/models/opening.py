@@ -230,7 +230,8 @@ def name_to_train(name: str | None) -> str:
     """
     name = name or default_model()
     if find_opener(name):
-        raise UsageError(f"{name} is trained where its weights are; name a local model with --model")
+        more = "; nano-rl vision trains vision:NAME" if name.startswith("vision:") else ""
+        raise UsageError(f"{name} is trained where its weights are; name a local model with --model{more}")
     weights.refuse_unknown(locate(name))
     return name
 

@@ -42,6 +42,7 @@ from nano_shared.errors import (
     ContextFull,
     EnvironmentFailed,
     GivenUp,
+    ImagesRefused,
     PolicyError,
     SandboxError,
     UsageError,
@@ -50,7 +51,7 @@ from nano_shared.extensions import Extensions, refuse_missing
 from nano_shared.files import in_memory, scratch_folder
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.notes import Notes
-from nano_shared.policy import InterfaceProfile, Policy
+from nano_shared.policy import InterfaceProfile, Policy, sees
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (
     ApiAnswer,
@@ -235,6 +236,7 @@ def run_task(
     task, run_id = as_served(task.listed, runtime), run_id or new_run_id()
     runtime = replace(runtime, profile=serving_profile(runtime.profile, task))
     _refuse_unserved(task, runtime)
+    _refuse_blind(task, runtime)
     if runtime.settings.agent is not None:
         begun = _new_run(task, runtime, seed, run_id)
         ended = runtime.settings.agent.run(begun, runtime)
@@ -396,6 +398,7 @@ def branch_run(
     begun = {"turns": tuple(turns), "parent": parent.id, "parent_step": len(turns)}
     fork = _new_run(task, runtime, seed, new_run_id(), start=parent.snapshot)
     fork = fork.model_copy(update={**begun, "directory": parent.directory})
+    _refuse_blind(fork, runtime)
     return _run(fork, runtime, record=RecordedAnswers(parent, runtime.store.get_blob, after=len(turns)))
 
 
@@ -430,6 +433,7 @@ _ENDS = {
     ContextFull: StopReason.CONTEXT_FULL,
     BudgetExhausted: StopReason.MAX_SECONDS,
     ConfigError: StopReason.POLICY_ERROR,  # a refused key
+    ImagesRefused: StopReason.POLICY_ERROR,
     PolicyError: StopReason.POLICY_ERROR,
     SandboxError: StopReason.SANDBOX_ERROR,
     EnvironmentFailed: StopReason.ENVIRONMENT_ERROR,
@@ -487,6 +491,8 @@ def execute(
     run = finish(run.model_copy(update=left), runtime, agent.stop, detail)
     if isinstance(problem, ConfigError):  # every other run would meet it too
         raise ConfigError(f"{problem}; nano-coder resume {run.id} goes on with the run") from None
+    if isinstance(problem, ImagesRefused):
+        raise ImagesRefused(f"{problem}; run {run.id} holds what was asked") from None
     return run
 
 
@@ -502,6 +508,7 @@ def _agent(
     conversation = open_conversation(profile, task, workspace.files(), first_started(run))
     conversation.on_text, conversation.ends_repetition = runtime.hooks.text, settings.ends_repetition
     conversation.run, conversation.stop = run.id, runtime.hooks.stop
+    conversation.get_blob = runtime.store.get_blob
     most, form = task.limits.completion_tokens or runtime.sampling.max_tokens, profile.compaction
     return Agent(
         task=task, profile=profile,
@@ -516,7 +523,7 @@ def _agent(
                 notes=runtime.project.notes, check=task.check, search=settings.search, run_id=run.id,
             ),
             workspace=workspace, profile=profile, count=policy.count, put_blob=runtime.store.put_blob,
-            session=session, record=record,
+            put_image=runtime.store.blobs.put if sees(policy) else None, session=session, record=record,
         ),
         began=time.monotonic() - sum(turn.ended - turn.started for turn in run.turns),
     )  # fmt: skip
@@ -655,6 +662,16 @@ def _refuse_unserved(task: Task, runtime: Runtime) -> None:
     if runtime.settings.agent is not None and task.network != "none":
         raise UsageError(f"an agent of others has no way out but its model ({task.network}); leave out --net")
     refuse_unpriced(runtime.policy, task.limits.max_cost)
+
+
+def _refuse_blind(shows: Task | Trajectory, runtime: Runtime) -> None:
+    """Raises ImagesRefused for images that the policy does not see."""
+    if shows.images and not (sees(runtime.policy) and runtime.settings.agent is None):
+        who = "an agent of others" if runtime.settings.agent else runtime.policy_name or runtime.policy.id
+        raise ImagesRefused(
+            f"{who} sees no images, and {len(shows.images)} would be shown; name a model that sees, as"
+            " --model openai:NAME or vision:FOLDER, or leave the images out"
+        )
 
 
 def refuse_unpriced(policy: Policy, max_cost: float | None) -> None:

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
@@ -30,7 +31,7 @@ from nano_shared.extensions import (
 )
 from nano_shared.files import content_hash
 from nano_shared.store import LogStore
-from nano_shared.types import Limits, Observation, ToolCall, ToolSpec, Trajectory
+from nano_shared.types import ImageRef, Limits, Observation, ToolCall, ToolSpec, Trajectory
 
 if TYPE_CHECKING:
     from nano_coder.config import SearchSettings
@@ -133,6 +134,8 @@ class ToolResult:
     answer: str | None = None
     repairs: tuple[str, ...] = ()
     """liberties that the tool took with the call, by name"""
+    images: tuple[tuple[ImageRef, bytes], ...] = ()
+    """with the text, for a model that sees: each with the bytes of its file"""
 
 
 class _Raised(NanoError):
@@ -374,6 +377,27 @@ def _parameter(schema: Any) -> Any:
         rest = {key: value for key, value in schema.items() if key != "type"}
         return {**rest, "anyOf": [{"type": kind} for kind in kinds]}
     return schema
+
+
+LARGEST_IMAGE = 20 << 20
+"""bytes of an image's file"""
+IMAGES: Extensions[Callable[[bytes, str], ImageRef]] = Extensions("nano.images")
+"""`reader`: what an image's file holds, by bytes and name; raises UsageError for what no model is shown"""
+
+
+def load_image(path: Path, store: LogStore) -> ImageRef:
+    """An image's file, kept among the log's blobs as it is. Raises UsageError for what no model is shown."""
+    refuse_missing(IMAGES.group, "reader")
+    if not path.is_file():
+        raise UsageError(f"no such image file: {path}; a container image is named by --container-image")
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST_IMAGE + 1)
+    except OSError as problem:
+        raise UsageError(f"{path} cannot be read: {problem.strerror}") from None
+    image = IMAGES.find("reader")(data, str(path))
+    store.blobs.put(data)
+    return image
 
 
 class Tools(Extensions[Tool]):

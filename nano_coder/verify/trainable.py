@@ -63,6 +63,7 @@ class RefusalCode(StrEnum):
     OTHER_PROFILE = "other profile", "its profile was another one when it was made (the hash differs)"
     ANOTHER_PROFILE = "another profile", "it was made under another profile than this policy's"
     UNWRITABLE = "calls of another dialect", "this policy's dialect and tools cannot write its calls"
+    IMAGES = "images", "it shows images, which the trainer of text models would leave out"
     ANOTHER_TEMPLATE = "another chat template", "it was made under another chat template than this policy's"
     # verdict
     NO_VERDICT = "no verdict", "no verdict: give a --check, or grade it with nano-rl grade"
@@ -132,7 +133,7 @@ class RefusalCode(StrEnum):
     @property
     def bars(self) -> bool:
         """Whether nothing of the run may be used, to imitate or compare either."""
-        return self.damage or self is RefusalCode.NO_CONSENT
+        return self.damage or self in (RefusalCode.NO_CONSENT, RefusalCode.IMAGES)
 
 
 _CODES = list(RefusalCode)
@@ -170,6 +171,8 @@ def findings(run: RunFacts) -> Iterator[RunFinding]:
     """As `verify`, from facts."""
     if run.withheld:
         yield blocks(RefusalCode.NO_CONSENT)
+    if run.shows_images:
+        yield blocks(RefusalCode.IMAGES)
     yield from _finished(run)
     yield from _tokens(run)
     yield from _interface(run)

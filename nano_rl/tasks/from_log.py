@@ -99,7 +99,8 @@ def _task(run: Trajectory, start: Snapshot, blobs: BlobStore, check: str | None)
     files = texts_of(start, blobs)
     hidden = CommandChecks(command=check) if check is not None else origin.hidden
     graded = [origin.check, hidden.full_dump() if hidden else None]
-    digest = content_hash([origin.prompt, run.snapshot, graded]).removeprefix("sha256:")[:16]
+    shown = [image.blob for image in origin.images]
+    digest = content_hash([origin.prompt, run.snapshot, graded, *shown]).removeprefix("sha256:")[:16]
     update = {
         "key": f"log-{digest}", "files": files or {}, "hidden": hidden,
         "snapshot": None if files is not None else run.snapshot,

@@ -67,9 +67,9 @@ HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 PRINT = "--print-config"
 COMMON = frozenset(
     ("-C", "--model", "--temperature", "--tasks", "--env", "--agent", "--task", "--since", "--policy",
-     "--sandbox", "--image", "--at", "--out", "--log", "--json", "--verbose", "--seed", "--tool", "--net",
-     "--limit", "--base-url", "--profile", "--device", "--python", "--agent-folders", "--log-to", "--config",
-     "--set", "--by", "--yes", PRINT)
+     "--sandbox", "--container-image", "--at", "--out", "--log", "--json", "--verbose", "--seed", "--tool",
+     "--net", "--limit", "--base-url", "--profile", "--device", "--python", "--agent-folders", "--log-to",
+     "--config", "--set", "--by", "--yes", PRINT)
 )  # fmt: skip
 """options that many commands share: they stand last in a command's help, in a panel of their own"""
 COMMON_PANEL = "Common options"

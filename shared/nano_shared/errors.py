@@ -4,6 +4,7 @@ NanoError                 1
 ├── UsageError            2   bad input: unknown model, missing directory, malformed row
 │   ├── LogError          2   a log that is foreign, newer than this program, or lacks the run
 │   ├── CheckpointError   2   a checkpoint that is missing, corrupt or of another kind
+│   ├── ImagesRefused     2   a model that does not see the images of its messages
 │   └── Refused           2   a row, folder or task of a format that cannot be imported or exported
 ├── ConfigError           3   configuration or credentials
 ├── PolicyError           4   the model backend is unreachable or failed
@@ -38,6 +39,10 @@ class LogError(UsageError):
 
 
 class CheckpointError(UsageError):
+    pass
+
+
+class ImagesRefused(UsageError):
     pass
 
 

@@ -275,9 +275,10 @@ PLUGINS = {
         "nano.environments": {"formats": "nemo-gym openenv verifiers"},
         "nano.gatherers": {"cluster": "ahead servers"},
         "nano.general_tasks": {"suites": "functions"},
+        "nano.images": {"vision": "reader"},
         "nano.learners": {"cluster": "ranks"},
         "nano.log_databases": {"cluster": "postgresql"},
-        "nano.models": {"gguf": "gguf"},
+        "nano.models": {"gguf": "gguf", "vision": "vision"},
         "nano.profiles": {"suites": "compact-2 hermes-2"},
         "nano.project_tasks": {"mining": "commits"},
         "nano.reward_composers": {"preferences": "composed"},
@@ -289,7 +290,7 @@ PLUGINS = {
         "nano.task_checks": {"mining": "oracles"},
         "nano.task_rows": {"formats": "published"},
         "nano.terms": {"preferences": "preferences"},
-        "nano.tools": {"suites": "lookup", "web": "fetch_url web_search"},
+        "nano.tools": {"suites": "lookup", "vision": "view_image", "web": "fetch_url web_search"},
         "nano.workers": {"cluster": "ray"},
     }.items()
 }

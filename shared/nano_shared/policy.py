@@ -41,6 +41,8 @@ class Conversation:
         """gets the text of a completion as it comes, from a policy that streams"""
         self.ends_repetition = False
         """whether a completion that repeats itself is ended"""
+        self.get_blob: Callable[[str], bytes] | None = None
+        """reads the images of its messages, for a policy that sees"""
         self.stop: Event | None = None
         """set, it cancels the completion that is being sampled"""
         self.tokens: list[int] = []
@@ -128,6 +130,11 @@ class Policy(Protocol):
     def count(self, text: str) -> int:
         """Number of tokens in a text; an estimate where the backend has no tokenizer."""
         ...
+
+
+def sees(policy: Policy) -> bool:
+    """Whether a policy reads the images of messages: it says so by an attribute `sees`."""
+    return bool(getattr(policy, "sees", False))
 
 
 class ObservationFormat(Value):

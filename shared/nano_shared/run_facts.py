@@ -173,6 +173,8 @@ class TurnFacts:
     calls: _Calls
     refused: bool = False
     """whether a tool refused a call of it, or no call could be read"""
+    shows: bool = False
+    """whether its messages or observations show images"""
 
     index = _column("turn")
     policy_id = _column("policy_id")
@@ -297,6 +299,10 @@ class RunFacts:
         return group_key(self.task.key, self.parent, self.parent_step)
 
     @property
+    def shows_images(self) -> bool:
+        return bool(self.task.images) or any(turn.shows for turn in self.turns)
+
+    @property
     def has_tokens(self) -> bool:
         return bool(self.turns) and all(turn.row is not None for turn in self.turns)
 
@@ -320,7 +326,7 @@ def facts_of(run: Trajectory) -> RunFacts:
         turns=tuple(
             TurnFacts(
                 columns=_stored(turn), calls=tuple((call.name, call.arguments) for call in turn.calls),
-                refused=turn.refused,
+                refused=turn.refused, shows=any(one.images for one in (*turn.messages, *turn.observations)),
             )
             for turn in run.turns
         ),
@@ -395,6 +401,7 @@ def _turns(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Turn
             _hides(connection, sa.type_coerce(turns.c.context_ids, raw)).label("hides"),
             *(sa.type_coerce(turns.c[name], raw).label(name) for name in ("sampled_ids", "logprobs")),
             sa.case((turns.c.token_row.is_(None), turns.c.api)).label("api"),
+            schema.messages_show.label("shows"),
         )
         .where(turns.c.run_id.in_(ids))
         .order_by(turns.c.run_id, turns.c.turn)
@@ -402,8 +409,9 @@ def _turns(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Turn
     refused = calls.c.ok.is_(False) & calls.c.timed_out.is_(False)
     nothing_ran = calls.c.exit_code.is_(None) & calls.c.signal.is_(None)
     refused &= nothing_ran | (calls.c.tool == EDIT_LINE)
+    kept = (calls.c.run_id, calls.c.turn, calls.c.call_name, calls.c.arguments, refused)
     of_turns = (
-        sa.select(calls.c.run_id, calls.c.turn, calls.c.call_name, calls.c.arguments, refused)
+        sa.select(*kept, calls.c.images.is_not(None))
         .where(calls.c.run_id.in_(ids))
         .order_by(calls.c.run_id, calls.c.turn, calls.c.position)
     )
@@ -411,13 +419,14 @@ def _turns(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Turn
     by_turn = {key: [tuple(row[2:]) for row in group] for key, group in of_calls}
     found: dict[str, list[TurnFacts]] = {}
     for row in connection.execute(query):
-        columns = {name: value for name, value in row._mapping.items() if name != "run_id"}
+        columns = {name: value for name, value in row._mapping.items() if name not in ("run_id", "shows")}
         rows = by_turn.get((row.run_id, row.turn), ())
         found.setdefault(row.run_id, []).append(
             TurnFacts(
                 columns=columns,
-                calls=tuple((name, given) for name, given, _ in rows if name is not None),
-                refused=row.parse_error is not None or any(seen for _, _, seen in rows),
+                calls=tuple((name, given) for name, given, *_ in rows if name is not None),
+                refused=row.parse_error is not None or any(seen for _, _, seen, _ in rows),
+                shows=bool(row.shows) or any(shown for *_, shown in rows),
             )
         )
     return found

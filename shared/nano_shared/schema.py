@@ -119,7 +119,7 @@ def _plain(text: str) -> bool:
     return True
 
 
-FIRST = HEAD = "0012"
+FIRST, HEAD = "0012", "0013"
 """oldest and newest migration; revisions are zero-padded numbers, so that they compare as text"""
 VERSION_TABLE = "log_version"
 
@@ -218,6 +218,7 @@ tool_calls = Table(
     Column("truncated", Boolean),
     Column("blob", ExactText),
     Column("files_changed", Json),
+    Column("images", Json),  # NULL for none, and in calls of older versions
     Column("denied_network", Integer),
     Column("denied_secrets", Integer),
     Column("denied_writes_outside", Integer),
@@ -324,6 +325,8 @@ NOTES_INDEX = {
 """dialect -> statements that make the index of the notes' words"""
 
 
+messages_show = sa.type_coerce(turns.c.messages, sa.Text).contains('"images": [')
+"""whether a turn's own messages show images; in a text the quotes would be escaped"""
 Columns = dict[str, Any]
 HINT = "see `nano-coder log list`"
 
@@ -430,6 +433,8 @@ def _call_columns(call: ToolCall | None) -> Columns:
 def observation_columns(observation: Observation | None) -> Columns:
     denied = observation.denials if observation else None
     row: Columns = {name: getattr(observation, name, None) for name in _OBSERVATION_FIELDS}
+    shown = observation.images if observation else ()
+    row["images"] = [image.model_dump() for image in shown] or None
     return row | {f"denied_{name}": getattr(denied, name, None) for name in Denials.model_fields}
 
 
@@ -526,7 +531,8 @@ def _tokens_from(row: RowMapping) -> TurnTokens | None:
 
 def _observation_from(row: RowMapping) -> Observation:
     denials = Denials(**{name: row[f"denied_{name}"] for name in Denials.model_fields})
-    return Observation(denials=denials, **{name: row[name] for name in _OBSERVATION_FIELDS})
+    fields = {name: row[name] for name in _OBSERVATION_FIELDS}
+    return Observation(denials=denials, images=row["images"] or (), **fields)
 
 
 # ------------------------------------------------------------------------------------------- reading

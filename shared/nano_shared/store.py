@@ -508,6 +508,7 @@ class LogStore:
         )
         trees = start | after
         try:
+            outputs |= self._shown(run_id)
             for tree in trees - checked:
                 if tree in self.blobs:
                     outputs |= set(blobs_of(tree, self.blobs))
@@ -518,6 +519,16 @@ class LogStore:
             return str(damage)
         checked |= trees | outputs
         return None
+
+    def _shown(self, run_id: str) -> set[str]:
+        """The blobs of the images that a run shows. Raises LogError for a damaged task."""
+        turns, calls = schema.turns.c, schema.tool_calls.c
+        rows = self._all(sa.select(turns.messages).where(turns.run_id == run_id, schema.messages_show))
+        seen = self._all(sa.select(calls.images).where(calls.run_id == run_id, calls.images.is_not(None)))
+        lists = [*(row[0] for row in seen), *(m.get("images", ()) for row in rows for m in row[0])]
+        return {image["blob"] for shown in lists for image in shown} | {
+            image.blob for image in self.task(run_id).images
+        }
 
     def feedback(self, run_id: str) -> tuple[Feedback, ...]:
         return self.database.read(partial(schema.feedback_of, run_id=run_id))

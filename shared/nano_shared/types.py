@@ -100,6 +100,38 @@ class ToolCall(Value):
     arguments: dict[str, JsonValue] = {}
 
 
+class ImageRef(Value):
+    """An image by reference: its file's bytes are a blob, exactly as they were given."""
+
+    blob: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    """content hash of the bytes"""
+    media_type: str = Field(pattern=r"^image/[a-z0-9.+-]+$")
+    width: int = Field(ge=1)
+    """pixels"""
+    height: int = Field(ge=1)
+
+    @property
+    def tokens(self) -> int:
+        """About as many as models make of it: one for 750 pixels, at most 1600."""
+        return min(1600, self.width * self.height // 750 + 1)
+
+    def __str__(self) -> str:
+        return f"{self.media_type}, {self.width} x {self.height} pixels"
+
+
+class ShowsImages(Value):
+    """A value that may show images; without any, its dump is that of before there were images."""
+
+    images: tuple[ImageRef, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = handler(self)
+        if not self.images:
+            said.pop("images", None)
+        return said
+
+
 class OracleAction(ToolCall):
     """One action of a solution, with the text before it."""
 
@@ -164,6 +196,8 @@ class Task(Value):
     """tasks of its project that are done before it, in order; what their runs remember, its run recalls"""
     image: str | None = Field(None, min_length=1)
     """container image that its programs run in, by a sandbox that runs images; None is the sandbox's own"""
+    images: tuple[ImageRef, ...] = ()
+    """shown with the prompt, to a model that sees"""
     columns: dict[str, JsonValue] = Field({}, repr=False)
     """further columns of its data set, which reward functions of users take by name; the agent sees none"""
 
@@ -171,7 +205,7 @@ class Task(Value):
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # fields that came later are left out where they are not set, so that the ids of older tasks stay
         said: dict[str, Any] = handler(self)
-        for name in ("instructions", "earlier", "image", "columns"):
+        for name in ("instructions", "earlier", "image", "images", "columns"):
             if not getattr(self, name):
                 said.pop(name, None)
         if self.check_trusted:
@@ -241,7 +275,7 @@ class ApiCall(Value):
     """JSON as the model wrote it, not yet read"""
 
 
-class Message(Value):
+class Message(ShowsImages):
     role: Role
     content: str
     calls: tuple[ApiCall, ...] = ()
@@ -377,8 +411,8 @@ class Denials(Value):
     writes_outside: int = 0
 
 
-class Observation(Value):
-    """A tool call's result: the text that the agent saw, and the facts."""
+class Observation(ShowsImages):
+    """A tool call's result: the text and the images that the agent saw, and the facts."""
 
     tool: str
     ok: bool
@@ -684,6 +718,12 @@ class Trajectory(Value):
     def _after(self, turn: Turn) -> str | None:
         """The workspace after a turn; that of a client is known at the end alone."""
         return self.last_snapshot if self.is_served and self.stop is not None else turn.snapshot
+
+    @property
+    def images(self) -> tuple[ImageRef, ...]:
+        """Every image that its messages show, in order."""
+        shown = (one for turn in self.turns for one in (*turn.messages, *turn.observations))
+        return tuple(dict.fromkeys((*self.task.images, *(image for one in shown for image in one.images))))
 
     @property
     def inherited(self) -> int:

@@ -96,6 +96,7 @@ CREATE VIEW tool_calls AS SELECT
   c.truncated,  -- whether the model saw less than that
   c.blob,  -- the full output where it was truncated
   c.files_changed,  -- JSON list of paths
+  c.images,  -- JSON list of what the model was shown: blob, media_type, width, height; NULL for none
   c.denied_network,  -- network accesses the sandbox refused
   c.denied_secrets,  -- reads of secrets it refused
   c.denied_writes_outside,  -- writes outside the workspace it refused

@@ -6,6 +6,7 @@ of odd sizes, and fails in the ways that are asked for.
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -158,7 +159,10 @@ def _check_messages(messages: list[Any], tools: set[str]) -> None:
         elif role in ("system", "user", "developer"):
             if set(message) - {"role", "content", "name"}:
                 raise Wrong(f"Unrecognized argument in {where}", where)
-            _check_text(message["content"], where)
+            if role == "user" and isinstance(message["content"], list):
+                _check_parts(message["content"], where)
+            else:
+                _check_text(message["content"], where)
         else:
             raise Wrong(f"Invalid value: '{role}'", where)
     if due or messages[-1]["role"] == "assistant":
@@ -182,6 +186,24 @@ def _check_assistant(message: dict[str, Any], tools: set[str], where: str) -> li
     if len(set(ids)) != len(ids):
         raise Wrong(f"Duplicate value for 'tool_call_id' in {where}", where)
     return ids
+
+
+def _check_parts(parts: list[Any], where: str) -> None:
+    for part in parts:
+        if part["type"] == "text" and set(part) == {"type", "text"}:
+            _check_text(part["text"], where)
+        elif part["type"] == "image_url" and set(part) == {"type", "image_url"}:
+            head, _, data = part["image_url"]["url"].partition(";base64,")
+            kind = head.removeprefix("data:image/")
+            if kind not in SIGNATURES or not base64.b64decode(data, validate=True).startswith(
+                SIGNATURES[kind]
+            ):
+                raise Wrong("You uploaded an unsupported image.", where, "invalid_image_format")
+        else:
+            raise Wrong(f"Invalid value: '{part['type']}'", where)
+
+
+SIGNATURES = {"png": b"\x89PNG", "jpeg": b"\xff\xd8\xff", "gif": b"GIF8", "webp": b"RIFF"}
 
 
 def _check_text(content: Any, where: str) -> None:

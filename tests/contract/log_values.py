@@ -13,6 +13,7 @@ from nano_shared.types import (
     Completion,
     Denials,
     Finish,
+    ImageRef,
     Observation,
     OracleAction,
     Sampling,
@@ -40,6 +41,13 @@ json_values = st.recursive(
     max_leaves=5,
 )
 calls = st.builds(ToolCall, name=texts, arguments=st.dictionaries(texts, json_values, max_size=3))
+image_refs = st.builds(
+    ImageRef,
+    blob=st.from_regex(r"\Asha256:[0-9a-f]{64}\Z"),
+    media_type=st.sampled_from(["image/png", "image/jpeg"]),
+    width=st.integers(1, 2**31),
+    height=st.integers(1, 2**31),
+)
 observations = st.builds(
     Observation,
     tool=texts,
@@ -53,6 +61,7 @@ observations = st.builds(
     blob=st.none() | texts,
     files_changed=st.lists(texts, max_size=3).map(tuple),
     denials=st.builds(Denials, network=counts, secrets=counts, writes_outside=counts),
+    images=st.lists(image_refs, max_size=2).map(tuple),
     started=floats,
     ended=floats,
 )

@@ -363,7 +363,7 @@ def test_the_document_and_the_example_know_every_group() -> None:
         "plans",
     }
     large |= {"reward_composers", "general_tasks", "project_tasks", "task_checks", "task_rows"}
-    large |= {"apis", "agents", "checks", "checkpoints"}
+    large |= {"apis", "agents", "checks", "checkpoints", "images"}
     assert set(example["project"]["entry-points"]) == theirs - {f"nano.{name}" for name in large}
 
 

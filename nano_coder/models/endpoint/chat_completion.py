@@ -3,6 +3,7 @@ the events of a stream or read from one object."""
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -50,6 +51,14 @@ _CONTEXT = re.compile(
     rf"(?:context (?:length|window|size)\D{{0,30}}|n_ctx\D{{0,12}}){_NUMBER}", re.IGNORECASE
 )
 _PROMPT = re.compile(rf"{_NUMBER} (?:input tokens|in the messages|tokens in the prompt)", re.IGNORECASE)
+_BLIND = re.compile(
+    r"image.{0,20} (is|are) (not|only) supported|not a multi-?modal|at most 0 image|support (image|vision)"
+    r"|unknown variant .?image|required for image|content must be a string",
+    re.IGNORECASE,
+)
+"""how servers say that a model takes no images"""
+IMAGES = "images"
+"""stands for the images of messages among what a server refused"""
 _MOST = re.compile(rf"at most {_NUMBER} (?:completion|output) tokens", re.IGNORECASE)
 
 
@@ -76,6 +85,9 @@ class Accepted:
         with self.lock:
             if _FULL.search(f"{refusal.error.get('code')} {said}"):
                 return self._shorten(said, body)
+            if IMAGES not in self.refused and shows_images(body) and _BLIND.search(said):
+                self.refused.add(IMAGES)
+                return "without images"
             if most := _MOST.search(said):
                 number = int(most[1].replace(",", ""))
                 if 0 < number < body.get(self.length, 0):
@@ -146,7 +158,7 @@ def request_body(
     tools = [function_schema(tool) for tool in conversation.tools]
     return {
         "model": model,
-        "messages": _messages(conversation, card),
+        "messages": _messages(conversation, card, blind=IMAGES in accepted.refused),
         **({"tools": tools} if tools else {}),
         **({accepted.length: most} if accepted.length else {}),
         **taken,
@@ -173,11 +185,47 @@ def shaping(body: Mapping[str, Any]) -> list[str]:
     return [name for name, neutral in _NEUTRAL.items() if body.get(name) not in (None, neutral)]
 
 
-def _messages(conversation: Conversation, card: ModelCard) -> list[dict[str, Any]]:
-    if not card.profile:
-        return list(_joined(map(wire_message, conversation.messages)))
-    # the policy's own template renders them: roles as they are
-    return [{**wire_message(message), "role": message.role.value} for message in conversation.messages]
+def shows_images(body: Mapping[str, Any]) -> bool:
+    return any(isinstance(message["content"], list) for message in body["messages"])
+
+
+def _messages(conversation: Conversation, card: ModelCard, *, blind: bool) -> list[dict[str, Any]]:
+    wired = _shown(conversation, card, blind=blind)
+    return list(wired if card.profile else _joined(wired))
+
+
+def _shown(conversation: Conversation, card: ModelCard, *, blind: bool) -> Iterator[dict[str, Any]]:
+    """The messages as they are sent, with their images. Those of answers to calls, which the API takes as
+    text alone, follow the last answer in a message of the user."""
+    waiting: list[dict[str, Any]] = []
+    for message in conversation.messages:
+        wired = wire_message(message)
+        if card.profile:  # the policy's own template renders them: roles as they are
+            wired["role"] = message.role.value
+        if waiting and message.call_id is None:
+            yield {"role": "user", "content": waiting}
+            waiting = []
+        if message.images and blind:
+            wired["content"] += f"\n[{len(message.images)} images left out: this model sees none]"
+        elif message.images and message.call_id is not None:
+            waiting += [_text_part(f"The images of the answer to {message.call_id}:")]
+            waiting += _image_parts(message, conversation)
+        elif message.images:
+            wired["content"] = [_text_part(wired["content"]), *_image_parts(message, conversation)]
+        yield wired
+    if waiting:
+        yield {"role": "user", "content": waiting}
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _image_parts(message: Message, conversation: Conversation) -> Iterator[dict[str, Any]]:
+    assert conversation.get_blob is not None  # whoever shows images gives it
+    for image in message.images:
+        data = base64.b64encode(conversation.get_blob(image.blob)).decode()
+        yield {"type": "image_url", "image_url": {"url": f"data:{image.media_type};base64,{data}"}}
 
 
 def wire_message(message: Message) -> dict[str, Any]:
@@ -199,13 +247,20 @@ def _joined(messages: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     last: dict[str, Any] | None = None
     for message in messages:
         if last is not None and last["role"] == message["role"] == "user":
-            last = {**last, "content": f"{last['content']}\n\n{message['content']}"}
+            last = {**last, "content": _both(last["content"], message["content"])}
             continue
         if last is not None:
             yield last
         last = message
     if last is not None:
         yield last
+
+
+def _both(first: Any, second: Any) -> Any:
+    """Two contents as one: texts, or lists of parts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [p for c in (first, second) for p in ([_text_part(c)] if isinstance(c, str) else c)]
 
 
 def _wire_arguments(call: ApiCall) -> str:

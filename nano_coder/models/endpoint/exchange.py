@@ -225,6 +225,7 @@ class _Answer:
 def _refused(refusal: RefusedRequest, headers: Mapping[str, str]) -> Exception:
     """The exception for an error status. A used-up quota is no temporary failure."""
     passing = refusal.status >= 500 or refusal.status in _RETRIED_STATUS
+    passing = passing and "image input is not supported" not in refusal.message  # llama.cpp's 500
     if not passing or "insufficient_quota" in (refusal.error.get("code"), refusal.error.get("type")):
         return refusal
     said = f"answered {refusal.status}: {refusal.excerpt}"

@@ -26,6 +26,7 @@ from nano_coder.models.endpoint.chat_completion import (
     CANCELLED,
     CUT,
     FILTERED,
+    IMAGES,
     AnswerParts,
     OnAnswer,
     accepted_by,
@@ -33,6 +34,7 @@ from nano_coder.models.endpoint.chat_completion import (
     read_answer,
     request_body,
     shaping,
+    shows_images,
     turn_tokens,
 )
 from nano_coder.models.endpoint.exchange import (
@@ -45,11 +47,11 @@ from nano_coder.models.endpoint.exchange import (
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards, run_headers
 from nano_coder.models.opening import ModelOptions
 from nano_coder.models.repetition import Repetition
-from nano_shared.errors import ConfigError
+from nano_shared.errors import ConfigError, ImagesRefused
 from nano_shared.files import content_hash
 from nano_shared.policy import Conversation
 from nano_shared.printable import printable
-from nano_shared.types import ApiAnswer, Completion, Finish, Sampling, TurnTokens, Usage
+from nano_shared.types import ApiAnswer, Completion, Finish, Role, Sampling, TurnTokens, Usage
 
 OPENAI = "https://api.openai.com/v1"
 _KEYS = "NANO_API_KEY or OPENAI_API_KEY in the environment, or api_key in your configuration"
@@ -66,6 +68,8 @@ _NO_TOOLS = re.compile(
     r"support(s|ing)?\b.{0,40}\btools?\b|\btools?\b.{0,40}\b(not|un)\s?support", re.IGNORECASE
 )
 """how servers say that a model calls no tools"""
+_LEARNT_FROM = (400, 404, 413, 415, 422, 500)
+"""statuses of refusals that another request may avoid"""
 _FIRST_CONTACT_S = 5.0
 """seconds for which a server that has never answered is retried"""
 _GARBLED_ATTEMPTS = 3
@@ -147,6 +151,11 @@ class EndpointPolicy:
         self._usual_wait = tenacity.wait_random_exponential(
             multiplier=patience.first_wait, max=_LONGEST_WAIT_S
         )
+
+    @property
+    def sees(self) -> bool:
+        """Whether images may be sent: until a server refuses them, since none says; our own takes none."""
+        return IMAGES not in self._accepted.refused and not self.card.ours
 
     @property
     def context_limit(self) -> int:
@@ -240,12 +249,25 @@ class EndpointPolicy:
                 answer.finish = Finish.REPETITION if repetition.found else answer.finish
                 return answer, body
             except RefusedRequest as refusal:
-                learnt = self._accepted.learn(refusal, body) if refusal.status in (400, 413, 422) else None
+                learnt = self._accepted.learn(refusal, body) if refusal.status in _LEARNT_FROM else None
                 if learnt is None:
                     raise
+                if not self.sees and shows_images(body):
+                    body = self._without_images(body, conversation, refusal.excerpt)
                 if learnt:
                     why = f"asked again {learnt}, since {refusal.message[:200]}"
                     print(printable(f"{self.id}: {why}"), file=sys.stderr)
+
+    def _without_images(self, body: dict[str, Any], conversation: Conversation, said: str) -> dict[str, Any]:
+        """The request for a model that sees none. Raises ImagesRefused for those that the user showed."""
+        if any(m.images and m.role is Role.USER for m in conversation.messages):
+            raise ImagesRefused(
+                f"{self.id} sees no images ({said}); name a model that does, or leave them out"
+            )
+        again = request_body(
+            self.model, conversation, Sampling(), self._accepted, temperature=False, card=self.card
+        )
+        return body | {"messages": again["messages"]}
 
     def _headers(self, conversation: Conversation) -> dict[str, str]:
         """Its own session with our server for each conversation: equal texts of two are not taken for one;
@@ -311,11 +333,13 @@ class EndpointPolicy:
         usage = answer.usage
         if usage is None:
             written = answer.text + answer.reasoning + "".join(c.arguments for c in answer.calls)
-            read = sum(self.count(m.content) for m in conversation.messages)
+            read = sum(
+                self.count(m.content) + sum(image.tokens for image in m.images) for m in conversation.messages
+            )
             usage = Usage(prompt=read, completion=self.count(written), estimated=True)
         return usage.model_copy(update={"cost": self.price.cost(usage) if self.price else None})
 
-    def _refused(self, refusal: RefusedRequest) -> EndpointError | ConfigError:
+    def _refused(self, refusal: RefusedRequest) -> EndpointError | ConfigError | ImagesRefused:
         ways_out = {
             401: f"give the server's API key: {_KEYS}",
             403: f"give an API key that may use this model: {_KEYS}",
@@ -329,6 +353,10 @@ class EndpointPolicy:
         message = f"{self.url} answered {refusal.status}: {refusal.excerpt}; {way_out}"
         if refusal.status in (401, 403):
             return ConfigError(message)
+        if re.search(r"\bimage\b|image_url", refusal.message) and refusal.status in _LEARNT_FROM:
+            return ImagesRefused(
+                f"{self.url} answered {refusal.status}: {refusal.excerpt}; show other images"
+            )
         return EndpointError(message, "refused", status=refusal.status)
 
 

@@ -47,7 +47,9 @@ _MB = 1 << 20
 _BESIDE_MB = 64
 """memory of a container beside its program: our pid 1, and kernel memory"""
 _INSTALL = "sudo apt-get install podman runc uidmap"
-_NO_IMAGE = "the sandbox 'podman' runs programs in a container image: name one with --image, or NANO_IMAGE"
+_NO_IMAGE = (
+    "the sandbox 'podman' runs programs in a container image: name one with --container-image, or NANO_IMAGE"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

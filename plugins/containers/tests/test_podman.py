@@ -104,7 +104,7 @@ def test_an_image_that_is_not_here_is_named_and_not_pulled() -> None:
 
 @needs_podman
 def test_a_sandbox_without_an_image_says_how_to_name_one() -> None:
-    with pytest.raises(UsageError, match="--image"):
+    with pytest.raises(UsageError, match="--container-image"):
         open_sandbox("podman").open(None, Limits())
 
 
@@ -123,7 +123,16 @@ def test_a_task_that_names_an_image_runs_and_is_graded_in_it(busybox: str, tmp_p
 
 @needs_podman
 def test_a_run_whose_image_is_missing_ends_with_the_code_of_the_sandbox(tmp_path: Path) -> None:
-    argv = ["run", "do it", "-C", str(tmp_path), "--sandbox", "podman", "--image", "localhost/nosuch"]
+    argv = [
+        "run",
+        "do it",
+        "-C",
+        str(tmp_path),
+        "--sandbox",
+        "podman",
+        "--container-image",
+        "localhost/nosuch",
+    ]
     done = subprocess.run(
         [sys.executable, "-c", "from nano_coder.cli import main; main()", *argv],
         env={**os.environ, "NANO_HOME": str(tmp_path / "home")}, capture_output=True, text=True, check=False,

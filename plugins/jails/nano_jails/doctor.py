@@ -25,7 +25,9 @@ _ADVICE = {
 
 def command(
     kind: Annotated[Literal["ns", "bwrap", "podman"], Option("--sandbox", help="Isolation.")] = "ns",
-    image: Annotated[str | None, Option(help="Container image of --sandbox podman.")] = None,
+    image: Annotated[
+        str | None, Option("--container-image", help="Container image of --sandbox podman.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Try to escape from the sandbox, abuse it, and print what holds here and by which layer."""

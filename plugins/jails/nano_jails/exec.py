@@ -58,7 +58,9 @@ def command(
         ),
     ] = "none",
     kind: Annotated[Literal["ns", "bwrap", "podman", "none"], Option("--sandbox", help="Isolation.")] = "ns",
-    image: Annotated[str | None, Option(help="Container image of --sandbox podman.")] = None,
+    image: Annotated[
+        str | None, Option("--container-image", help="Container image of --sandbox podman.")
+    ] = None,
     python: Annotated[
         str | None, Option(help="Interpreter inside the sandbox; ours unless given.")
     ] = None,

@@ -183,6 +183,8 @@ def _named(
     for run, text, found in (
         (runs.id, runs.snapshot, trees), (turns.run_id, turns.snapshot, trees),
         (calls.run_id, calls.blob, outputs), (said.run_id, said.text, trees), (runs.id, runs.task_id, tasks),
+        (calls.run_id, sa.type_coerce(calls.images, sa.Text), trees),
+        (turns.run_id, sa.type_coerce(turns.messages, sa.Text), trees),
     ):  # fmt: skip
         query = sa.select(run, text).where(text.is_not(None))
         rows = connection.execute(query if ids is None else query.where(run.in_(ids)))

@@ -138,6 +138,8 @@ class _Export:
             yield row
 
     def _row(self, format: RunFormat, run: LoggedRun) -> dict[str, Any]:
+        if run.trajectory.images:
+            raise Refused("images", f"{format.name} holds texts, and the run shows images; jsonl holds both")
         first = logged_opening(run.trajectory, self.store.blobs)
         offered = logged_tools(run.trajectory)
         if self.calls == "native":

@@ -5,6 +5,7 @@ Every answer is bounded: lists come in pages, long texts are cut and fetched in 
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from nano_shared.errors import LogError, UsageError
 from nano_shared.extensions import Extensions
 from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
-from nano_shared.types import REDACTED_ID, Observation, StopReason, Trajectory, Turn
+from nano_shared.types import REDACTED_ID, ImageRef, Observation, StopReason, Trajectory, Turn
 from nano_view.run_pages import ORDERS, SUMS, RunChoice, RunPages
 from nano_view.token_texts import Decoders, token_texts
 
@@ -38,6 +39,10 @@ _TOKENS = 3000
 """tokens of a turn that are shown at first"""
 _SHOWN = 10_000
 """characters of a text that are shown at first"""
+_DRAWN = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""what a browser draws and never executes"""
+_LARGEST_IMAGE = 4 << 20
+"""bytes of an image that a page shows"""
 _PART = 500_000
 """characters of a text that one further request brings"""
 
@@ -160,7 +165,7 @@ class LogView:
             "split": run.task.split, "prompt": _cut(run.task.prompt, "prompt"),
             "answer": None if run.answer is None else _cut(run.answer, "answer"),
             "diff": _cut(run.diff, "diff"), "turn_count": len(run.turns), "tokens": run.num_sampled_tokens,
-            "usage": _usage(run),
+            "usage": _usage(run), "images": self._images(run.task.images),
         }  # fmt: skip
 
     def _turns(self, run: Trajectory, first: int, last: int) -> list[ViewData]:
@@ -192,13 +197,17 @@ class LogView:
             "text": _cut(completion.text, f"{at}:text"), "thought": _cut(turn.thought, f"{at}:thought"),
             "messages": [
                 {"role": m.role, "content": _cut(m.content, f"{at}:message:{n}")}
+                | {"images": self._images(m.images)}
                 for n, m in enumerate(turn.messages)
             ],
             "calls": [
                 {"tool": call.name, "arguments": _cut(_arguments(call.arguments), f"{at}:call:{n}")}
                 for n, call in enumerate(turn.calls)
             ],
-            "seen": [_observation_data(o, f"{at}:seen:{n}") for n, o in enumerate(turn.observations)],
+            "seen": [
+                _observation_data(o, f"{at}:seen:{n}") | {"images": self._images(o.images)}
+                for n, o in enumerate(turn.observations)
+            ],
             "diff": f"{at}:diff" if changed else None,
             "tokens": self._tokens(run, turn, lens, most),
         }  # fmt: skip
@@ -229,6 +238,19 @@ class LogView:
             "columns": columns, "spelled": decode is not None, "context": context[:_SHOWN],
             "more": len(tokens.sampled_ids) - len(ids),
         }  # fmt: skip
+
+    def _images(self, images: Sequence[ImageRef]) -> list[ViewData]:
+        """Each with what is known of it, and as an address of its data; None for one that is large, or whose
+        blob is not there."""
+        return [{"about": str(image), "data": self._data_address(image)} for image in images]
+
+    def _data_address(self, image: ImageRef) -> str | None:
+        try:
+            data = self.store.get_blob(image.blob)
+        except LogError:
+            return None
+        known = image.media_type in _DRAWN and len(data) <= _LARGEST_IMAGE
+        return f"data:{image.media_type};base64,{base64.b64encode(data).decode()}" if known else None
 
     def text(self, query: Query) -> ViewData:
         """A part of a long text of a run, from the character `from` on."""

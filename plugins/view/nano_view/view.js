@@ -394,6 +394,11 @@ function tokens(found, differs) {
   return box;
 }
 
+// what a model was shown, as data of the answer; a large one by its size alone
+const pictures = (images) => (images || []).map(({ about, data }) => data
+  ? h("img", { class: "shown", src: data, alt: `Image: ${about}`, title: about })
+  : h("p", { class: "muted small" }, `an image (${about}), too large for this page or not in the log's blobs`));
+
 function observation(run, seen) {
   const ends = [
     seen.exit_code !== null && `exit code ${seen.exit_code}`, seen.signal !== null && `signal ${seen.signal}`,
@@ -403,7 +408,7 @@ function observation(run, seen) {
   ].filter(Boolean);
   return h("div", { class: "seen" }, h("p", { class: "small" },
     h("span", { class: seen.ok ? "good" : "bad" }, `${seen.tool} ${seen.ok ? "answered" : "failed"}`), h("span", { class: "muted" }, `, ${ends.join(", ")}`)),
-  long(run, seen.text, { label: `Output of ${seen.tool}`, lines: 8 }), seen.whole && later(run, seen.whole, "The whole output"));
+  long(run, seen.text, { label: `Output of ${seen.tool}`, lines: 8 }), pictures(seen.images), seen.whole && later(run, seen.whole, "The whole output"));
 }
 
 function turn(run, found, differs = null) {
@@ -416,7 +421,7 @@ function turn(run, found, differs = null) {
         found.inherited && "of its parent", seconds(found.seconds), found.usage && usage(found.usage), drawn && `${drawn.read} tokens read, ${drawn.sampled} sampled`, drawn && drawn.row > 0 && `row ${drawn.row}`,
         found.finish !== "stop" && `ended by ${found.finish}`, found.repairs.length && `repaired: ${found.repairs.join(", ")}`,
       ].filter(Boolean).join(", "), " by ", h("span", { title: found.policy_id }, named(found.policy), found.version ? ` version ${found.version}` : ""))),
-      found.messages.map((m, n) => folded(`${m.role} said`, long(run, m.content))),
+      found.messages.map((m, n) => folded(`${m.role} said`, long(run, m.content), pictures(m.images))),
       drawn && drawn.context && h("details", { class: "masked" }, h("summary", {}, `${drawn.read} tokens read, masked`), h("pre", { tabindex: 0, role: "group", "aria-label": "Tokens read" }, drawn.context)),
       (!sampled || !drawn.spelled) && long(run, found.text, { label: "Completion" }),
       sampled, drawn && !drawn.spelled && h("p", { class: "muted small" }, "No tokenizer at hand spells this text: tokens are shown by their ids."),
@@ -519,7 +524,7 @@ async function run(main, query) {
   };
   const count = (all) => { more.textContent = `show turns ${drawn.size + 1} to ${all}`; more.hidden = drawn.size >= all; };
   top(found); tail(found); add(found.turns); count(found.turn_count);
-  main.append(heading(`Run ${id}`), head, h("h2", {}, "Asked"), long(id, found.prompt, { label: "Prompt" }),
+  main.append(heading(`Run ${id}`), head, h("h2", {}, "Asked"), long(id, found.prompt, { label: "Prompt" }), pictures(found.images),
     Object.entries(found.files).map(([name, text]) => folded(name, long(id, text, { label: name }))).reduce((a, b) => (a.append(b), a), h("div")),
     h("h2", {}, "Turns"), lensChoice(found.turns), place, more, end);
   let before = JSON.stringify(found);

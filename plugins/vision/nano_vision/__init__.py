@@ -1,0 +1,1 @@
+"""Images for models that see: files, the tool `view_image`, and local vision-language models."""
