@@ -351,8 +351,6 @@ def run_command(
     """
     guard_streams()
     gc.disable()  # nothing imported is garbage, and to look for some takes a tenth of a light command
-    # typer does so too: else pydantic reads the entry points of every installed package
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     if through is not None:
         try:
             return through(lambda: run_command(app, arguments))
