@@ -78,7 +78,7 @@ def source_of(name: str, work: Path) -> Path:
 
 
 def planted(name: str, work: Path, count: int) -> list[dict[str, Any]]:
-    """The bugs of a package, drawn once: file, line, and the text of the line."""
+    """The bugs of a package, drawn once: file, number of its lines, line, and the text of the line."""
     kept = work / f"{name}-{DRAW}-{count}.json"
     if kept.is_file():
         return list(json.loads(kept.read_text()))
@@ -104,7 +104,8 @@ def planted(name: str, work: Path, count: int) -> list[dict[str, Any]]:
         done = subprocess.run(command, shell=True, cwd=broken, capture_output=True)
         shutil.rmtree(broken)
         if done.returncode == 1:
-            facts = {"path": inner, "line": mutant.line, "old": mutant.old, "new": mutant.new}
+            facts = {"path": inner, "lines": len(source.splitlines())}
+            facts |= {"line": mutant.line, "old": mutant.old, "new": mutant.new}
             bugs.append({"package": name, "kind": mutant.kind, **facts})
     kept.write_text(json.dumps(bugs, indent=1))
     return bugs

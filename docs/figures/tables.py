@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
 
 Row = dict[str, Any]
@@ -130,8 +130,7 @@ def repair(data: list[Row]) -> str:
         low, high = wilson(solved, len(found))
         rows.append(
             {"what": f"`{block['settings']['model']}`", "solved": solved, "n": len(found), "low": 100 * low,
-             "high": 100 * high, "seconds": median(one["seconds"] for one in found),
-             "checks": sum(one["checks"] for one in found) / len(found)}
+             "high": 100 * high, "checks": sum(one["checks"] for one in found) / len(found)}
         )  # fmt: skip
     searched = [row["search"] is not None for row in data[0]["rows"]]
     low, high = wilson(sum(searched), len(searched))
@@ -144,10 +143,31 @@ def repair(data: list[Row]) -> str:
             "what": of("{what}"),
             "mended": of("{solved} of {n} ({low:.0f} to {high:.0f} %)"),
             "checks a bug": of("{checks:.1f}"),
-            "seconds a run, median": of("{seconds:.0f}", "seconds"),
         },
         rows,
     )
+
+
+_SIZES = ((0, 200), (200, 600), (600, 2000), (2000, 10**6))
+"""lines of a file, from and to"""
+
+
+def repair_kinds(data: list[Row]) -> str:
+    """The bugs of the first block of `repair`, by what was changed and by the size of the file."""
+    bugs = data[0]["rows"]
+    groups = {
+        kind: [bug for bug in bugs if bug["kind"] == kind] for kind in sorted({b["kind"] for b in bugs})
+    }
+    for low, high in _SIZES:
+        name = f"file of {low} lines or more" if high == 10**6 else f"file of {low} to {high - 1} lines"
+        groups[name] = [bug for bug in bugs if low <= bug["lines"] < high]
+    rows = [
+        {"bugs": name, "n": len(found), "solved": sum(bug["greedy"]["solved"] for bug in found),
+         "searched": sum(bug["search"] is not None for bug in found)}
+        for name, found in groups.items()
+    ]  # fmt: skip
+    columns = {"bugs": of("{bugs}"), "n": of("{n}"), "mended": of("{solved}"), "search": of("{searched}")}
+    return table(columns, rows)
 
 
 def supply_teaches(data: Row) -> str:
@@ -314,6 +334,7 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "flywheel": ("flywheel", flywheel),
     "improve_gate": ("improve_gate", improve_gate),
     "repair": ("repair", repair),
+    "repair_kinds": ("repair", repair_kinds),
     "supply_teaches": ("supply_teaches", supply_teaches),
     "capabilities": ("capabilities", capabilities),
     "grpo_step": ("grpo_step", grpo_step),
