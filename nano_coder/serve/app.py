@@ -31,6 +31,7 @@ from nano_coder.serve.request import (
     ModelRequest,
     check_fields,
     check_shaping,
+    flag,
     grammar_of,
     number,
 )
@@ -178,7 +179,7 @@ class Server:
     async def reward(self, request: Request) -> Response:
         body, session = await self._read(request), request.path_params["session"]
         value, components = _read_reward(body)
-        give, replace = self.conversations.reward, body.get("replace") is True
+        give, replace = self.conversations.reward, flag(body, "replace")
         if replace:
             self._access.check(request, Action.REPLACE)
         owner = self._owner(request)

@@ -19,9 +19,10 @@ from nano_coder.models.endpoint.exchange import EndpointError
 from nano_coder.serve.api import APIS
 from nano_coder.serve.request import BadRequest, RunEnded
 from nano_coder.serve.served_model import status_behind
-from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, NanoError, PolicyError
+from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, NanoError, PolicyError, Refused
 from nano_shared.extensions import PLUGINS, missing_plugin
 from nano_shared.printable import printable
+from nano_shared.strict_json import decoded, json_object
 
 _LEAST, _MOST = 4 << 20, 32 << 20
 _MOST_READ = 4 * _MOST
@@ -45,6 +46,9 @@ def largest_body(context: int) -> int:
 
 async def read_body(request: Request, context: int) -> Mapping[str, Any]:
     """The JSON object of a request to a model of this context. Raises BadRequest for anything else."""
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        why = f"Content-Encoding {coding!r:.60} is not read; send the body as it is"
+        raise BadRequest(why, status=415)
     try:
         async with asyncio.timeout(BODY_SECONDS):
             whole = await _bytes(request, largest_body(context))
@@ -60,11 +64,10 @@ async def read_body(request: Request, context: int) -> Mapping[str, Any]:
 
 def _parsed(whole: bytes) -> Mapping[str, Any]:
     try:
-        body = _plain(json.loads(whole, parse_constant=_no_number))
-    except (ValueError, RecursionError):
-        raise BadRequest("the request is no JSON") from None
-    if not isinstance(body, dict):
-        raise BadRequest("the request must be a JSON object")
+        body: Mapping[str, Any] = _plain(json_object(decoded(whole)))
+    except Refused as problem:
+        name = "the request" if problem.field == "row" else repr(problem.field)[:100]
+        raise BadRequest(f"{name} {problem.why}") from None
     return body
 
 
@@ -81,10 +84,6 @@ async def _bytes(request: Request, most: int) -> bytes:
     if size > most:
         raise BadRequest(f"the request is longer than {most >> 20} MiB", status=413)
     return b"".join(parts)
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(name)
 
 
 def _plain(value: Any) -> Any:

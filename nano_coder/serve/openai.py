@@ -20,6 +20,7 @@ from nano_coder.serve.request import (
     ModelAnswer,
     ModelRequest,
     TextDelta,
+    flag,
     form_of,
     number,
     objects,
@@ -38,6 +39,11 @@ ROLES = {
     "system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT,
     "tool": Role.TOOL, "function": Role.TOOL,
 }  # fmt: skip
+_UNREAD = {
+    "function_call": "send tool_calls", "audio": "this model reads text", "prefix": "an answer begins anew",
+    "partial": "an answer begins anew",
+}  # fmt: skip
+"""field of a message that the answer depends on -> what is"""
 MOST_CHOICES = 64
 MOST_TOP_LOGPROBS = 20
 _NO_TOKENS = TextDelta()
@@ -59,19 +65,22 @@ def read_chat(body: Body, longest: int) -> ModelRequest:
         messages=tuple(_message(m, f"messages[{at}]") for at, m in enumerate(messages)),
         tools=tools,
         form=form_of(body.get("response_format"), body.get("tool_choice"), tools),
-        top_logprobs=top_logprobs(body) if body.get("logprobs") else 0,
+        top_logprobs=top_logprobs(body) if flag(body, "logprobs") else 0,
         sampling=sampling_of(body, longest, limits=("max_completion_tokens", "max_tokens")),
     )
 
 
 def _tools(body: Body) -> tuple[ToolSpec, ...]:
-    if body.get("tool_choice") == "none":
+    if body.get("tool_choice") in ("none", {"type": "none"}):
         return ()
     functions = [t for t in objects(body.get("tools"), "tools") if t.get("type", "function") == "function"]
     return tuple(tool_of(t.get("function"), where=f"tools[{at}].function") for at, t in enumerate(functions))
 
 
 def _message(message: Body, where: str) -> ClientMessage:
+    if unread := next((name for name in _UNREAD if message.get(name)), None):
+        why = f"{where}.{unread} is not served: {_UNREAD[unread]}"
+        raise BadRequest(why, param=f"{where}.{unread}")
     calls = objects(message.get("tool_calls"), f"{where}.tool_calls")
     return ClientMessage(
         role=role_of(message, ROLES, where),

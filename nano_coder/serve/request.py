@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nano_coder.agent.dialects.dialect import Compact, Dialect
-from nano_shared.errors import BudgetExhausted
+from nano_shared.errors import BudgetExhausted, Refused
 from nano_shared.files import content_hash
 from nano_shared.policy import DecodeIds, Policy
+from nano_shared.strict_json import json_object
 from nano_shared.types import Completion, Role, Sampling, Shaping, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
@@ -64,10 +65,9 @@ class ClientCall:
     def values(self) -> dict[str, Any]:
         """The arguments; text that is no JSON object is kept as the argument `text`."""
         try:
-            found = json.loads(self.arguments or "{}")
-        except ValueError:
-            found = None
-        return found if isinstance(found, dict) else {"text": self.arguments}
+            return json_object(self.arguments or "{}")
+        except Refused:
+            return {"text": self.arguments}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +297,7 @@ def _schema_of(form: Any, param: str) -> tuple[Mapping[str, Any] | None, bool]:
 def _calls_of(choice: Any, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
     """Names of the tools of which one must be called; none where that is left to the model."""
     offered = tuple(tool.name for tool in tools)
-    kind = choice.get("type") if isinstance(choice, Mapping) else choice
+    kind = choice.get("type", "function") if isinstance(choice, Mapping) else choice
     if kind in (None, "auto", "none"):
         return ()
     if kind in ("required", "any"):
@@ -431,14 +431,29 @@ def number(body: Body, name: str, kind: type, low: float, high: float, usual: An
     if value is None:
         return usual
     if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
-        raise BadRequest(f"{name} must be a number", param=name)
+        raise BadRequest(f"{name} must be a {'whole ' * (kind is int)}number", param=name)
     if not low <= value <= high:
         raise BadRequest(f"{name} = {value} is outside {low:g} to {high:g}", param=name)
     return kind(value)
 
 
+_FLAGS = ("stream", "echo", "return_token_ids", "return_tokens_as_token_ids", "parallel_tool_calls")
+
+
+def flag(body: Body, name: str) -> bool:
+    """False where it is absent or null. Raises BadRequest for what is neither true nor false."""
+    if not isinstance(value := body.get(name) or False, bool):
+        raise BadRequest(f"{name} must be true or false", param=name)
+    return value
+
+
 def sampling_of(body: Body, longest: int, *, limits: Sequence[str]) -> Sampling:
-    """The sampling of a request. `limits` are the names that its largest number of tokens may have."""
+    """The sampling of a request, whose flags are looked at too. `limits` are the names that its largest
+    number of tokens may have."""
+    for name in _FLAGS:
+        flag(body, name)
+    for options in objects([body.get("stream_options") or {}], "stream_options"):
+        flag(options, "include_usage")
     stop = body.get("stop", body.get("stop_sequences"))
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):

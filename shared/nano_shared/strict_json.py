@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from nano_shared.errors import Refused
 Row = dict[str, Any]
 GZIP = b"\x1f\x8b"
 """what a file begins with that gzip has packed"""
+DEEPEST = 200
+"""levels of nesting; pydantic writes no more than 255"""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -26,9 +29,12 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
     NaN and infinities too."""
     numbers: dict[str, Any] = {"parse_constant": _no_constant, "parse_float": _finite_float} if finite else {}
     try:
-        return json.loads(text, object_pairs_hook=_unique, **numbers)
+        value = json.loads(text, object_pairs_hook=_unique, **numbers)
+        if _is_deeper(value, DEEPEST):
+            raise RecursionError
+        return value
     except RecursionError:
-        raise Refused("row", "is nested too deeply") from None
+        raise Refused("row", f"is nested too deeply; {DEEPEST} levels are the most") from None
     except ValueError as problem:
         raise Refused("row", f"is not JSON: {problem}") from None
 
@@ -134,9 +140,14 @@ def text_field(row: Row, name: str) -> str:
 def _unique(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) < len(pairs):
-        twice = next(key for key, _ in pairs if [k for k, _ in pairs].count(key) > 1)
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise Refused(twice, "is given twice in one object")
     return row
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(inside) and (not most or any(_is_deeper(each, most - 1) for each in inside))
 
 
 def _no_constant(name: str) -> None:

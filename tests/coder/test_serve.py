@@ -452,6 +452,7 @@ def test_a_client_that_goes_away_frees_its_place(tiny: Served) -> None:
         ("/v1/messages", {"messages": [{**ASK, "content": []}], "max_tokens": 2}, 400, "no text"),
         ("/v1/responses", {"input": 3}, 400, "input must be"),
         ("/sessions/x/reward", {"reward": "good"}, 400, "reward must be a number"),
+        ("/sessions/x/reward", {"reward": 1, "replace": "true"}, 400, "replace must be true or false"),
     ],
 )  # fmt: skip
 def test_a_bad_request_gets_a_sentence_and_is_not_logged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -238,3 +239,87 @@ def test_an_assistants_last_message_is_history_in_openais_apis(tiny: Served) -> 
     text = policy.decode(told["prompt_token_ids"])
     assert text.endswith("assistant\n")
     assert "three, fo" in text
+
+
+@pytest.mark.parametrize("path", ASKS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stream", "false"), ("stream", 1), ("return_token_ids", "no"), ("parallel_tool_calls", "false"),
+        ("stream_options", ["include_usage"]), ("stream_options", {"include_usage": "no"}),
+    ],
+)  # fmt: skip
+def test_a_flag_is_true_or_false(tiny: Served, path: str, name: str, value: Any) -> None:
+    """`"false"` is true in Python: the answer was streamed."""
+    answer = post(tiny, path, **{name: value})
+    assert (answer.status_code, " must be " in answer.text) == (400, True), answer.text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "x", "function_call": {"name": "f", "arguments": "{}"}}, {"content": "x", "prefix": True},
+        {"content": "x", "partial": True}, {"content": None, "audio": {"id": "a"}},
+    ],
+)  # fmt: skip
+def test_a_message_loses_nothing_silently(tiny: Served, message: dict[str, Any]) -> None:
+    answer = post(tiny, "/v1/chat/completions", messages=[ASK, {"role": "assistant", **message}])
+    assert (answer.status_code, "messages[1]." in answer.text) == (400, True), answer.text
+
+
+def test_a_choice_of_tools_without_a_type(tiny: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for choice in ({}, {"function": {"name": "g"}}):
+        answer = post(tiny, "/v1/chat/completions", tools=tools, tool_choice=choice)
+        assert (answer.status_code, "tool_choice names" in answer.text) == (400, True), answer.text
+    none = sampled(tiny, "/v1/chat/completions", tools=tools, tool_choice={"type": "none"})
+    assert none == sampled(tiny, "/v1/chat/completions", tools=tools, tool_choice="none")
+
+
+def test_a_schema_that_no_token_can_begin(tiny: Served) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}
+    answer = post(tiny, "/v1/chat/completions", response_format=form)
+    assert (answer.status_code, "<state>" in answer.text) == (400, False), answer.text
+
+
+def _nested(levels: int) -> str:
+    return '{"a":' * levels + "1" + "}" * levels
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ('"max_tokens": 1, "max_tokens": 2', "'max_tokens' is given twice"),
+        ('"metadata": {"a": 1, "a": 2}', "'a' is given twice"),
+        ('"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": 1e999}}}]', "1e999"),
+        (f'"tools": [{{"function": {{"name": "f", "parameters": {_nested(300)}}}}}]', "deep"),
+        (f'"metadata": {_nested(100_000)}', "deep"),
+        ('"temperature": NaN', "NaN"),
+        ('"user": "\xff"', "UTF-8"),
+    ],
+)  # fmt: skip
+def test_a_body_is_strict_json(tiny: Served, body: str, why: str) -> None:
+    whole = f'{{"messages": [{{"role": "user", "content": "a"}}], {body}}}'
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        answer = httpx.post(f"{tiny.root}{path}", content=whole.encode("latin-1"))
+        assert (answer.status_code, why in answer.text) == (400, True), answer.text
+
+
+@pytest.mark.parametrize(
+    "arguments", [_nested(5000), _nested(300), '{"a": NaN}', '{"a": 1e999}', '{"a": 1, "a": 2}', "[]"]
+)
+def test_arguments_of_any_text_are_history(tiny: Served, arguments: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    said = [
+        ASK,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "x"},
+    ]
+    assert post(tiny, "/v1/chat/completions", messages=said, max_tokens=1).status_code in (200, 400)
+
+
+def test_a_packed_body_is_refused_with_the_way_out(tiny: Served) -> None:
+    answer = httpx.post(
+        f"{tiny.root}/v1/chat/completions", content=gzip.compress(b"{}"), headers={"Content-Encoding": "gzip"}
+    )
+    assert (answer.status_code, "send the body as it is" in answer.text) == (415, True), answer.text

@@ -205,8 +205,14 @@ class LocalPolicy:
         self._scheduler.release(owner)
 
     def check_grammar(self, grammar: str) -> None:
-        """Raises UsageError for a grammar that cannot be compiled, and ConfigError without llguidance."""
-        self._grammars.constraint(grammar)
+        """Raises UsageError for a grammar that cannot be compiled or that no token can begin, and ConfigError
+        without llguidance."""
+        constraint = self._grammars.constraint(grammar)
+        constraint.allowed(self.vocab_size)
+        try:
+            constraint.check()
+        except PolicyError as problem:
+            raise UsageError(str(problem)) from None
 
     def refuse_long(self, texts: Sequence[str], most: int | None = None) -> None:
         """Raises ContextFull for texts of more than `most` tokens (None: the context), before they are

@@ -399,4 +399,5 @@ class Constraint:
     def check(self) -> None:
         """Raises PolicyError if the grammar has become too complex for the text, which then breaks it."""
         if self._matcher.is_error():
-            raise PolicyError(f"the grammar could not be followed: {self._matcher.get_error():.300}")
+            why, _, _ = self._matcher.get_error().partition("\n<state>")
+            raise PolicyError(f"the grammar could not be followed; simplify it: {why:.300}")

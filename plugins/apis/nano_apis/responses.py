@@ -55,7 +55,7 @@ def read_response(body: Body, longest: int) -> ModelRequest:
     if not read:
         raise BadRequest("input must not be empty", param="input")
     tools = [tool for tool in objects(body.get("tools"), "tools") if tool.get("type") == "function"]
-    if body.get("tool_choice") == "none":
+    if body.get("tool_choice") in ("none", {"type": "none"}):
         tools = []
     offered = tuple(tool_of(tool, where=f"tools[{at}]") for at, tool in enumerate(tools))
     include = body.get("include") or []
@@ -88,6 +88,8 @@ def _add(read: list[ClientMessage], item: Body, where: str) -> None:
         case "function_call_output" | "custom_tool_call_output":
             text = text_of(item.get("output"), where=where)
             read.append(ClientMessage(role=Role.TOOL, text=text, call_id=str(item.get("call_id"))))
+        case "item_reference":
+            raise BadRequest(f"{where}: no item is stored here; send the whole item", param=where)
         case _:
             pass  # reasoning, and items of tools that only OpenAI runs
 
