@@ -60,8 +60,10 @@ class Budget:
     prompts: int = 16
     oracles: int = 300
     held_out: int = 100
-    epochs: float = 3.5
-    """of the warm start"""
+    epochs: float = 8.0
+    """of the warm start, at most"""
+    enough: float = 0.03
+    """mean loss at which it ends"""
     learning_rate: float = 1e-4
     imitation_rate: float = 3e-4
     max_tokens: int = 64
@@ -71,8 +73,8 @@ class Budget:
     def scale(self) -> Scale:
         return Scale(
             levels=(2,), views=("mend",), tasks=self.oracles + self.logged + self.steps * self.prompts,
-            oracles=self.oracles, sft_epochs=self.epochs, batch=8, held_out=self.held_out,
-            learning_rate=self.learning_rate, max_tokens=self.max_tokens,
+            oracles=self.oracles, sft_epochs=self.epochs, sft_loss=self.enough, batch=8,
+            held_out=self.held_out, learning_rate=self.learning_rate, max_tokens=self.max_tokens,
         )  # fmt: skip
 
 

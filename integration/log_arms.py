@@ -13,6 +13,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -61,6 +62,8 @@ class Scale:
     tasks: int = 600
     oracles: int = 300
     sft_epochs: float = 2.4
+    sft_loss: float = 0.0
+    """mean loss of ten steps at which the warm start ends early"""
     batch: int = 32
     """rows of a step of the warm start"""
     held_out: int = 100
@@ -128,6 +131,10 @@ def over_seeds(gains: Sequence[float]) -> tuple[float, float, float]:
     return middle, middle - half, middle + half
 
 
+class _Enough(Exception):
+    """The loss is as low as it was to be."""
+
+
 class Bench:
     """One seed: its tasks, its policies, its logs."""
 
@@ -156,7 +163,8 @@ class Bench:
             seed=self.seed, save_every=1000,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="linear", warmup_steps=20),
         )  # fmt: skip
-        return self._imitate("warm", tiny, opened, self._rows(runs, opened), config, [run.id for run in runs])
+        rows, ids = self._rows(runs, opened), [run.id for run in runs]
+        return self._imitate("warm", tiny, opened, rows, config, ids, enough=self.scale.sft_loss)
 
     def oracle_runs(self, tasks: Sequence[Task]) -> list[Trajectory]:
         with LogStore.open(self.home / "oracles.db") as store:
@@ -332,13 +340,25 @@ class Bench:
 
     def _imitate(
         self, name: str, parent: Path, opened: OpenedWeights, rows: list[TrainSample], config: SftConfig,
-        runs: list[str],
+        runs: list[str], *, enough: float = 0.0,
     ) -> Path:  # fmt: skip
+        """Imitates until the mean loss of ten steps is at most `enough`."""
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
         folder = self.home / "state" / name
         folder.mkdir(parents=True, exist_ok=True)
-        done = train_sft(model, rows, config, folder, _every(50, name))
-        return self.save(name, model, opened, config, parent, done, runs)
+        losses: list[float] = []
+
+        def on_step(done: int, total: int, values: dict[str, float]) -> None:
+            losses.append(values["loss"])
+            last = done == total or (len(losses) >= 10 and mean(losses[-10:]) <= enough)
+            if done % 50 == 0 or last:
+                print(f"   {name}: step {done}/{total}  loss {values['loss']:.3f}", flush=True)
+            if last and done < total:
+                raise _Enough
+
+        with suppress(_Enough):
+            train_sft(model, rows, config, folder, on_step)
+        return self.save(name, model, opened, config, parent, len(losses), runs)
 
     def save(
         self, name: str, model: Any, opened: OpenedWeights, config: Any, parent: Path, steps: int,
@@ -392,11 +412,3 @@ def prepare_smokes(folder: Path) -> None:
 def _is_held_out(task: Task) -> bool:
     """One program in five, by its hash: held out are as common and as long ones as those of training."""
     return int(str(task.program_hash)[-8:], 16) % 5 == 0
-
-
-def _every(n: int, name: str) -> Callable[[int, int, dict[str, float]], None]:
-    def on_step(done: int, total: int, values: dict[str, float]) -> None:
-        if done % n == 0 or done == total:
-            print(f"   {name}: step {done}/{total}  loss {values.get('loss', float('nan')):.3f}", flush=True)
-
-    return on_step
