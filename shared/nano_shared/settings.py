@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from nano_shared.command_line import ALIASES, PRINT
 from nano_shared.errors import ConfigError, NanoError, UsageError
+from nano_shared.process import parse
 
 NONE = "none"
 """how a setting without a value is written, in a file and on the command line"""
@@ -58,12 +59,12 @@ def _describe(kind: type[BaseModel]) -> None:
     """Give each field the docstring below it. pydantic reads the sources for that whenever it is imported."""
     for base in kind.__mro__[: kind.__mro__.index(BaseModel)]:
         with suppress(OSError, TypeError):  # made by no `class` statement
-            (made,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            (made,) = parse(textwrap.dedent(inspect.getsource(base))).body
             for field, below in pairwise(getattr(made, "body", ())):
                 match field, below:
                     case ast.AnnAssign(ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                        described = kind.model_fields[name]
-                        described.description = described.description or inspect.cleandoc(text)
+                        if described := kind.model_fields.get(name):
+                            described.description = described.description or inspect.cleandoc(text)
 
 
 def setting_fields(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -95,8 +95,8 @@ def test_a_request_is_what_the_api_demands_and_nothing_that_was_not_said() -> No
     assert done.api.left_out == ("temperature",)
 
 
-@pytest.mark.parametrize("arguments", [{"command": "ls"}, '{"command": "ls"}', '"{\\"command\\": \\"ls\\"}"'])
-def test_arguments_that_are_an_object_or_encoded_twice_are_read(arguments: Any) -> None:
+@pytest.mark.parametrize("arguments", [{"command": "ls"}, '{"command": "ls"}'])
+def test_arguments_that_are_an_object_are_read(arguments: Any) -> None:
     function = {"name": "shell", "arguments": arguments}
     message = {"tool_calls": [{"id": "a", "type": "function", "function": function}]}
     answer = {"choices": [{"message": message, "finish_reason": "tool_calls"}]}

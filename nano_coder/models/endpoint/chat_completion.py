@@ -9,7 +9,6 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -345,16 +344,8 @@ class AnswerParts:
         for number, call in enumerate(self.calls):
             taken = {other.id for other in calls}
             own = call.id if call.id and call.id not in taken else f"call_{turn}_{number}"
-            calls.append(ApiCall(id=own, name=call.name, arguments=_once_encoded(call.arguments)))
+            calls.append(ApiCall(id=own, name=call.name, arguments=call.arguments))
         return tuple(calls)
-
-
-def _once_encoded(arguments: str) -> str:
-    """Arguments whose JSON a gateway encoded as a JSON string again, as they were."""
-    if arguments.lstrip().startswith('"{'):
-        with suppress(ValueError, RecursionError):
-            return str(json.loads(arguments))
-    return arguments
 
 
 OnAnswer = Callable[[str, Sequence[int], Sequence[float]], bool]
