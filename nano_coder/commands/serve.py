@@ -215,5 +215,6 @@ def listening_socket(host: str, port: int) -> socket.socket:
         listening.listen(2048)
     except OSError as problem:
         listening.close()
-        raise UsageError(f"cannot listen on {host}:{port}: {problem.strerror}; name another --port") from None
+        where = f"{host}:{port}: {problem.strerror}"
+        raise UsageError(f"cannot listen on {where}; name another --host or --port") from None
     return listening
