@@ -6,8 +6,8 @@ often. It imitates oracles and is stopped early; nano-coder runs it, and logs; i
 then on fresh rollouts; success is measured on programs and on families that training never saw, and on longer
 functions. The exit code is 1 if it gained nothing, or if the best constant answer is as good.
 
-    python integration/flywheel.py                   under six minutes on two cores
-    python integration/flywheel.py --small           under two; one of the tests
+    python integration/flywheel.py                   ten minutes on two cores (AVX2)
+    python integration/flywheel.py --small           a third of the runs
     python integration/flywheel.py --seed S --arms all --out docs/results/flywheel.json
                                                      with the controls; adds the seed's row, once
 
@@ -309,7 +309,7 @@ def _interval(difference: tuple[float, float, float]) -> str:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The whole circle on a CPU, narrated.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--small", action="store_true", help="under two minutes")
+    parser.add_argument("--small", action="store_true", help="a third of the runs")
     parser.add_argument(
         "--arms", nargs="+", choices=(*CONTROLS, "all"), default=(), help="controls beside the circle"
     )
