@@ -346,9 +346,11 @@ class Bench:
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
         folder = self.home / "state" / name
         folder.mkdir(parents=True, exist_ok=True)
-        losses: list[float] = []
+        losses, steps = list[float](), 0
 
         def on_step(done: int, total: int, values: dict[str, float]) -> None:
+            nonlocal steps
+            steps = done
             losses.append(values["loss"])
             last = done == total or (len(losses) >= 10 and mean(losses[-10:]) <= enough)
             if done % 50 == 0 or last:
@@ -357,8 +359,8 @@ class Bench:
                 raise _Enough
 
         with suppress(_Enough):
-            train_sft(model, rows, config, folder, on_step)
-        return self.save(name, model, opened, config, parent, len(losses), runs)
+            steps = train_sft(model, rows, config, folder, on_step)
+        return self.save(name, model, opened, config, parent, steps, runs)
 
     def save(
         self, name: str, model: Any, opened: OpenedWeights, config: Any, parent: Path, steps: int,

@@ -170,23 +170,6 @@ def repair_kinds(data: list[Row]) -> str:
     return table(columns, rows)
 
 
-def supply_teaches(data: Row) -> str:
-    return table(
-        {
-            "seed": of("{seed}"),
-            "programs before, constant, after": of(
-                "{programs_before}, {programs_constant}, {programs_after} %"
-            ),
-            "gain (95 %, paired)": of("{programs_gain:+} ({programs_low} to {programs_high})"),
-            "families before, constant, after": of(
-                "{families_before}, {families_constant}, {families_after} %"
-            ),
-            "gain": of("{families_gain:+} ({families_low} to {families_high})"),
-        },
-        data["rows"],
-    )
-
-
 def capabilities(data: Row) -> str:
     def over_seeds(row: Row) -> str:
         if row["low"] is None:
@@ -335,7 +318,6 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "improve_gate": ("improve_gate", improve_gate),
     "repair": ("repair", repair),
     "repair_kinds": ("repair", repair_kinds),
-    "supply_teaches": ("supply_teaches", supply_teaches),
     "capabilities": ("capabilities", capabilities),
     "grpo_step": ("grpo_step", grpo_step),
     "objectives": ("objectives", objectives),

@@ -40,7 +40,7 @@ def read_text(path: Path) -> str:
         return (gzip.decompress(data) if data[:2] == GZIP else data).decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = problem.object[: problem.start].count(b"\n") + 1
-        raise UsageError(f"{path}:{line}: row: is not UTF-8: {problem.reason}; save it so") from None
+        raise UsageError(f"{path}:{line}: row: is not UTF-8: {problem.reason}; save it as UTF-8") from None
     except (OSError, EOFError, zlib.error) as problem:
         raise UsageError(f"{path}: cannot be read: {problem}") from None
 

@@ -30,7 +30,8 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
     numbers: dict[str, Any] = {"parse_constant": _no_constant, "parse_float": _finite_float} if finite else {}
     try:
         value = json.loads(text, object_pairs_hook=_unique, **numbers)
-        if _is_deeper(value, DEEPEST):
+        # most texts have too few brackets to be so deep, and are not walked through
+        if text.count("[") + text.count("{") > DEEPEST and _is_deeper(value, DEEPEST):
             raise RecursionError
         return value
     except RecursionError:
@@ -94,7 +95,8 @@ def decoded(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
-        raise Refused("row", f"is not UTF-8: {problem.reason} at byte {problem.start}; save it so") from None
+        why = f"is not UTF-8: {problem.reason} at byte {problem.start}"
+        raise Refused("row", f"{why}; save it as UTF-8") from None
 
 
 def to_json(value: Any) -> str:

@@ -205,7 +205,7 @@ def _shown(conversation: Conversation, card: ModelCard, *, blind: bool) -> Itera
             yield {"role": "user", "content": waiting}
             waiting = []
         if message.images and blind:
-            wired["content"] += f"\n[{len(message.images)} images left out: this model sees none]"
+            wired["content"] += f"\n[images left out, since this model sees none: {len(message.images)}]"
         elif message.images and message.call_id is not None:
             waiting += [_text_part(f"The images of the answer to {message.call_id}:")]
             waiting += _image_parts(message, conversation)

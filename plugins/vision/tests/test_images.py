@@ -232,7 +232,7 @@ def test_a_server_that_turns_out_blind_goes_on_without_what_a_tool_showed(tmp_pa
         run = run_task(with_picture(runtime), runtime)
     assert run.answer == "I cannot see it."
     told = [m["content"] for m in script.seen[2]["messages"] if m["role"] == "tool"]
-    assert told == ["shot.png: image/png, 40 x 30 pixels\n[1 images left out: this model sees none]"]
+    assert told == ["shot.png: image/png, 40 x 30 pixels\n[images left out, since this model sees none: 1]"]
 
 
 def test_the_images_of_a_run_travel_with_it_and_go_with_it(tmp_path: Path) -> None:
