@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=4, help="runs of each held-out task, before and after")
     parser.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="more for nano-rl train")
-    options = parse(parser, steps=1, repeat=1)
+    options = parse(parser, steps=1, repeat=1, train=["--prompts", "1", "--group-size", "2"])
     if options.smoke:
         globals().update(
             LINES=2, STAGES=((1, 3, 1, 1.0),), HELD_OUT=1, WORDS=WORDS[:3], POSITIONS=256, COMPLETION=16,

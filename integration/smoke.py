@@ -102,6 +102,8 @@ def _own(words: list[str]) -> Callable[[], object] | None:
     if Path(program).name in ("nano-rl", "nano-coder"):
         module = Path(program).name.replace("-", "_")
         return _with([program, *rest], lambda: importlib.import_module(f"{module}.cli").main())
+    if rest[:1] == ["-u"]:  # torchrun's workers
+        rest = rest[1:]
     if program != sys.executable or not rest:
         return None
     if rest[0] == "-m" and rest[1] in ("nano_rl", "torch.distributed.run"):

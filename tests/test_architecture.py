@@ -8,6 +8,7 @@ import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
 
+import pytest
 from hatchling.builders.wheel import WheelBuilder
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -50,6 +51,7 @@ def test_nobody_imports_the_packages_of_the_repository_that_are_not_installed() 
         assert not roots & {"integration", "shared", "tests", "benchmarks", "examples"}, (package, path)
 
 
+@pytest.mark.slow
 def test_whoever_wants_the_losses_alone_loads_few_of_our_modules() -> None:
     code = "import sys, nano_rl.learn.update; print(*[m for m in sys.modules if m.startswith('nano_')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -170,25 +170,6 @@ def repair_kinds(data: list[Row]) -> str:
     return table(columns, rows)
 
 
-def capabilities(data: Row) -> str:
-    def over_seeds(row: Row) -> str:
-        if row["low"] is None:
-            return f"{row['gain']:+.1f} (one seed)"
-        return f"{row['gain']:+.1f} ({row['low']:.1f} to {row['high']:.1f})"
-
-    return table(
-        {
-            "capability": of("{capability}"),
-            "on: warm": seeds("on_warm"),
-            "on: trained": seeds("on_trained"),
-            "off: warm": seeds("off_warm"),
-            "off: trained": seeds("off_trained"),
-            "on - off, over seeds": over_seeds,
-        },
-        data["rows"],
-    )
-
-
 def grpo_step(data: Row) -> str:
     return table(
         {
@@ -318,7 +299,6 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "improve_gate": ("improve_gate", improve_gate),
     "repair": ("repair", repair),
     "repair_kinds": ("repair", repair_kinds),
-    "capabilities": ("capabilities", capabilities),
     "grpo_step": ("grpo_step", grpo_step),
     "objectives": ("objectives", objectives),
     "logs_teach": ("logs_teach", logs_teach),

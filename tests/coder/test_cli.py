@@ -495,7 +495,7 @@ def tasks(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 def test_the_key_and_the_url_of_an_endpoint_reach_every_command(
     cli: Cli, hosted: Endpoint, project: Path, tasks: Path
 ) -> None:
@@ -528,6 +528,7 @@ def test_a_wrong_key_says_where_one_is_given(
     refused(done, 3, "NANO_API_KEY or OPENAI_API_KEY in the environment", "nano-coder resume")
 
 
+@pytest.mark.slow
 def test_a_limit_is_said_on_the_command_line_or_in_the_configuration(
     cli: Cli, endpoint: Endpoint, project: Path, home: Path, tasks: Path
 ) -> None:
@@ -561,6 +562,7 @@ def test_an_answer_that_is_cut_is_said_to_model_and_user(cli: Cli, endpoint: End
     )
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_is_not_there_ends_the_run(cli: Cli, project: Path) -> None:
     nowhere = ("--model", "openai:m", "--base-url", "http://127.0.0.1:1/v1")
     done = cli("run", "x", "-C", str(project), *nowhere)

@@ -124,6 +124,7 @@ def without_times(run: Trajectory) -> list[Any]:
     ]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("after", [-1, 0, 1])
 def test_a_run_killed_at_a_summary_goes_on_exactly(
     long_run: tuple[Trajectory, Runtime], tmp_path: Path, after: int

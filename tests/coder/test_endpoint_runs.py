@@ -164,6 +164,7 @@ def test_a_run_ends_at_its_cost(tmp_path: Path) -> None:
     assert len(script.seen) == 2, "no call without a price"
 
 
+@pytest.mark.slow
 def test_time_bounds_a_call_and_a_silent_server_is_no_fault_of_the_policy(tmp_path: Path) -> None:
     def writes_on(handler: Handler) -> None:
         handler.send_response(200)
@@ -188,6 +189,7 @@ def test_time_bounds_a_call_and_a_silent_server_is_no_fault_of_the_policy(tmp_pa
     over.set()
 
 
+@pytest.mark.slow
 def test_a_limit_that_cuts_a_program_names_its_setting(tmp_path: Path) -> None:
     commands = {
         "sleep 5": "tool_seconds",

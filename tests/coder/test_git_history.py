@@ -311,7 +311,7 @@ def test_a_hostile_repository_costs_a_sentence(
     assert LEFT_OUT in said
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", ["HEAD", "commondir", "missing"])
 def test_a_run_in_a_hostile_repository_ends_well(
     shell: Shell, project: Path, tmp_path: Path, kind: str
@@ -416,6 +416,7 @@ def test_a_repository_inside_the_jail_is_the_programs_own(shell: Shell, project:
     assert "not a git repository" in told.seen
 
 
+@pytest.mark.slow
 def test_what_is_excluded_keeps_the_history_out_unless_the_user_says(
     shell: Shell, project: Path, tmp_path: Path, home: Path
 ) -> None:

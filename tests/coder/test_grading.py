@@ -72,7 +72,7 @@ def test_what_has_no_form_in_json_is_a_failure_and_no_tampering(way: str, sandbo
     assert (verdict.reward, verdict.failure_kind, verdict.tampering) == (0.0, "not_plain", ())
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("hack", HANGS)
 def test_a_hang_earns_nothing_and_is_named(hack: str, sandbox: Sandbox) -> None:
     verdict = _grade(sandbox, HANGS[hack])
@@ -368,7 +368,7 @@ def test_tests_that_the_original_skips_may_be_skipped(project: Path, sandbox: Sa
     assert _check(project, sandbox, {"calc.py": FIXED}).reward == 1.0
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("options", "settings"),
     [("-x", ""), ("-xq", ""), ("--maxfail=1 -q", ""), ("-q", "[pytest]\naddopts = -x\n")],

@@ -238,6 +238,7 @@ def test_a_run_and_all_that_follows_it(
         assert "Traceback" not in told.stderr
 
 
+@pytest.mark.slow
 def test_exec(nano: Nano, unharmed: None) -> None:
     for arguments in (
         ("exec", "--workspace", ".", "--", "sh", "-c", "cat key secrets/token.txt; git status; exit 0"),
@@ -248,6 +249,7 @@ def test_exec(nano: Nano, unharmed: None) -> None:
         assert "the user's secret" not in done.stdout
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("what", ["pipe as nano.toml", "gigabyte as nano.toml", "pipe as pyvenv.cfg"])
 def test_what_never_ends_ends_in_a_sentence(nano: Nano, project: Path, endpoint: Endpoint, what: str) -> None:
     kind, name = what.split(" as ")

@@ -117,6 +117,7 @@ def test_a_program_holds_no_socket(jail: NsJail, warm: bool) -> None:
         assert set(run(textwrap.dedent(code)).stdout.split()) == {b"False"}
 
 
+@pytest.mark.slow
 def test_what_a_program_writes_everywhere_is_no_word(jail: NsJail) -> None:
     for _ in range(2):
         result = jail.run_python(textwrap.dedent(FORGE) + "sys.exit(7)")
@@ -216,6 +217,7 @@ def test_many_ends_in_one_jail_are_told_apart(jail: NsJail) -> None:
         time.sleep(0.03 * (number % 4))  # init wakes after 50 ms
 
 
+@pytest.mark.slow
 def test_a_program_that_announces_its_end_is_ended_soon_though_nobody_asks(jail: NsJail) -> None:
     code = """
         import os, time

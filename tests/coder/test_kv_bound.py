@@ -125,7 +125,7 @@ def held_by(decoder: ModuleDecoder) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("held", [2, 5])
 def test_the_caches_of_transformers_stay_within_the_bound(
     model: Any, held: int, monkeypatch: pytest.MonkeyPatch

@@ -103,7 +103,7 @@ def located(tmp_path: Path) -> Iterator[Located]:
         yield lambda check: locate(ToolContext(jail=jail, limits=Limits(), check=check), {}).text
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "check",
     [

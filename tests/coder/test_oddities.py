@@ -40,6 +40,7 @@ def test_an_oddity_earns_one_from_tests(way: str) -> None:
     assert (verdict.reward, verdict.tampering, verdict.failure_kind) == (1.0, (), None), verdict.checks
 
 
+@pytest.mark.slow
 def test_every_oddity_passes_in_plain_python(tmp_path: Path) -> None:
     for number, (tests, solution) in enumerate(SUITES.values()):
         folder = tmp_path / str(number)

@@ -155,6 +155,7 @@ def test_tests_that_find_every_mutant_earn_one(sandbox: Sandbox, folder: Path) -
     assert (verdict.reward, verdict.components) == (1.0, {"mutants_killed": 1.0})
 
 
+@pytest.mark.slow
 def test_tests_that_find_some_mutants_are_told_which(sandbox: Sandbox, folder: Path) -> None:
     verdict = _mutants(
         sandbox, folder, "from clipping import clip\ndef test_it():\n    assert clip(5, 0, 3) == 3\n"

@@ -100,6 +100,7 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return int(end.value.code or 0), streams.out, streams.err
 
 
+@pytest.mark.slow
 def test_the_command_reports_both_rewards(
     tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str], one_thread: None
 ) -> None:

@@ -155,6 +155,7 @@ def test_a_run_that_ended_is_not_resumed(tmp_path: Path) -> None:
         resume_run("nothing", runtime)
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_resumes_a_run(tmp_path: Path) -> None:
     runtime = a_runtime(tmp_path, [])
     start = snapshot_directory(tmp_path_with_a_file(tmp_path), runtime.store.blobs)

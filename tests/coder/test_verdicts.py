@@ -230,7 +230,7 @@ def _ruined(source: str, folder: Path, first: tuple[str, ...] = ()) -> tuple[Tra
     return grade_run(run_task(task, runtime), runtime), runtime
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "attack", [pytest.param(a, marks=pytest.mark.slow) if a == "a full disk" else a for a in [*LOST, *KEPT]]
 )

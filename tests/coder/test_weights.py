@@ -223,6 +223,7 @@ def test_the_base_is_converted_once_and_loads(home: Path, capfd: pytest.CaptureF
     assert "converting" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_importing_weights_policies_and_commands_needs_no_torch() -> None:
     commands = [
         f"{package.__name__}.{module.name}"

@@ -50,6 +50,7 @@ def end_connections(server: PostgresServer) -> None:
 # ------------------------------------------------------------------------------------ opening
 
 
+@pytest.mark.slow
 def test_first_openers_of_an_empty_database_do_not_race(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
@@ -335,6 +336,7 @@ def test_a_claim_holds_on_another_machine(url: str, tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [0.0, 0.7])
 def test_a_claim_of_a_killed_process_is_free_once_the_server_notices(
     postgres_server: PostgresServer, url: str, tmp_path: Path, moment: float

@@ -222,6 +222,7 @@ def test_a_resources_server_gives_tools_state_and_reward(tmp_path: Path) -> None
         assert wrong.reward is None or wrong.reward == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_mid_step_leaves_no_reward(tmp_path: Path) -> None:
     with served(tmp_path) as (env, kill):
         environments = Environments.open([env])

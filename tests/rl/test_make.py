@@ -17,12 +17,12 @@ LEVELS = (0, 1, 2, 3)
 
 @pytest.fixture(scope="module")
 def train() -> list[Task]:
-    return make_tasks(levels=LEVELS, n=240, seed=1, split=Split.TRAIN)
+    return make_tasks(levels=LEVELS, n=72, seed=1, split=Split.TRAIN)
 
 
 @pytest.fixture(scope="module")
 def held_out() -> list[Task]:
-    return make_tasks(levels=LEVELS, n=120, seed=1, split=Split.TEST)
+    return make_tasks(levels=LEVELS, n=36, seed=1, split=Split.TEST)
 
 
 def test_the_same_arguments_make_the_same_tasks(train: list[Task]) -> None:
@@ -35,8 +35,8 @@ def test_keys_are_distinct(train: list[Task], held_out: list[Task]) -> None:
 
 
 def test_tasks_are_spread_evenly(train: list[Task]) -> None:
-    assert set(Counter(t.level for t in train).values()) == {60}
-    assert Counter(t.view for t in train if t.level == 1) == {"complete": 20, "calculate": 20, "predict": 20}
+    assert set(Counter(t.level for t in train).values()) == {18}
+    assert Counter(t.view for t in train if t.level == 1) == {"complete": 6, "calculate": 6, "predict": 6}
 
 
 def test_splits_share_no_family_and_no_program(train: list[Task], held_out: list[Task]) -> None:

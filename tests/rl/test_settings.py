@@ -283,6 +283,7 @@ def test_help_answers_at_once(program: str) -> None:
     assert after.children_user + after.children_system - before.children_user - before.children_system < 2.0
 
 
+@pytest.mark.slow
 def test_help_of_a_training_loads_no_torch() -> None:
     assert loaded("nano_rl", "train", "--help") == []
     assert loaded("nano_coder", "run", "--help") == []

@@ -45,6 +45,7 @@ def test_it_does_not_touch_the_global_seed(tmp_path: Path) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.slow
 def test_the_default_is_about_a_million_parameters(tmp_path: Path) -> None:
     texts = [file.read_text() for file in sorted(Path(__file__).parents[2].rglob("*/nano_*/*.py"))]
     loaded = load_policy(str(build_tiny(tmp_path, texts)))

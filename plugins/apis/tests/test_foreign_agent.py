@@ -192,6 +192,7 @@ class Slow(ScriptedPolicy):
         return super().complete(conversation, sampling)
 
 
+@pytest.mark.slow
 def test_what_was_being_sampled_when_the_time_was_up_is_logged(runtime: Callable[..., Runtime]) -> None:
     made = runtime(Slow([calls("true")]), limits={"max_seconds": 2.0})
     run = run_task(task(), made, seed=0)
@@ -236,6 +237,7 @@ def test_the_server_is_the_only_way_out_and_gives_no_reward(runtime: Callable[..
     assert run.turns[1].messages[0].content.split("\n")[:3] == ["no net", "404", "404"]
 
 
+@pytest.mark.slow
 def test_the_policy_samples_as_the_rollout_says(
     runtime: Callable[..., Runtime], tiny_folder: Path, one_thread: None
 ) -> None:

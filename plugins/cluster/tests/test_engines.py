@@ -84,7 +84,7 @@ def test_a_training_whose_rollouts_a_server_makes(tiny: Path, server: EngineServ
     assert versions == {0, 1, 2}
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True])
 def test_second_attempts_are_made_on_the_server_too(
     ahead: bool, tiny: Path, server: EngineServer, tmp_path: Path
@@ -114,6 +114,7 @@ def test_a_server_that_answers_wrongly_is_named(
         Loop(tiny, tmp_path / "loop").go(on(liar.url), steps=1)
 
 
+@pytest.mark.slow
 def test_a_server_that_lies_about_its_version_is_left_out(
     tiny: Path, server: EngineServer, liar: Liar, tmp_path: Path
 ) -> None:

@@ -211,6 +211,7 @@ def test_bad_input_on_several_ranks_is_one_sentence_and_ends_all(home: Path) -> 
     assert "only `train` uses the others" in listed.stderr
 
 
+@pytest.mark.slow
 def test_one_process_imports_neither_fsdp_nor_the_ranks_nor_ray() -> None:
     code = (
         "import sys, nano_rl.train, nano_rl.commands.train, nano_rl.record, nano_rl.session\n"

@@ -241,6 +241,7 @@ def nano_rl(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_status_of_workers_is_read_without_ray(tmp_path: Path) -> None:
     folder = tmp_path / "trainings" / "far"
     folder.mkdir(parents=True)

@@ -440,6 +440,7 @@ def test_closing_ends_a_run_in_another_thread(sandbox: Sandbox) -> None:
     assert len(failures) == 1
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_the_death_of_the_agent_ends_its_programs(sandbox: Sandbox, number: signal.Signals) -> None:
     marker = f"5184{number.value}{len(sandbox.name)}"

@@ -121,6 +121,7 @@ def test_a_task_that_names_an_image_runs_and_is_graded_in_it(busybox: str, tmp_p
     assert runtime.store.get(run.id).task.image == busybox
 
 
+@pytest.mark.slow
 @needs_podman
 def test_a_run_whose_image_is_missing_ends_with_the_code_of_the_sandbox(tmp_path: Path) -> None:
     argv = [

@@ -157,7 +157,7 @@ GRADED = {
 }
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", GRADED)
 def test_an_exported_task_brings_a_verifier_that_tells_right_from_wrong(kind: str, tmp_path: Path) -> None:
     hidden, right, wrong = GRADED[kind]

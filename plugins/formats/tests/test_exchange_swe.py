@@ -66,6 +66,7 @@ def test_the_workspace_is_the_base_commit_and_nothing_else(repo: Path) -> None:
     assert task.hidden.files["test_calc.py"] == TEST
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("solved", "reward"), [(True, 1.0), (False, 0.0)])
 def test_hidden_tests_decide(repo: Path, tmp_path: Path, solved: bool, reward: float) -> None:
     task = read_swe(row(repo), ReadOptions(repo=repo))

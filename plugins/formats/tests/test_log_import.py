@@ -172,6 +172,7 @@ def test_a_file_imported_twice_is_written_once(log: Path, tmp_path: Path, take: 
     assert the_runs(log) == before
 
 
+@pytest.mark.slow
 def test_one_bad_row_among_many_leaves_the_log_as_it_was(log: Path, tmp_path: Path, take: Import) -> None:
     rows = [gym_rollout(_ng_rollout_index=number) for number in range(2000)]
     rows[1700]["response"] = gym_rollout()["response"] | {"output": [{"type": "function_call", "name": 3}]}

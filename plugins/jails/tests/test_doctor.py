@@ -54,6 +54,7 @@ def test_the_report_names_attempts_layers_and_verdict() -> None:
     assert "attempts were stopped" in done.output
 
 
+@pytest.mark.slow
 def test_the_report_as_json() -> None:
     done = CliRunner().invoke(cli, ["doctor", "--json"], standalone_mode=False)
     report = json.loads(done.output)

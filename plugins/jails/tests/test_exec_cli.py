@@ -91,7 +91,7 @@ def test_a_flood_is_told(run: Exec) -> None:
     assert "ended for more than 67108864 bytes of output" in done.stderr
 
 
-@pytest.mark.some(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["sleep 60", "cat", "read x"])
 def test_an_open_silent_input_does_not_outlast_the_time_limit(tmp_path: Path, line: str) -> None:
     program = [sys.executable, "-c", "from nano_coder.cli import main; main()", "exec", "--timeout", "1"]

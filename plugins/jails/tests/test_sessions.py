@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import forked
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,6 +78,7 @@ def test_a_batch_refuses_what_no_session_can_do() -> None:
     assert "outside the workspace" in said[10]["error"]
 
 
+@pytest.mark.slow
 def test_sessions_run_at_once_and_leave_nothing() -> None:
     seconds = 1000 + os.getpid() / 1e7  # no other test sleeps as long
     sleep = "import time; came = time.monotonic(); time.sleep(2); print(came, time.monotonic())"

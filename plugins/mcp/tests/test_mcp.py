@@ -157,6 +157,7 @@ def test_what_drives_a_terminal_is_written_out(context: ToolContext) -> None:
     assert TOOLS.find("mcp__probe__hostile_text")(context, {}).text == "cleared \\u202e"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -202,6 +203,7 @@ def test_who_writes_to_a_program_that_ends_learns_how_it_ended() -> None:
     assert heard == ["it ended with exit code 3 (wrong)"]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 def test_both_revisions_of_the_protocol(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import functools

@@ -146,6 +146,7 @@ def test_a_module_indented_by_tabs_has_the_targets_of_one_indented_by_blanks() -
     assert [t.hash for t in targets_of("a.py", tabs)] == [t.hash for t in targets_of("a.py", blanks)]
 
 
+@pytest.mark.slow
 def test_every_breakage_is_undone_by_its_edit() -> None:
     count = 0
     for path in sorted((ROOT / "plugins/mining/nano_mining").glob("*.py")):
@@ -203,6 +204,7 @@ def test_a_trace_names_the_functions_that_a_test_calls(project: Path) -> None:
     assert calls == {"test_clamp": {4}, "test_bound": {12}, "test_nothing": set()}
 
 
+@pytest.mark.slow
 def test_versions_of_a_module_are_tried_in_one_jail(project: Path) -> None:
     package = read_package(project)
     path = "src/demo/sums.py"

@@ -115,6 +115,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
 
 
+@pytest.mark.slow
 def test_the_command_prints_parts_and_speed(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     from nano_rl.cli import cli
 

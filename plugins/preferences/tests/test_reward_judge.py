@@ -131,6 +131,7 @@ def test_the_deadline_is_of_the_whole_answer_and_not_of_a_read(
     assert (run.verdict.reward, run.verdict.failure_kind) == (None, "judge_late")
 
 
+@pytest.mark.slow
 def test_a_judge_that_is_not_there_is_unreachable(runtime: Runtime, runs: list[Trajectory]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

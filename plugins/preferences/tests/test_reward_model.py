@@ -81,6 +81,7 @@ def test_a_row_is_scored_at_its_last_token_whatever_is_padded_beside_it() -> Non
     assert full[0, -1].item() == pytest.approx(alone[0], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_it_learns_a_known_annotator_and_predicts_held_out_pairs(tmp_path: Path) -> None:
     train, kept = held_out(annotated(400), 0.2, seed=0)
     assert not {p.prompt_key for p in train} & {p.prompt_key for p in kept}

@@ -66,6 +66,7 @@ def test_the_start_earns_nothing(view: View, sandbox: Sandbox) -> None:
         assert _reward(task, dict(task.files), None, sandbox) == 0.0, task.key
 
 
+@pytest.mark.some(4)
 @each_view
 def test_tasks_carry_level_view_family_split_and_hash(view: View) -> None:
     for task in sample(view):
@@ -102,6 +103,7 @@ def test_no_hidden_case_is_shown(view: View) -> None:
             assert not case.args or call not in shown, task.key
 
 
+@pytest.mark.some(2)
 @each_view
 def test_cases_have_eight_or_more_distinct_inputs(view: View) -> None:
     for task in sample(view):
@@ -110,6 +112,7 @@ def test_cases_have_eight_or_more_distinct_inputs(view: View) -> None:
             assert len({json.dumps(c.args) for c in hidden.cases}) == len(hidden.cases) >= 8
 
 
+@pytest.mark.slow
 def test_prompts_of_the_first_levels_are_short() -> None:
     for task in every_task():
         if task.level in (0, 1):
@@ -173,6 +176,7 @@ def test_an_oracle_that_tries_again_first_copies_lines_of_the_same_function(view
     assert copied_elsewhere == {True, False}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("view", AGAIN, ids=lambda v: v.name)
 def test_it_edits_in_vain_up_to_three_times_and_may_say_the_same_again(view: View) -> None:
     tasks = [SUITE.make(view, Split.TRAIN, seed) for seed in range(60)]
@@ -181,6 +185,7 @@ def test_it_edits_in_vain_up_to_three_times_and_may_say_the_same_again(view: Vie
     assert {len(set(texts)) for texts in drawn if len(texts) == 2} == {1, 2}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("view", AGAIN, ids=lambda v: v.name)
 def test_what_it_says_in_vain_leaves_room_for_the_rest(view: View) -> None:
     """Of text, each byte counts as a token."""

@@ -299,6 +299,7 @@ def test_a_curve_tells_its_values_to_pointer_and_keys(shown: Page, folder: Path)
     assert page.inner_text("#status") == ""
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_training_grows_on_the_page_while_it_goes(
     shown: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -167,6 +167,7 @@ def test_groups_are_tasks_and_forks_of_one_step(tmp_path: Path) -> None:
     assert {row["id"] for row in view.group({"id": "other"})["rows"]} == {"parent", "other"}
 
 
+@pytest.mark.slow
 def test_pages_of_groups_hold_every_group_once(tmp_path: Path) -> None:
     store = log_of(tmp_path / "log.db", [run(f"r{n}", key=f"k{n:03}", at=float(n // 7)) for n in range(230)])
     rows = every(LogView(store), "groups")

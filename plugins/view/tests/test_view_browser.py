@@ -78,7 +78,7 @@ VIEWS = (
 )  # fmt: skip
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_runs_nothing_and_asks_nobody_else(shown: Page, root: str, view: str) -> None:
     shown.asked.clear()
@@ -108,7 +108,7 @@ def phone(chromium: Browser) -> Iterator[Page]:
         yield page
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_fits_a_phone_and_is_accessible_in_the_dark_and_in_light(
     phone: Page, root: str, view: str
@@ -138,6 +138,7 @@ def test_a_long_output_is_fetched_whole_on_demand(shown: Page, root: str) -> Non
     assert page.evaluate("document.activeElement.tagName") == "PRE"
 
 
+@pytest.mark.slow
 def test_the_list_scrolls_through_every_run_and_keeps_few_rows(shown: Page, root: str) -> None:
     page = shown.open(f"{root}#/runs")
     page.wait_for_selector("tr.row")
