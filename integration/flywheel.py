@@ -13,9 +13,10 @@ is as good.
                                                      with the controls; adds the seed's row, once
 
 Arms: `log` imitates the successes in the log; `trained` goes on from there with GRPO on fresh rollouts; and
-three controls from the same warm start: `imitation` of its own successes on as many rollouts; `oracles`
-imitated for as many tokens; `random`, the first two with runs drawn and verdicts dealt at random, which must
-stay where it began, or the rates are too high.
+controls from the same warm start: `imitation` of its own successes on as many rollouts; `oracles` imitated
+for as many tokens; `random`, the first two with runs drawn and verdicts dealt at random, and
+`random_imitation`, the third with runs drawn at random: they must stay where they began, or the rates are too
+high.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ from nano_shared.types import Split, Task, Trajectory
 from nano_suites.drawing import make_tasks
 
 COMMAND = "python integration/flywheel.py --seed S --arms all --out docs/results/flywheel.json"
-PLAIN, CONTROLS = ("start", "log", "trained"), ("imitation", "oracles", "random")
+PLAIN = ("start", "log", "trained")
+CONTROLS = ("imitation", "oracles", "random", "random_imitation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,16 +133,19 @@ class Flywheel:
         with shuffled_rewards():
             return self._trained("random-")
 
-    def _imitation(self) -> Path:
+    def _imitation(self, prefix: str = "") -> Path:
         warm, budget = self.bench.warm(), self.budget
         with (
             self.bench.log("warm", warm, self.new[: budget.logged]) as one,
             self.bench.log("rest", warm, self.new[budget.logged :]) as other,
         ):
             return self.bench.imitate(
-                "imitation", warm, [one, other], steps=max(1, len(self.new) // 4),
-                learning_rate=budget.imitation_rate,
+                f"{prefix}imitation", warm, [one, other], steps=max(1, len(self.new) // 4),
+                learning_rate=budget.imitation_rate, at_random=bool(prefix),
             )  # fmt: skip
+
+    def _random_imitation(self) -> Path:
+        return self._imitation("random-")
 
     def _oracles(self) -> Path:
         return self.bench.imitate_oracles(
@@ -153,7 +158,8 @@ class Flywheel:
         home = self.bench.home
         stores = {
             "log": ["log-warm"], "trained": ["log-warm", "state/trained"],
-            "imitation": ["log-warm", "log-rest"], "random": ["log-warm", "state/random-trained"],
+            "imitation": ["log-warm", "log-rest"], "random_imitation": ["log-warm", "log-rest"],
+            "random": ["log-warm", "state/random-trained"],
         }.get(arm, [])  # fmt: skip
         runs: list[Trajectory] = []
         for name in stores:
@@ -222,11 +228,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         budget = replace(budget, learning_rate=options.learning_rate)
     arms = PLAIN + (CONTROLS if options.arms == ["all"] else tuple(options.arms))
     rows = json.loads(options.out.read_text())["rows"] if options.out and options.out.exists() else []
-    if any(row["seed"] == options.seed and set(arms) <= set(row["arms"]) for row in rows):
+    row = next((one for one in rows if one["seed"] == options.seed), None)
+    missing = [arm for arm in arms if row is None or arm not in row["arms"]]
+    if not missing:
         print(f"{options.out} has the row of seed {options.seed}")
         return 0
     with nullcontext(options.work) if options.work else tempfile.TemporaryDirectory() as work:
-        row = _run(Path(work), budget, options.seed, arms)
+        if row and not set(missing) & set(PLAIN):
+            circle = Flywheel(Path(work), budget, seed=options.seed, controls=True)
+            circle.arms = row["arms"]
+            for arm in missing:
+                circle.run(arm)
+        else:
+            row = _run(Path(work), budget, options.seed, arms)
     if options.out:
         rows = sorted(
             [row, *(one for one in rows if one["seed"] != options.seed)], key=lambda one: one["seed"]

@@ -1,4 +1,4 @@
-"""The curve of a result: held-out success over the steps of a training, with its seeds."""
+"""The picture of the first page: held-out success of each arm of the loop, beside its controls."""
 
 from __future__ import annotations
 
@@ -7,39 +7,47 @@ from typing import Any
 
 from svg import Svg
 
-WIDTH, HEIGHT = 760, 330
-LEFT, RIGHT, TOP, BOTTOM = 60, 510, 40, 280
+WIDTH, LEFT, RIGHT, TOP, ROW = 760, 330, 690, 40, 30
+ARMS = {
+    "start": ("untrained: a warm start by imitation", "b"),
+    "constant": ("best constant answer, told the place, in hindsight", "b"),
+    "random": ("the same training on random rewards", "b"),
+    "log": ("its log alone: 512 runs, the successes imitated", "a"),
+    "trained": ("and then GRPO on 1,024 fresh runs", "a"),
+    "imitation": ("its log alone: 1,536 runs, the successes imitated", "a"),
+    "oracles": ("oracles imitated, equal tokens", "b"),
+}
+"""arm -> what it is, and its colour: what the policy learned from its own runs, and what stands beside it"""
 
 
-def supply(data: dict[str, Any]) -> str:
-    """The mean over seeds at each measured step; each seed at the first and the last step."""
-    steps, seeds = data["steps"], data["rows"]
-    svg = Svg(WIDTH, HEIGHT, f"success on held-out tasks over {steps[-1]} training steps, {len(seeds)} seeds")
+def loop(data: dict[str, Any]) -> str:
+    """`data`: what integration/flywheel.py writes. The mean over seeds, and each seed."""
+    seeds = data["rows"]
+    bottom = TOP + ROW * len(ARMS)
+    svg = Svg(
+        WIDTH, bottom + 34, f"success on held-out programs by what was learned from, {len(seeds)} seeds"
+    )
 
-    def place(step: float, percent: float) -> tuple[float, float]:
-        x = LEFT + (RIGHT - LEFT) * step / steps[-1]
-        return round(x, 1), round(BOTTOM - (BOTTOM - TOP) * percent / 100, 1)
+    def across(percent: float) -> float:
+        return round(LEFT + (RIGHT - LEFT) * percent / 100, 1)
 
+    what = f"success on 100 held-out programs, %; dots: each of {len(seeds)} seeds, bars: their mean"
+    svg.text(LEFT, TOP - 16, [what], small=True)
     for percent in range(0, 101, 25):
-        svg.line([place(0, percent), place(steps[-1], percent)], "grid")
-        svg.text(LEFT - 8, place(0, percent)[1] + 4, [f"{percent} %"], small=True, anchor="end")
-    for step in steps:
-        svg.text(place(step, 0)[0], BOTTOM + 20, [str(step)], small=True)
-    svg.text((LEFT + RIGHT) / 2, BOTTOM + 40, ["training steps"], small=True)
-    what = "success on held-out tasks (200 of each kind, temperature 1)"
-    svg.text(LEFT, TOP - 16, [what], small=True, anchor="start")
-    for kind, name, label in (("a", "programs", "held-out programs"), ("b", "families", "held-out families")):
-        for row in seeds:
-            ends = [place(steps[0], row[f"{name}_before"]), place(steps[-1], row[f"{name}_after"])]
-            for x, y in ends:
-                svg.dot(x, y, 3, kind)
-        constant = fmean(row[f"{name}_constant"] for row in seeds)
-        svg.line([place(0, constant), place(steps[-1], constant)], f"constant {kind}")
-        mean = [place(step, percent) for step, percent in zip(steps, data[name], strict=True)]
-        svg.line(mean, f"curve {kind}")
-        y = mean[-1][1] + (14 if kind == "a" else -6)
-        ends_said = f"{label}: {data[name][0]} to {data[name][-1]} %"
-        svg.text(RIGHT + 14, y, [ends_said], kind=kind, anchor="start")
-    legend = [f"thick: mean of {len(seeds)} seeds", "dots: each seed", "dashed: best constant answer"]
-    svg.text(RIGHT + 14, BOTTOM - 40, legend, small=True, anchor="start")
+        svg.line([(across(percent), TOP), (across(percent), bottom)], "grid")
+        svg.text(across(percent), bottom + 18, [str(percent)], small=True)
+    for place, (arm, (label, kind)) in enumerate(ARMS.items()):
+        y = TOP + ROW * place + ROW / 2
+        values = [_success(row, arm) for row in seeds]
+        svg.text(LEFT - 12, y + 4, [label], small=True, anchor="end")
+        svg.line([(across(0), y), (across(fmean(values)), y)], f"curve {kind}")
+        for value in values:
+            svg.dot(across(value), y, 3, kind)
+        svg.text(RIGHT + 14, y + 4, [f"{fmean(values):.0f}"], kind=kind, anchor="start")
     return svg.end()
+
+
+def _success(row: dict[str, Any], arm: str) -> float:
+    if arm == "constant":
+        return float(row["constant"]["programs_hindsight"])
+    return float(row["arms"][arm]["programs"])
