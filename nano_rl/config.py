@@ -61,7 +61,8 @@ class TrainConfig(UpdateConfig):
     when it comes; None is free on a GPU, else lockstep"""
     engine: tuple[str, ...] = ()
     """URLs of servers that make the rollouts, http://HOST:8000/v1, separated by commas: vLLM or nano-coder
-    serve, of the model that is trained; a LoRA adapter is loaded there after each update"""
+    serve, of the model that is trained; or vllm:PYTHON, an environment whose vLLM starts and ends with the
+    training. A LoRA adapter is loaded there after each update"""
     ray: str | None = None
     """run agents, jails and graders as actors of a Ray cluster: auto, which starts one here where RAY_ADDRESS
     names none, or HOST:6379; their tokens come from the servers of `engine`"""
@@ -109,8 +110,10 @@ class TrainConfig(UpdateConfig):
             return urls
         each = urls.split(",") if isinstance(urls, str) else ",".join(urls).split(",")
         named = tuple(dict.fromkeys(url.strip().rstrip("/") for url in each if url.strip()))
+        if len(named) == 1 and named[0].partition(":")[0] == "vllm":
+            return named
         if wrong := [url for url in named if not url.startswith(("http://", "https://"))]:
-            raise ValueError(f"{wrong[0]!r} is no URL; give http://HOST:PORT/v1")
+            raise ValueError(f"{wrong[0]!r} is no URL; give http://HOST:PORT/v1, or vllm:PYTHON alone")
         return named
 
     def idle(self, given: Collection[str], *, from_logs: bool = False) -> Iterator[str]:
@@ -157,6 +160,11 @@ class TrainConfig(UpdateConfig):
             raise ValueError(
                 "`ray` places agents on other machines, whose tokens come from servers: give --engine URL,"
                 " or leave `ray` out"
+            )
+        if self.ray and not self.engine[0].startswith("http"):
+            raise ValueError(
+                "`ray` needs servers that its machines reach, and vllm:PYTHON is reached from here alone:"
+                " start vLLM there, and give --engine URL"
             )
         if self.rollout_workers and not self.ray:
             raise ValueError(

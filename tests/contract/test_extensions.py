@@ -351,7 +351,7 @@ def test_the_document_and_the_example_know_every_group() -> None:
     ours = set().union(*(tomllib.loads(p.read_text())["project"].get("entry-points", {}) for p in projects))
     example = tomllib.loads((REPOSITORY / "examples/plugins/pyproject.toml").read_text())
     theirs = ours
-    assert set(re.findall(r"\| `(nano\.[a-z_]+)`", DOCUMENT.read_text())) == theirs
+    assert set(re.findall(r"- `(nano\.[a-z_]+)`", DOCUMENT.read_text())) == theirs
     # of these our plug-ins are the examples
     large = {"workers", "learners", "terms", "settings", "run_tools", "views", "trainings"}
     large |= {

@@ -15,6 +15,7 @@ from torch import nn
 
 from nano_cluster import engine_pool
 from nano_cluster.engine_pool import AdapterProbe, AnnounceAdapter, EnginePool, PublishedAdapter
+from nano_cluster.own_vllm import START_SECONDS, OwnVllm
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.local.sampler import OnToken, Sampled
 from nano_coder.models.opening import OpenedWeights
@@ -80,12 +81,20 @@ def open_publisher(
     opened: OpenedWeights, folder: Path, save: SaveAdapter, config: TrainConfig,
     on_change: Callable[[str], None], announce: AnnounceAdapter,
 ) -> AdapterPublisher:  # fmt: skip
-    """A publisher for `config.engine`. Raises UsageError as AdapterPublisher."""
+    """A publisher for `config.engine`. Raises UsageError for a model trained whole, and as OwnVllm."""
+    if not hasattr(opened.loaded.model, "peft_config"):
+        raise UsageError(
+            "--engine gives servers a LoRA adapter after each update, and all weights are trained here: give"
+            " --lora-rank 16 (vLLM: --max-lora-rank 16), or leave --engine out"
+        )
+    urls, key, patience, own = config.engine, engine_key(), engine_pool.PATIENCE_SECONDS, None
+    if not urls[0].startswith("http"):
+        own = OwnVllm(urls[0], opened, config, folder.parent, on_change)
+        urls, key, patience = (own.url,), own.key, START_SECONDS
     pool = EnginePool(
-        config.engine, probe_of(opened, config), api_key=engine_key(), patience=engine_pool.PATIENCE_SECONDS,
-        on_change=on_change, announce=announce,
-    )  # fmt: skip
-    return AdapterPublisher(opened.loaded.model, pool, folder, save, bound=config.off_policy_bound)
+        urls, probe_of(opened, config), api_key=key, patience=patience, on_change=on_change, announce=announce
+    )
+    return AdapterPublisher(opened.loaded.model, pool, folder, save, config.off_policy_bound, own)
 
 
 def probe_of(opened: OpenedWeights, config: TrainConfig) -> AdapterProbe:
@@ -105,16 +114,12 @@ class AdapterPublisher:
     """Has a pool serve what is trained."""
 
     def __init__(
-        self, model: nn.Module, pool: EnginePool, folder: Path, save: SaveAdapter, *, bound: int
-    ) -> None:
+        self, model: nn.Module, pool: EnginePool, folder: Path, save: SaveAdapter, bound: int,
+        own: OwnVllm | None = None,
+    ) -> None:  # fmt: skip
         """`folder` is that of the adapters, which the servers must reach; `bound` the oldest version that
-        rollouts may use. Raises UsageError for a model that is trained whole."""
-        if not hasattr(model, "peft_config"):
-            raise UsageError(
-                "--engine gives servers a LoRA adapter after each update, and all weights are trained here:"
-                " give --lora-rank 16 (vLLM: --max-lora-rank 16), or leave --engine out"
-            )
-        self.pool = pool
+        rollouts may use; `own` the server that ends with this."""
+        self.pool, self._own = pool, own
         self._model, self._folder, self._save = model, folder, save
         self._kept = bound + _KEPT
         self._last: PublishedAdapter | None = None
@@ -133,6 +138,8 @@ class AdapterPublisher:
 
     def close(self) -> None:
         self.pool.close()
+        if self._own is not None:
+            self._own.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _written(self, policy: LocalPolicy, version: int) -> PublishedAdapter:
