@@ -16,7 +16,7 @@ from typer import Option
 
 from nano_coder.commands.options import DirectoryOption, Setup, agent_options, open_log
 from nano_shared.command_line import JsonOption, emit
-from nano_shared.errors import NanoError, UsageError
+from nano_shared.errors import Interrupted, NanoError, UsageError
 
 if TYPE_CHECKING:
     from nano_rl.improve.project import Cycle, ImprovedProject, ProjectTask
@@ -77,7 +77,6 @@ def command(
     if every is None:
         return _cycle(project, setup, minutes, as_json)
     from nano_rl.improve.cycle import parse_pause, parse_window, wait_until_quiet
-    from nano_rl.resume import TrainingStopped
 
     pause, window = parse_pause(every), parse_window(between) if between else None
     os.nice(10)
@@ -86,7 +85,7 @@ def command(
         began = time.time()
         try:
             _cycle(project, setup, minutes, as_json)
-        except TrainingStopped:
+        except Interrupted:
             raise
         except NanoError as problem:  # a check that fails tonight may pass tomorrow
             _say(f"error: {problem}")
@@ -129,7 +128,10 @@ def _cycle(project: ImprovedProject, setup: Setup, minutes: float, as_json: bool
             _say(fallen)
         cycle = project.begin(_model(project, setup))
         clock = Clock(began=began, seconds=minutes * 60)
-        cycle = CycleWork(project=project, setup=setup, store=store, clock=clock, say=_say).run(cycle)
+        try:
+            cycle = CycleWork(project=project, setup=setup, store=store, clock=clock, say=_say).run(cycle)
+        except KeyboardInterrupt:
+            raise Interrupted(f"cycle {cycle.number} is cut short; the same command goes on") from None
     emit(cycle, as_json, lambda: print(cycle.said))
     return 0
 
