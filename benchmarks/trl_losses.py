@@ -189,8 +189,8 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from nano_conformance.command import _show
     from nano_conformance.suite import run_suite
-    from nano_plan.command import _show
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "nano-trl-1.16.0")

@@ -134,16 +134,20 @@ TABLES: Extensions[SettingsTable] = Extensions("nano.settings", SettingsTable)
 def with_tables(name: str, kind: type[M]) -> type[M]:
     """The model of a configuration with the tables of the installed plug-ins.
 
-    Raises ConfigError for a plug-in that cannot be loaded, and for a table that has the name of a setting.
+    Without them where a plug-in cannot be loaded, which is an error of what reads settings, not of `--help`.
+    Raises ConfigError for a table that has the name of a setting.
     """
     if clash := [table for table in TABLES if table in kind.model_fields]:
         raise ConfigError(
             f"{TABLES.source(clash[0])}: {clash[0]} is a setting of nano; name the table otherwise"
         )
-    fields: dict[str, Any] = {
-        key: (table.model, Field(table.model(), description=table.model.__doc__))
-        for key, table in TABLES.items()
-    }
+    try:
+        fields: dict[str, Any] = {
+            key: (table.model, Field(table.model(), description=table.model.__doc__))
+            for key, table in TABLES.items()
+        }
+    except ConfigError:
+        return kind
     return create_model(name, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **fields)
 
 

@@ -16,7 +16,14 @@ from nano_rl.learn.guards import check_step
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.rows import TrainSample
-from nano_rl.resume import STATES, States, changed_settings, flat_settings
+from nano_rl.resume import (
+    STATES,
+    States,
+    TrainingStopped,
+    changed_settings,
+    flat_settings,
+    interruptible,
+)
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
 
@@ -56,14 +63,14 @@ def train_rows(
 
     Returns the total of steps done. Adds `seconds` and `tokens_per_second` to the metrics of each step.
     `stop_after` ends a training short of the schedule of its learning rate. Raises UsageError for a state of
-    other settings or weights, OtherRows for one of other rows.
+    other settings or weights, OtherRows for one of other rows, TrainingStopped after a signal.
     """
     size = len(rows)
     total = math.ceil(size * config.epochs / config.batch)
     end = min(total, stop_after or total)
     identity = _identity(model, rows, config)
     learner = Learner(model, config.optimizer, steps=total)
-    with States(folder / STATES, keep=1).claimed() as states:
+    with States(folder / STATES, keep=1).claimed() as states, interruptible() as interrupt:
         if saved := states.steps():
             manifest, state = states.read(saved[-1])
             _refuse_other(manifest.identity, identity, folder)
@@ -78,8 +85,10 @@ def train_rows(
                 values |= {"seconds": seconds, "tokens_per_second": values.pop("seen") / max(seconds, 1e-9)}
                 metrics.write(step, values)
                 on_step(learner.step, end, values)
-                if learner.step % config.save_every == 0 or learner.step == end:
+                if learner.step % config.save_every == 0 or learner.step == end or interrupt.requested:
                     states.save(learner.step, learner.state(), identity)
+                if interrupt.requested and learner.step < end:
+                    raise TrainingStopped(learner.step, end, folder)
     return learner.step
 
 

@@ -37,7 +37,7 @@ from nano_rl.gather.sources import Gatherer, Sources, curriculum_metrics
 from nano_rl.learn.learner import Learner, prepare, restore_weights
 from nano_rl.record import USED, read_used
 from nano_shared.checkpoint import Manifest
-from nano_shared.errors import CheckpointError, NanoError, UsageError
+from nano_shared.errors import CheckpointError, Interrupted, UsageError
 from nano_shared.extensions import leave_hanging_calls
 from nano_shared.files import durable_folder, file_hash, sweep, write_text
 from nano_shared.settings import parse_config
@@ -430,13 +430,16 @@ def save_best(training: Path, target: Path, store: LogStore) -> Manifest:
 
 GRACE_SECONDS = 2.0
 """seconds after the second signal to close jails and connections; then the process exits"""
-INTERRUPTED = 130
 
 
-class TrainingStopped(NanoError):
+class TrainingStopped(Interrupted):
     """Training stopped by a signal, after its current step was finished and saved."""
 
-    exit_code = INTERRUPTED
+    def __init__(self, step: int, steps: int, folder: Path) -> None:
+        super().__init__(
+            f"stopped after step {step} of {steps}, which is saved under {folder}; the same command goes on"
+            " from there"
+        )
 
 
 class Interrupt:
@@ -467,7 +470,7 @@ class Interrupt:
 def _end() -> None:
     if os.isatty(2):
         os.write(2, b"\x1b[?25h")  # a progress bar hides the cursor
-    os._exit(INTERRUPTED)
+    os._exit(Interrupted.exit_code)
 
 
 @contextmanager

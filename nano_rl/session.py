@@ -251,22 +251,22 @@ _LONGEST_NAME = 100
 """characters; the names of temporary files beside it must fit too"""
 
 
-def checkpoint_target(name: str) -> Path:
-    """The checkpoint to be. Raises UsageError for a name that cannot be a folder's, that stands for something
-    else where a model or a checkpoint is named, or that is taken."""
+def checkpoint_target(name: str, option: str = "--name") -> Path:
+    """The checkpoint to be, which `option` names. Raises UsageError for a name that cannot be a folder's,
+    that stands for something else where a model or a checkpoint is named, or that is taken."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name) or len(name) > _LONGEST_NAME:
         raise UsageError(
-            f"--name {name!r}: use letters, digits, '.', '_' and '-', at most {_LONGEST_NAME} characters"
+            f"{option} {name!r}: use letters, digits, '.', '_' and '-', at most {_LONGEST_NAME} characters"
         )
     from nano_coder.models.catalogue import catalogue
     from nano_rl.checkpoints.promotion import HISTORY
 
     if name.casefold() in {LATEST, HISTORY, *OWN_MODELS, *catalogue()}:
-        raise UsageError(f"--name {name}: nano means something else by that name; choose another")
+        raise UsageError(f"{option} {name}: nano means something else by that name; choose another")
     target = checkpoints_dir() / name
     taken = [path.name for path in checkpoints_dir().glob("[!.]*") if path.name.casefold() == name.casefold()]
     if taken:
-        raise UsageError(f"checkpoint {taken[0]} exists already ({target.parent}); choose another --name")
+        raise UsageError(f"checkpoint {taken[0]} exists already ({target.parent}); choose another {option}")
     return target
 
 

@@ -137,10 +137,7 @@ def train(
             live = _live(opened, runtime, config, opened.version + learner.step)
             held_out.measure(live, learner.step, config.steps)
     if interrupt.requested and learner.step < config.steps:
-        raise TrainingStopped(
-            f"stopped after step {learner.step} of {config.steps}, which is saved under {folder}; the same"
-            " command goes on from there"
-        )
+        raise TrainingStopped(learner.step, config.steps, folder)
     return [*used.run_ids, *(run for term in updater.terms for run in term.run_ids)]
 
 

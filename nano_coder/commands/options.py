@@ -179,8 +179,7 @@ def open_runtime(
     from nano_coder.tools.tool import further_tools
     from nano_shared.owners import project_id
 
-    # an image has interpreters of its own
-    python = config.python or (None if config.sandbox == "podman" else _project_python(directory))
+    python = python_of(config, directory)
     sandbox = open_sandbox(config.sandbox, python=python, image=config.image, project=directory)
     more = further_tools(config, lambda: (sandbox, store))
     name = model or config.model or default_model(project_id(directory))
@@ -263,8 +262,11 @@ def reopen_runtime(run: Trajectory, setup: Setup, store: LogStore) -> Runtime:
     return replace(runtime, project=replace(runtime.project, history=history))
 
 
-def _project_python(directory: Path) -> str | None:
-    """The project's own; an environment that lies elsewhere, behind a link, is mounted for nobody unasked."""
+def python_of(config: AgentConfig, directory: Path) -> str | None:
+    """The interpreter that is set, else the project's own, which an image has; an environment that lies
+    elsewhere, behind a link, is mounted for nobody unasked."""
+    if config.python or config.sandbox == "podman":
+        return config.python
     environment = directory / ".venv"
     python = environment / "bin" / "python"
     inside = real_path(environment) == directory.resolve() / ".venv"

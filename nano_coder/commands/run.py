@@ -285,8 +285,8 @@ def _try(task: Task, runtime: Runtime, count: int, seed: int | None, display: Di
 
 @contextlib.contextmanager
 def _interrupting(stop: Stop) -> Iterator[list[int]]:
-    """Within the block Ctrl-C sets `stop`, and the second one ends the process: a check may take minutes.
-    Yields the signals that came."""
+    """Within the block Ctrl-C or SIGTERM sets `stop`, and the second one ends the process: a check may take
+    minutes. Yields the signals that came."""
     came: list[int] = []
 
     def handle(number: int, frame: object) -> None:
@@ -296,15 +296,16 @@ def _interrupting(stop: Stop) -> Iterator[list[int]]:
         leave_hanging_calls(number)
         stop.set()
 
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-    signal.signal(signal.SIGINT, handle)
+    ours = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if ours}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, handle)
     try:
         yield came
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def open_work(setup: Setup, store: LogStore) -> Runtime:

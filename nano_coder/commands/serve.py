@@ -91,7 +91,7 @@ def command(
             promoted=None if config.model else lambda: opener.promoted(conversations.model),
             pages=pages, limits=ServerLimits(concurrent=config.at_once or busy),
         )  # fmt: skip
-        root = f"http://{host}:{listening.getsockname()[1]}"
+        root = root_of(host, listening)
         print(
             f"{conversations.model.name} on {root}/v1, logged in {store.url}{_shown(pages, root, access)}",
             file=sys.stderr,
@@ -203,6 +203,12 @@ def _before(url: str, config: AgentConfig) -> AgentConfig:
             raise UsageError(f"{url} {some}: name one with --model NAME")
         name = names[0]
     return config.model_copy(update={"base_url": url, "model": f"openai:{name}"})
+
+
+def root_of(host: str, listening: socket.socket) -> str:
+    """The URL at which a server on this socket is reached."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listening.getsockname()[1]}"
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

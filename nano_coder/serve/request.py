@@ -242,7 +242,9 @@ def text_of(content: Any, *, where: str) -> str:
             texts.append(part)
             continue
         kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
+        if kind in ("text", "input_text", "output_text"):
+            if not isinstance(part.get("text"), str):
+                raise BadRequest(f"{where}: a part of type {kind!r} needs a text", param=where)
             texts.append(part["text"])
         elif kind == "refusal":
             texts.append(str(part.get("refusal", "")))

@@ -124,7 +124,7 @@ def best(
     """Make a checkpoint of the best state that TRAINING has saved, also when it was stopped short."""
     from nano_rl.resume import save_best
 
-    target = checkpoint_target(name)
+    target = checkpoint_target(name, "--as")
     with open_log(log, create=True) as store:
         print(save_best(trainings_dir() / training, target, store).model_dump_json(indent=2))
     return 0

@@ -26,7 +26,7 @@ from nano_rl.checkpoints.evaluate import SuccessRow as Row
 from nano_rl.checkpoints.promotion import SuccessDifference as Difference
 from nano_rl.checkpoints.promotion import compare
 from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
-from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
+from nano_rl.commands.progress import LOGGED, bar, print_components, print_rows, tell_ungraded
 from nano_rl.gather.rollouts import collect, number_of_runs
 from nano_rl.session import all_tasks, chosen_reward, dtype_of, look_first, policy_runtime
 from nano_shared.command_line import JsonOption, emit
@@ -67,7 +67,7 @@ class Evaluator:
         tasks = [with_limits(task, runtime.settings.limits) for task in self.tasks]
         if self.without:
             tasks = [without_tools(task, self.without, runtime.profile) for task in tasks]
-        with bar(f"eval {name}", number_of_runs(tasks) * self.repeat) as progress:
+        with bar(f"eval {name}", number_of_runs(tasks) * self.repeat, LOGGED) as progress:
             runs = collect(
                 tasks, runtime, group_size=self.repeat, seed=self.seed, reward=composed,
                 on_run=lambda t: progress.advance(),

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from nano_coder.commands.options import DirectoryOption, Setup, agent_options, open_log
+from nano_coder.commands.options import DirectoryOption, Setup, agent_options, open_log, python_of
 from nano_shared.command_line import JsonOption, emit
-from nano_shared.errors import NanoError, UsageError
+from nano_shared.errors import Interrupted, NanoError, UsageError
 
 if TYPE_CHECKING:
     from nano_rl.improve.project import Cycle, ImprovedProject, ProjectTask
@@ -71,13 +71,12 @@ def command(
         return _report(project, as_json, last=why)
     if undo or everywhere:
         return _move(project, as_json, undo=undo)
-    setup = with_advice(_with_check(setup, project))
+    setup = with_advice(_for_project(setup, project))
     if dry_run:
         return _dry_run(project, setup, minutes, as_json)
     if every is None:
         return _cycle(project, setup, minutes, as_json)
     from nano_rl.improve.cycle import parse_pause, parse_window, wait_until_quiet
-    from nano_rl.resume import TrainingStopped
 
     pause, window = parse_pause(every), parse_window(between) if between else None
     os.nice(10)
@@ -86,7 +85,7 @@ def command(
         began = time.time()
         try:
             _cycle(project, setup, minutes, as_json)
-        except TrainingStopped:
+        except Interrupted:
             raise
         except NanoError as problem:  # a check that fails tonight may pass tomorrow
             _say(f"error: {problem}")
@@ -97,9 +96,10 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _with_check(setup: Setup, project: ImprovedProject) -> Setup:
-    """The setup with the check of the project: of the options and files, else of its last checked run. Raises
-    UsageError where there is none, or where one of the project's own file is not trusted."""
+def _for_project(setup: Setup, project: ImprovedProject) -> Setup:
+    """The setup with the interpreter of the project, and its check: of the options and files, else of its
+    last checked run. Raises UsageError where there is none, or where one of the project's own file is not
+    trusted."""
     from nano_coder.config import UNTRUSTED_CHECK
     from nano_rl.improve.tasks import checked_runs
 
@@ -108,6 +108,8 @@ def _with_check(setup: Setup, project: ImprovedProject) -> Setup:
             f"the check of {project.directory}/nano.toml comes from the project, and nothing trains on what"
             f" you have not trusted: nano-coder trust {project.directory}, or give --check"
         )
+    python = python_of(setup.config, project.directory)
+    setup = setup._replace(config=setup.config.model_copy(update={"python": python}))
     if setup.config.check:
         return setup
     with open_log(setup.config.log, create=True) as store:
@@ -129,7 +131,10 @@ def _cycle(project: ImprovedProject, setup: Setup, minutes: float, as_json: bool
             _say(fallen)
         cycle = project.begin(_model(project, setup))
         clock = Clock(began=began, seconds=minutes * 60)
-        cycle = CycleWork(project=project, setup=setup, store=store, clock=clock, say=_say).run(cycle)
+        try:
+            cycle = CycleWork(project=project, setup=setup, store=store, clock=clock, say=_say).run(cycle)
+        except KeyboardInterrupt:
+            raise Interrupted(f"cycle {cycle.number} is cut short; the same command goes on") from None
     emit(cycle, as_json, lambda: print(cycle.said))
     return 0
 

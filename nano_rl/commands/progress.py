@@ -29,6 +29,7 @@ from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.record import print_metrics
 from nano_rl.session import training_folder, weights_to_train
 from nano_shared.command_line import Console
+from nano_shared.errors import Interrupted
 from nano_shared.types import Trajectory
 
 _LINE_SECONDS = 2.0
@@ -60,15 +61,26 @@ class Bar:
         print(line.rstrip(), file=sys.stderr, flush=True)
 
 
+LOGGED = ", which are in the log; the same command begins anew"
+"""of a bar over runs: what is kept after an interrupt"""
+
+
 @contextmanager
-def bar(label: str, total: int) -> Iterator[Bar]:
+def bar(label: str, total: int, kept: str = "; the same command begins anew") -> Iterator[Bar]:
+    """Raises Interrupted after Ctrl-C; `kept` ends its sentence."""
     columns = (
         TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
         TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[remark]}", markup=False),
     )  # fmt: skip
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        yield Bar(progress, label, total)
+        try:
+            yield Bar(progress, label, total)
+        except KeyboardInterrupt:
+            task = progress.tasks[0]
+            raise Interrupted(
+                f"{label}: interrupted after {task.completed:.0f} of {task.total:.0f}{kept}"
+            ) from None
 
 
 def print_trained(target: Path, folder: Path, *, as_json: bool) -> None:
@@ -138,7 +150,7 @@ def train_offline(
         opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
         gradient_checkpointing=config.gradient_checkpointing,
     )  # fmt: skip
-    with bar(label, 1) as progress:
+    with bar(label, 1, "; the same command goes on from the last saved state") as progress:
 
         def on_step(done: int, total: int, values: dict[str, float]) -> None:
             last.update(values)

@@ -16,7 +16,7 @@ from nano_coder.run.execution import is_reflection
 from nano_rl.checkpoints.evaluate import component_means, row_of, table
 from nano_rl.commands.eval import vars_of
 from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
-from nano_rl.commands.progress import bar, print_components, print_rows, tell_ungraded
+from nano_rl.commands.progress import LOGGED, bar, print_components, print_rows, tell_ungraded
 from nano_rl.gather.rollouts import WORKERS, collect, execute, number_of_runs, oracle_policy
 from nano_rl.session import all_tasks, chosen_reward, oracle_runtime, policy_runtime
 from nano_shared.command_line import JsonOption, emit
@@ -61,7 +61,7 @@ def command(
     config = setup.config
     environments, work = all_tasks(tasks, env, Split.TRAIN, seed)
     composed = chosen_reward(reward, work)
-    with bar("rollouts", number_of_runs(work) * (1 if oracle else group_size)) as progress:
+    with bar("rollouts", number_of_runs(work) * (1 if oracle else group_size), LOGGED) as progress:
 
         def done(run: Trajectory) -> None:
             if not is_reflection(run):

@@ -61,7 +61,7 @@ def _lessons(
     log: str | None,
 ) -> OfflineRows:  # fmt: skip
     """All rows to imitate. Raises UsageError for bad rows, oracles that fail and sources without any row."""
-    from nano_rl.commands.progress import OfflineRows, bar
+    from nano_rl.commands.progress import LOGGED, OfflineRows, bar
     from nano_rl.gather.rollouts import ORACLE
     from nano_rl.imitation import all_that_fit, logged_successes, oracle_runs, read_messages, reader_of, why
     from nano_rl.session import oracle_runtime
@@ -73,7 +73,7 @@ def _lessons(
     runs, blobs = [], None
     if tasks:
         runtime = replace(oracle_runtime(log), profile=opened.profile)
-        with bar("oracle runs", len(tasks)) as progress:
+        with bar("oracle runs", len(tasks), LOGGED) as progress:
             runs = oracle_runs(tasks, runtime, on_run=lambda _: progress.advance())
             progress.reach(len(tasks), len(tasks))
         blobs = runtime.store.blobs

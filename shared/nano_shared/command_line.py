@@ -319,24 +319,34 @@ def _without_markup(text: str) -> str:
     return "\n\n".join(p.removeprefix("\b\n") if p[:1] == "\b" else " ".join(p.split()) for p in paragraphs)
 
 
+_ENDING: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL,
+}  # fmt: skip
+"""signals that end a command, and their handlers in Python"""
+
+
 @contextmanager
 def interrupted_in_time() -> Iterator[None]:
-    """Within the block Ctrl-C does not wait for user code that hangs in another thread."""
+    """Within the block SIGTERM is as Ctrl-C, the second one ends the process, and neither waits for user code
+    that hangs in another thread."""
     ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
+    # a shell's background job ignores SIGINT
+    usual = {number: usual for number, usual in _ENDING.items() if signal.getsignal(number) == usual and ours}
 
     def handle(number: int, frame: Any) -> None:
         if (extensions := sys.modules.get("nano_shared.extensions")) is not None:
-            extensions.leave_hanging_calls()
-        signal.default_int_handler(number, frame)
+            extensions.leave_hanging_calls(number)
+        if number == signal.SIGTERM:
+            signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, handle)
+    for number in usual:
+        signal.signal(number, handle)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
 def run_command(

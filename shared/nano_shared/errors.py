@@ -12,6 +12,7 @@ NanoError                 1
 ├── GuardTripped          1   a training that would silently go wrong was stopped
 ├── RolloutsFailed        1   a step's rollouts cannot be had; carries the exit code of what failed
 ├── GivenUp               1   the program that leads a run has nothing left to try
+├── Interrupted         130   a signal ended a command; the message says what is kept
 ├── BudgetExhausted       5   a limit was reached where the caller wanted a result
 │   └── ContextFull       5   the next call would not fit the policy's context
 └── SandboxError          6   the sandbox is unavailable or refused
@@ -28,6 +29,10 @@ from nano_shared.printable import printable
 
 class NanoError(Exception):
     exit_code = 1
+
+
+class Interrupted(NanoError):
+    exit_code = 130
 
 
 class UsageError(NanoError):

@@ -48,14 +48,14 @@ def diff(before: str | Snapshot, after: str | Snapshot, blobs: BlobStore, *, who
 
     Binary files, files that are no UTF-8 and files over 1 MiB are named without contents, and so is
     everything after 16 MiB of patches; `whole` gives them as git's binary patches, which `git apply` takes.
-    Git has no entries for directories: empty ones and changed modes of directories are `#` lines at
-    the top, which `git apply` ignores.
+    Git has no entries for directories, and of a file's mode only whether its owner may execute it. Empty
+    directories and other changes of modes are `#` lines at the top, which `git apply` ignores.
     """
     old, new = load(before, blobs), load(after, blobs)
     paths = differing_paths(old, new)
     notes: list[str] = []
     for path in worth_naming(old, new, paths):
-        notes.extend(_directory_note(path, old.by_path.get(path), new.by_path.get(path)))
+        notes.extend(_note(path, old.by_path.get(path), new.by_path.get(path)))
     patches: list[str] = []
     room = None if whole else _MAX_PATCHES
     for path in paths:
@@ -71,11 +71,13 @@ def _not_directory(snapshot: Snapshot, path: str) -> Entry | None:
     return None if entry is None or entry.kind is EntryKind.DIRECTORY else entry
 
 
-def _directory_note(path: str, old: Entry | None, new: Entry | None) -> Iterator[str]:
+def _note(path: str, old: Entry | None, new: Entry | None) -> Iterator[str]:
     was = old is not None and old.kind is EntryKind.DIRECTORY
     is_now = new is not None and new.kind is EntryKind.DIRECTORY
-    if old and new and was and is_now:
-        yield f"# directory mode {old.mode:o} -> {new.mode:o}: {_quoted(path)}\n"
+    if old and new and old.kind is new.kind:
+        if old.mode != new.mode and (is_now or _mode(old) == _mode(new)):
+            kind = "directory" if is_now else "file"
+            yield f"# {kind} mode {old.mode:o} -> {new.mode:o}: {_quoted(path)}\n"
     elif was and new is None:
         yield f"# directory removed: {_quoted(path)}\n"
     elif is_now and old is None:
@@ -87,7 +89,7 @@ def _patch(old: Entry | None, new: Entry | None, blobs: BlobStore, room: int | N
     if old and new and old.kind is not new.kind:
         return _patch(old, None, blobs, room) + _patch(None, new, blobs, room)
     known = old or new
-    if known is None:
+    if known is None or (old and new and old.content == new.content and _mode(old) == _mode(new)):
         return ""
     left, right = _quoted(f"a/{known.path}"), _quoted(f"b/{known.path}")
     header = f"diff --git {left} {right}\n" + _mode_lines(old, new)
@@ -98,7 +100,7 @@ def _patch(old: Entry | None, new: Entry | None, blobs: BlobStore, room: int | N
     binary = None in texts or max(map(len, data)) > _MAX_BYTES
     digits = 40 if binary and room is None else _HASH_DIGITS
     header += f"index {_git_hash(old, data[0], digits)}..{_git_hash(new, data[1], digits)}"
-    header += f" {_mode(new):06o}\n" if old and new and old.mode == new.mode else "\n"
+    header += f" {_mode(new):06o}\n" if old and new and _mode(old) == _mode(new) else "\n"
     if binary and room is None:
         return f"{header}GIT binary patch\n{_literal(data[1])}\n{_literal(data[0])}\n"
     left, right = left if old else "/dev/null", right if new else "/dev/null"
@@ -113,14 +115,16 @@ def _patch(old: Entry | None, new: Entry | None, blobs: BlobStore, room: int | N
 
 def _mode_lines(old: Entry | None, new: Entry | None) -> str:
     if old and new:
-        return "" if old.mode == new.mode else f"old mode {_mode(old):06o}\nnew mode {_mode(new):06o}\n"
+        return "" if _mode(old) == _mode(new) else f"old mode {_mode(old):06o}\nnew mode {_mode(new):06o}\n"
     if new:
         return f"new file mode {_mode(new):06o}\n"
     return f"deleted file mode {_mode(old):06o}\n" if old else ""
 
 
 def _mode(entry: Entry) -> int:
-    return _LINK_MODE if entry.kind is EntryKind.SYMLINK else _FILE_TYPE | entry.mode
+    if entry.kind is EntryKind.SYMLINK:
+        return _LINK_MODE
+    return _FILE_TYPE | (0o755 if entry.mode & 0o100 else 0o644)
 
 
 def _git_hash(entry: Entry | None, data: bytes, digits: int) -> str:

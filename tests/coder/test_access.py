@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from nano_coder.agent.profiles import HERMES_1
 from nano_coder.cli import cli
+from nano_coder.commands.serve import listening_socket, root_of
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access, opened_access
 from nano_coder.serve.app import serve_app
@@ -268,3 +269,13 @@ def test_a_page_of_the_web_opens_no_session_on_a_task() -> None:
         answer = client.post("/seed_session", content=b"{}", headers={"content-type": "text/plain", **odd})
         assert (answer.status_code, "does not answer" in answer.json()["detail"]) == (403, True)
     assert client.post("/seed_session", json={}).status_code == 422
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_the_url_of_a_server_is_one(host: str, shown: str) -> None:
+    try:
+        listening = listening_socket(host, 0)
+    except UsageError:
+        pytest.skip("this machine has no such address")
+    with listening:
+        assert root_of(host, listening) == f"http://{shown}:{listening.getsockname()[1]}"

@@ -272,6 +272,31 @@ def test_calls_are_told_apart_whatever_their_index(
     ]
 
 
+@pytest.mark.parametrize(
+    "calls",
+    [
+        {"id": "a", "function": {"name": "x", "arguments": "{}"}},
+        {"id": "a", "name": "x", "arguments": {}},
+        {"0": {"id": "a", "function": {"name": "x", "arguments": "{}"}}},
+        [{"id": "a", "name": "x", "arguments": "{}"}],
+    ],
+)
+def test_calls_that_are_an_object_or_lack_a_level_keep_their_names(calls: object) -> None:
+    answer = read_answer([{"choices": [{"message": {"tool_calls": calls}}]}], "url", lambda _: None)
+    assert [(c.id, c.name, c.arguments) for c in answer.api_calls(0)] == [("a", "x", "{}")]
+
+
+def test_of_several_answers_that_a_server_streams_the_first_counts() -> None:
+    events: list[dict[str, Any]] = [
+        {"choices": [{"index": 1, "delta": {"content": "no"}}]},
+        {"choices": [{"index": 1, "delta": {"content": "no"}}, {"index": 0, "delta": {"content": "yes"}}]},
+        {"choices": [{"index": 1, "delta": {}, "finish_reason": "length"}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+    ]
+    answer = read_answer(events, "url", lambda _: None)
+    assert (answer.text, answer.finish) == ("yes", "stop")
+
+
 def test_calls_without_ids_or_with_the_same_get_their_own() -> None:
     message = {"content": None, "tool_calls": [
         {"index": at, "id": own, "function": {"name": "x", "arguments": "{}"}}

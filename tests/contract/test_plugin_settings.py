@@ -16,6 +16,7 @@ from nano_coder.config import (
     ProjectTable,
     SettingsTable,
     load_config,
+    redacting_store,
     typed_layer,
     with_tables,
 )
@@ -24,6 +25,7 @@ from nano_coder.tools.tool import TOOLS, Place, Tool, ToolContext, further_tools
 from nano_coder.trust import trust
 from nano_shared import extensions
 from nano_shared.errors import ConfigError, UsageError
+from nano_shared.store import LogStore
 
 
 class Colours(BaseModel):
@@ -114,9 +116,15 @@ def test_a_table_takes_no_setting_of_ours(register: Register) -> None:
         register("nano.settings", model=f"{__name__}:TABLE")
 
 
-def test_a_broken_table_is_one_sentence(register: Register) -> None:
+def test_a_broken_table_is_one_sentence_of_what_reads_settings(register: Register, tmp_path: Path) -> None:
+    register("nano.settings", colours=f"{__name__}:Colours")  # as `--help` does
     with pytest.raises(ConfigError, match="takes values of type SettingsTable"):
-        register("nano.settings", colours=f"{__name__}:Colours")
+        load_config({}, tmp_path)
+    with (
+        LogStore.open(tmp_path / "log.db") as store,
+        pytest.raises(ConfigError, match="takes values of type SettingsTable"),
+    ):
+        redacting_store(store, config=CoreConfig())
 
 
 @pytest.mark.parametrize("source", ["user config", "nano.toml", "flag"])

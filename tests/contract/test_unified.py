@@ -62,6 +62,17 @@ def test_modes_links_and_binary_files_are_named(blobs):
     assert "120000\n--- a/l\n+++ b/l\n@@ -1 +1 @@\n-old\n\\ No newline at end of file\n+new\n" in shown
 
 
+def test_files_have_one_of_gits_two_modes_and_other_permissions_are_notes(blobs):
+    before = {b"gone": text("", 0), b"run": text("x", 0o755), b"t": text("x"), b"u": text("x\n")}
+    after = {b"new": text("", 0o600), b"run": text("x", 0o700), b"t": text("x", 0), b"u": text("y\n", 0)}
+    shown = difference(blobs, before, after)
+    assert shown.startswith("# file mode 755 -> 700: run\n# file mode 644 -> 0: t\n# file mode 644 -> 0: u\n")
+    assert "deleted file mode 100644" in shown
+    assert "new file mode 100644" in shown
+    assert " 100644\n--- a/u\n" in shown
+    assert not {"a/run", "a/t", "old", "100600", "100000"} & set(shown.split())
+
+
 def test_directories_are_notes(blobs):
     before = {b"empty": ("dir", {}, 0o755), b"d": ("dir", {b"f": text("x")}, 0o755)}
     after = {b"fresh": ("dir", {}, 0o755), b"d": ("dir", {b"f": text("x")}, 0o700)}

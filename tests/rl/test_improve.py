@@ -21,11 +21,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "coder"))
 
 from executions import SUBMIT, a_runtime, a_task, act
 
+from nano_coder.commands.options import Setup
+from nano_coder.config import AgentConfig
 from nano_coder.models.opening import default_model
 from nano_coder.run.execution import Project as RunProject
 from nano_coder.run.execution import grade_run, run_task
 from nano_rl.checkpoints.evaluate import sign_flip
 from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote, read_history
+from nano_rl.commands.improve import _for_project
 from nano_rl.gather.rollouts import ORACLE
 from nano_rl.improve import cycle as cycles
 from nano_rl.improve.cycle import minutes_until, parse_pause, parse_window
@@ -368,6 +371,15 @@ def test_the_time_of_a_training_is_that_of_all_processes_that_took_part(home: Pa
     assert trained_seconds(["shop-1"]) == 10
     assert trained_seconds(["shop-1", "shop-1-rl"]) == 26
     assert trained_seconds(["no-such"]) == 0
+
+
+def test_a_project_is_worked_on_with_the_interpreter_of_its_own_environment(shop: Path) -> None:
+    (python := shop / ".venv" / "bin" / "python").parent.mkdir(parents=True)
+    python.touch()
+    setup = Setup(AgentConfig(check="true"), {})
+    assert _for_project(setup, open_project(shop)).config.python == str(python.resolve())
+    named = setup._replace(config=AgentConfig(check="true", python="/usr/bin/python3"))
+    assert _for_project(named, open_project(shop)) == named
 
 
 def test_runs_are_read_by_their_columns_and_those_of_others_with_consent(nano: NANO, shop: Path) -> None:

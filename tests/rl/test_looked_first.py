@@ -50,6 +50,7 @@ def nano(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("reward-model --name x --pairs {tmp}", "is a folder; name a file"),
         ("dpo --name x --from-logs --log {tmp}/no.db", "no.db"),
         ("train --name x --tasks {tmp}/no.jsonl", "no.jsonl"),
+        ("checkpoints best x --as ../y", "--as '../y': use letters"),
         ("train --name x --tasks {tmp}/t.jsonl --held-out {tmp}/no.jsonl", "no.jsonl"),
         (
             "train --name x --tasks {tmp}/t.jsonl --held-out {tmp}/t.jsonl",

@@ -9,9 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from looping import CONFIG, Loop, same, tiny_model
+from torch import nn
 
+from nano_rl.commands.progress import LOGGED, bar
+from nano_rl.learn.config import OfflineConfig
+from nano_rl.learn.learner import Learner
+from nano_rl.offline import train_rows
 from nano_rl.resume import States, TrainingStopped
+from nano_shared.command_line import interrupted_in_time
+from nano_shared.errors import Interrupted
 
 HERE = Path(__file__).parent
 
@@ -48,6 +56,54 @@ def test_a_signal_in_the_last_step_changes_nothing(tiny: Path, tmp_path: Path) -
     loop = Loop(tiny, tmp_path)
     loop.go(steps=1, on_step=lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert len(loop.used) == CONFIG.prompts_per_step * CONFIG.group_size
+
+
+def test_a_signal_saves_the_step_of_a_training_on_rows_which_goes_on(tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    def go() -> int:
+        def do_step(learner: Learner, indices: list[int]) -> dict[str, float]:
+            learner.step += 1
+            return {"seen": 1.0}
+
+        def on_step(done: int, total: int, values: dict[str, float]) -> None:
+            steps.append(done)
+            if len(steps) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        torch.manual_seed(0)
+        config = OfflineConfig(batch=1, save_every=10)
+        return train_rows(nn.Linear(1, 1), [()] * 3, config, tmp_path, on_step, do_step)
+
+    with pytest.raises(TrainingStopped, match="stopped after step 2 of 3, which is saved under"):
+        go()
+    assert go() == 3
+    assert steps == [1, 2, 3]
+
+
+def test_a_bar_says_what_is_kept_after_ctrl_c() -> None:
+    told = "rollouts: interrupted after 1 of 4, which are in the log; the same command begins anew"
+
+    def go() -> None:
+        with bar("rollouts", 4, LOGGED) as progress:
+            progress.advance()
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match=told):
+        go()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_is_interrupted_by_either_signal(number: signal.Signals) -> None:
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {one: signal.signal(one, handler) for one, handler in usual.items()}
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupted_in_time():
+            os.kill(os.getpid(), number)
+        assert {one: signal.getsignal(one) for one in usual} == usual
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 @pytest.mark.slow

@@ -390,7 +390,8 @@ def _read(
             answer.prompt_ids = _list(event.get("prompt_token_ids")) or answer.prompt_ids
             if "choices" not in event and not (seen or answer.usage):
                 raise LookupError("choices")
-            for choice in _list(event.get("choices"))[:1]:
+            # servers that sample several answers stream each under its index; one was asked for
+            for choice in [c for c in _list(event.get("choices")) if not c.get("index")][:1]:
                 seen = True
                 _take_choice(answer, choice, on_text)
         except (LookupError, TypeError, AttributeError, ValueError):
@@ -456,13 +457,15 @@ def _add(answer: AnswerParts, part: dict[str, Any], on_text: Callable[[str], Non
     answer.text += text
     on_text(reasoning + text)
     calls = part.get("tool_calls") or ()
+    if isinstance(calls, dict):  # one call, or calls by their number
+        calls = [calls] if {"function", "name"} & calls.keys() else calls.values()
     old = part.get("function_call")  # of the API before tools
-    for delta in [*([calls] if isinstance(calls, dict) else calls), *([{"function": old}] if old else ())]:
+    for delta in [*calls, *([{"function": old}] if old else ())]:
         _add_call(answer, delta, on_text)
 
 
 def _add_call(answer: AnswerParts, raw: dict[str, Any], on_text: Callable[[str], None]) -> None:
-    function = raw.get("function") or {}
+    function = raw.get("function") or raw
     arguments = function.get("arguments")
     if arguments is not None and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)

@@ -7,6 +7,7 @@ failing run ends no server. No tool takes a directory: a client works where the 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from nano_coder import __version__
 from nano_mcp.connection import require_sdk
+from nano_shared.errors import Interrupted
 from nano_shared.process import own_python
 
 _COMMAND = own_python("-c", "from nano_coder.cli import main; main()")
@@ -22,7 +24,8 @@ _MOST_SHOWN = 400_000
 
 
 def serve(directory: Path) -> None:
-    """Serve until standard input is closed. Raises ConfigError without the SDK."""
+    """Serve until standard input is closed, or a signal ends the process. Raises ConfigError without the
+    SDK."""
     require_sdk()
     from mcp.server import MCPServer
 
@@ -34,7 +37,11 @@ def serve(directory: Path) -> None:
     )
     for tool in _tools(directory.resolve()):
         server.add_tool(tool)
-    server.run("stdio")
+    try:
+        server.run("stdio")
+    except KeyboardInterrupt:
+        # the SDK reads standard input in a thread, which the end of the process would wait for
+        os._exit(Interrupted.exit_code)
 
 
 def _tools(directory: Path) -> list[Callable[..., Any]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -104,3 +106,23 @@ def test_a_run_is_shown_and_applied(tmp_path: Path) -> None:
 
     drive(project, home, script)
     assert (project / "a.py").read_text() == "two\n"
+
+
+def test_a_signal_ends_the_server_while_it_waits_for_the_client(tmp_path: Path) -> None:
+    asked = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    line = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": asked})
+    code = "from nano_coder.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", code, "mcp", "serve", "-C", str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        env=os.environ | {"NANO_HOME": str(tmp_path)},
+    ) as server:  # fmt: skip
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(line + "\n")
+        assert "nano-coder" in server.stdout.readline()
+        server.send_signal(signal.SIGTERM)
+        try:
+            assert server.wait(30) == 130
+        finally:
+            server.kill()

@@ -98,7 +98,7 @@ def reward_model(
     rows = open_pairs(opened, pairs, from_logs, log, seed=config.seed)
     train, kept = held_out(rows, config.held_out, config.seed)
     scalar = scalar_model(opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed, bias=False)
-    with bar("reward model", 1) as progress:
+    with bar("reward model", 1, "; the same command goes on from the last saved state") as progress:
 
         def on_step(done: int, total: int, values: dict[str, float]) -> None:
             progress.reach(done, total, f"loss {values['loss']:.3f}  accuracy {values['accuracy']:.2f}")

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from typer import Argument, Option
 
 from nano_coder.commands.options import DirectoryOption, Log, open_log
-from nano_coder.commands.serve import listening_socket
+from nano_coder.commands.serve import listening_socket, root_of
 from nano_coder.serve.access import Access, opened_access
 from nano_shared.errors import ConfigError, UsageError
 
@@ -74,7 +74,7 @@ def command(
         write_page(out, answers, start=start, title=store.url)
         print(out)
         return 0
-    print(f"{store.url} on http://{host}:{listening.getsockname()[1]}/{start}", file=sys.stderr, flush=True)
+    print(f"{store.url} on {root_of(host, listening)}/{start}", file=sys.stderr, flush=True)
     _serve(view, listening, replace(access, admin_keys=access.keys))
     return 0
 

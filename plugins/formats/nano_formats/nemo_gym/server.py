@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from nano_coder.commands.options import open_log
-from nano_coder.commands.serve import listening_socket
+from nano_coder.commands.serve import listening_socket, root_of
 from nano_coder.serve.access import Access, Action, opened_access
 from nano_coder.serve.request import BadRequest
 from nano_formats.episode import Episode, EpisodeOver
@@ -312,7 +312,7 @@ def command(
     sandbox, store = sandbox_opener()(), redacting_store(open_log(log, create=True))
     held = GymSessions(lambda task: Episode(task, sandbox, store), most=sessions, idle_seconds=idle)
     with listening_socket(host, port) as listening:
-        root = f"http://{host}:{listening.getsockname()[1]}"
+        root = root_of(host, listening)
         print(f"{len(tasks)} tasks on {root}", file=sys.stderr, flush=True)
         served = uvicorn.Config(gym_app(tasks, held, access), log_level="warning", http=BoundedConnection)
         uvicorn.Server(served).run(sockets=[listening])
