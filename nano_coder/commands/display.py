@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,9 +51,13 @@ def on_terminal() -> bool:
 
 class Display:
     """Prints each step as it happens; on stderr, unless the steps are the `answer`. `quiet` prints nothing.
-    On a terminal long outputs are folded, unless `verbose`. Lines are wrapped by the terminal alone."""
+    On a terminal long outputs are folded, unless `verbose`. Lines are wrapped by the terminal alone.
+    `base_url` is that of the runs' model, which no log holds."""
 
-    def __init__(self, *, quiet: bool, verbose: bool = False, answer: bool = False) -> None:
+    def __init__(
+        self, *, quiet: bool, verbose: bool = False, answer: bool = False, base_url: str | None = None
+    ) -> None:
+        self._again = f" --base-url {shlex.quote(base_url)}" if base_url else ""
         self._progress = Console(stderr=not answer, quiet=quiet, soft_wrap=True)
         self._result = Console(quiet=quiet, soft_wrap=True)
         self._verbose = verbose
@@ -205,7 +210,7 @@ class Display:
             self._result.print(f"usage: {read}, {spent['completion']} written{cost}")
         self._result.print(f"run: {trajectory.id}")
         if trajectory.stop in (StopReason.INTERRUPTED, StopReason.POLICY_ERROR):
-            self._result.print(f"nano-coder resume {trajectory.id} goes on with it")
+            self._result.print(f"nano-coder resume {trajectory.id}{printable(self._again)} goes on with it")
         if trajectory.diff and not applied:
             self._result.print(f"not applied; nano-coder apply {trajectory.id} does it", style="dim")
 

@@ -80,7 +80,7 @@ def _continued(
     store = open_store(setup.config, setup.directory, create=False)
     logged = store.get(run)
     refuse(logged)
-    display = Display(quiet=as_json, verbose=verbose)
+    display = Display(quiet=as_json, verbose=verbose, base_url=setup.config.base_url)
     runtime = replace(reopen_runtime(logged, setup, store), hooks=display.hooks())
     with display.naming_the_run():
         trajectory = grade_run(go_on(logged, runtime), runtime)

@@ -105,7 +105,7 @@ def command(
     store = open_store(setup.config, directory)
     shown = tuple(load_image(path, store) for path in images or ())
     start = take_snapshot(setup, store)
-    display = Display(quiet=as_json, verbose=verbose)
+    display = Display(quiet=as_json, verbose=verbose, base_url=setup.config.base_url)
     runtime = open_work(setup, store)
     work = make_task(prompt, start, setup, runtime, shown)
     if setup.config.tries > 1:

@@ -293,7 +293,7 @@ def test_the_command_of_the_readme(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "more", "code", "told"),
     [
-        ((Fail(500),), (), 4, "nano-coder resume"),
+        ((Fail(500),), (), 4, "--base-url {url} goes on with it"),
         ((Say(None, (READ,)),), ("--limit", "max_cost=0.001"), 5, "max_cost"),
         ((Say(None, (READ,)),), ("--limit", "max_turns=1"), 5, "max_turns"),
         ((Say(None, (SUBMIT,)),), (), 1, "failed"),
@@ -305,6 +305,7 @@ def test_exit_codes(
 ) -> None:
     with strict_api(*steps) as (server, _):
         done = cli(server, *run_options(tmp_path, *more))
+    told = told.replace("{url}", server.base_url)
     assert (done.returncode, told in done.stdout) == (code, True), done.stdout + done.stderr
 
 
