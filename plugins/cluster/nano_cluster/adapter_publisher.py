@@ -87,13 +87,17 @@ def open_publisher(
             "--engine gives servers a LoRA adapter after each update, and all weights are trained here: give"
             " --lora-rank 16 (vLLM: --max-lora-rank 16), or leave --engine out"
         )
-    urls, key, patience, own = config.engine, engine_key(), engine_pool.PATIENCE_SECONDS, None
-    if not urls[0].startswith("http"):
-        own = OwnVllm(urls[0], opened, config, folder.parent, on_change)
-        urls, key, patience = (own.url,), own.key, START_SECONDS
-    pool = EnginePool(
-        urls, probe_of(opened, config), api_key=key, patience=patience, on_change=on_change, announce=announce
-    )
+    own, probe = None, probe_of(opened, config)
+    if config.engine[0].startswith("http"):
+        pool = EnginePool(
+            config.engine, probe, api_key=engine_key(), patience=engine_pool.PATIENCE_SECONDS,
+            on_change=on_change, announce=announce,
+        )  # fmt: skip
+    else:
+        own = OwnVllm(config.engine[0], opened, config, folder.parent, on_change)
+        pool = EnginePool(
+            [own.url], probe, api_key=own.key, patience=START_SECONDS, on_change=on_change, ended=own.ended
+        )
     return AdapterPublisher(opened.loaded.model, pool, folder, save, config.off_policy_bound, own)
 
 

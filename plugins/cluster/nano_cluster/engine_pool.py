@@ -171,16 +171,16 @@ class EnginePool:
     def __init__(
         self, urls: Sequence[str], probe: AdapterProbe, *, api_key: str | None = None,
         patience: float = PATIENCE_SECONDS, on_change: Callable[[str], None] = lambda _: None,
-        announce: AnnounceAdapter = lambda *_: (),
+        announce: AnnounceAdapter = lambda *_: (), ended: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         """`patience`: seconds that a request waits while no server is ready, and that a server which works
         on requests may answer nothing else. `on_change` gets a sentence when one is left out or comes back.
-        What `announce` returns is not unloaded yet."""
+        What `announce` returns is not unloaded yet. `ended`: whether no server will come back."""
         self._closed = threading.Event()
         self._probe, self._patience = probe, patience
         self._engines = [self._engine(url, api_key) for url in urls]
         self._watched = False
-        self._on_change, self._announce = on_change, announce
+        self._on_change, self._announce, self._ended = on_change, announce, ended
         self._adapter: PublishedAdapter | None = None
         self._sticky: WeakKeyDictionary[Conversation, PooledEngine] = WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -301,7 +301,7 @@ class EnginePool:
     def _mend(self, until: float) -> None:
         """Probe the servers that are left out, while none is ready. Raises PolicyError after `until`."""
         with self._mending:
-            if self._closed.is_set() or time.monotonic() > until:
+            if self._closed.is_set() or self._ended() or time.monotonic() > until:
                 self._refuse_none_ready()
             if self._ready:
                 return

@@ -34,6 +34,8 @@ MORE = "NANO_VLLM_ARGS"
 START_SECONDS = 1800.0
 """that vLLM may take to load a model and to compile"""
 _STARTS = 5
+_PAUSE = 1.0
+"""seconds before it is started again"""
 _END_SECONDS = 10.0
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """largest ranks of adapters that vLLM can be set to"""
@@ -73,6 +75,10 @@ class OwnVllm:
         except BaseException:
             self.close()
             raise
+
+    def ended(self) -> bool:
+        """Whether it has ended for good: it was started often enough, or nobody is left to start it."""
+        return self._supervisor.poll() is not None
 
     def close(self) -> None:
         """End it; returns when it has."""
@@ -153,13 +159,13 @@ def main() -> None:
             _end(child)
 
     threading.Thread(target=wait_for_trainer, daemon=True).start()
-    for _ in range(_STARTS):
+    for start in range(_STARTS):
         with Path(asked["log"]).open("ab") as log:
             child = subprocess.Popen(asked["command"], stdout=log, stderr=log, start_new_session=True)
         began = time.monotonic()
         child.wait()
         _end(child)  # its workers
-        if gone.is_set() or time.monotonic() - began < _END_SECONDS:
+        if gone.wait(_PAUSE) or (start == 0 and time.monotonic() - began < _END_SECONDS):
             break
 
 

@@ -19,7 +19,7 @@ from nano_cluster import own_vllm
 from nano_rl.config import TrainConfig
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.record import read_events
-from nano_shared.errors import UsageError
+from nano_shared.errors import PolicyError, UsageError
 from nano_shared.process import own_python
 
 pytestmark = pytest.mark.timeout(900)
@@ -88,6 +88,20 @@ def test_a_training_starts_it_and_ends_it(tmp_path: Path, python: Callable[[str]
     assert f"vLLM starts; what it says is in {loop.folder / 'vllm.log'}" in said
     assert "left out" in said
     assert (loop.folder / "vllm.log").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_a_training_ends_soon_when_it_ends_for_good(tmp_path: Path, python: Callable[[str], Path]) -> None:
+    loop = Loop(tiny_model(tmp_path / "tiny"), tmp_path / "loop")
+
+    def on_step(*_: object) -> None:
+        path = python("#!/bin/sh\nexit 1\n")
+        os.kill(pids(tmp_path)[0], 9)
+        assert path.exists()
+
+    with pytest.raises(PolicyError, match="no engine is ready"):
+        loop.go(on(python(SERVER)), on_step=on_step)
+    assert len(pids(tmp_path)) == 1
 
 
 def test_it_ends_when_the_trainer_is_gone(tmp_path: Path) -> None:
