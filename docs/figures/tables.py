@@ -60,50 +60,41 @@ def over_seeds(values: list[float]) -> str:
 
 
 def flywheel(data: Row) -> str:
-    """`data`: what integration/flywheel.py writes."""
+    """`data`: what integration/flywheel.py writes: success of each arm by seed, its mean, and its gain."""
     rows = data["rows"]
+    arms = {
+        "log alone": "log", "trained": "trained", "imitation": "imitation", "oracles": "oracles",
+        "random": "random", "random imitation": "random_imitation",
+    }  # fmt: skip
 
-    def rates(arm: str, kind: str = "programs") -> Cell:
+    def success(arm: str, kind: str = "programs") -> Cell:
         def cell(row: Row) -> str:
-            found = [one["arms"][arm][kind] for one in row.get("all", [row]) if arm in one["arms"]]
-            return f"{fmean(found):.0f}" if found else ""
+            of = [one["arms"] for one in row["of"] if arm in one["arms"]]
+            if not of:
+                return ""
+            if row["seed"] == "over the start":
+                gains = [one[arm][kind] - one["start"][kind] for one in of]
+                return over_seeds(gains) if any(gains) else ""
+            return f"{fmean(one[arm][kind] for one in of):.0f}"
 
         return cell
 
-    def gain(row: Row) -> str:
-        if "all" in row:
-            return over_seeds([one["gain"]["programs"][0] for one in row["all"]])
-        return "{:+.0f} ({:.0f} to {:.0f})".format(*row["gain"]["programs"])
-
-    def above(row: Row) -> str:
-        return over_seeds([one["above_constant"] for one in row["all"]]) if "all" in row else ""
-
-    def pair(kind: str) -> Cell:
-        return lambda row: f"{rates('start', kind)(row)}, {rates('trained', kind)(row)}"
-
     def constant(row: Row) -> str:
-        each = [one["constant"] for one in row.get("all", [row])]
-        return ", ".join(
-            f"{fmean(one[name] for one in each):.0f}" for name in ("programs", "programs_hindsight")
-        )
+        if row["seed"] == "over the start":
+            return ""
+        return f"{fmean(one['constant']['programs_hindsight'] for one in row['of']):.0f}"
 
-    total = [{"seed": "mean", "all": rows}] if rows else []
+    def families(row: Row) -> str:
+        shown = (success(arm, "families")(row) for arm in ("start", "log", "trained", "imitation"))
+        return ", ".join(filter(None, shown)) if row["seed"] != "over the start" else ""
+
+    each = [{"seed": row["seed"], "of": [row]} for row in rows]
+    total = [{"seed": name, "of": rows} for name in ("mean", "over the start")] if rows else []
     return table(
-        {
-            "seed": of("{seed}"),
-            "start": rates("start"),
-            "constant, in hindsight": constant,
-            "log alone": rates("log"),
-            "trained": rates("trained"),
-            "gain (95 %)": gain,
-            "above the constant": above,
-            "imitation": rates("imitation"),
-            "oracles": rates("oracles"),
-            "random": rates("random"),
-            "families": pair("families"),
-            "harder": pair("harder"),
-        },
-        [*rows, *total],
+        {"seed": of("{seed}"), "start": success("start"), "constant": constant}
+        | {name: success(arm) for name, arm in arms.items()}
+        | {"families": families},
+        [*each, *total],
     )
 
 
