@@ -102,7 +102,8 @@ def reinforce(
         dtype=dtype_to_train(parent, config.device),
         optimizer=OptimizerConfig(learning_rate=POLICY_GRADIENT_RATE),
     )  # fmt: skip
-    logs, more = (config.log,) if config.log else (), {"profile": config.profile, "python": config.python}
+    logs, said = (config.log,) if config.log else (), {"profile": config.profile, "python": config.python}
+    more = {key: value for key, value in said.items() if value is not None}
     arguments = TrainArguments(name=name, model=parent, logs=logs, device=config.device, limit=more)
     opened, runtime = training_runtime(arguments, learning)
     trained = prepare(opened.loaded.model, lora_rank=learning.lora_rank, seed=learning.seed)

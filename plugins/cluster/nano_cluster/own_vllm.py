@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,10 @@ class OwnVllm:
             own_python("-m", __name__, json.dumps(asked)), stdin=subprocess.PIPE,
             env=_environment(os.environ, self.key), start_new_session=True,
         )  # fmt: skip
-        try:
+        with ExitStack() as failed:
+            failed.callback(self.close)
             self._wait(python)
-        except BaseException:
-            self.close()
-            raise
+            failed.pop_all()
 
     def ended(self) -> bool:
         """Whether it has ended for good: it was started often enough, or nobody is left to start it."""
