@@ -1,7 +1,7 @@
 """vLLM as the engine of a training on one machine: started with it, watched, and ended with it.
 
-Its process is the child of a supervisor, which starts it again when it ends, and ends it when the trainer is
-gone, however that went.
+Its process is the child of a supervisor, which starts it again when it ends, and ends it when the trainer has
+ended.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import httpx
 
 from nano_coder.models.opening import OpenedWeights
 from nano_rl.config import TrainConfig
-from nano_shared.errors import UsageError
+from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.files import durable_folder
 from nano_shared.process import own_python
 
-SCHEME = "vllm"
 MORE = "NANO_VLLM_ARGS"
 """environment variable with further arguments of vLLM's server, which override those of `command`"""
 START_SECONDS = 1800.0
@@ -68,7 +68,7 @@ class OwnVllm:
         asked = {"command": command(python, base, port, opened, config), "log": str(self.log)}
         self._supervisor = subprocess.Popen(
             own_python("-m", __name__, json.dumps(asked)), stdin=subprocess.PIPE,
-            env=_environment(os.environ, self.key), start_new_session=True,
+            env={**os.environ, "VLLM_API_KEY": self.key}, start_new_session=True,
         )  # fmt: skip
         with ExitStack() as failed:
             failed.callback(self.close)
@@ -119,14 +119,14 @@ def command(python: str, base: Path, port: int, opened: OpenedWeights, config: T
     return [python, "-m", "vllm.entrypoints.openai.api_server", *words, *flags, *more]
 
 
-def _environment(ours: Mapping[str, str], key: str) -> dict[str, str]:
-    """Ours, without what would show its Python our packages; what the user set goes before our defaults."""
+def _environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """Ours, without what would show its Python our packages; variables that are set override our defaults."""
     left = {name: value for name, value in ours.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     defaults = {
         "VLLM_CPU_OMP_THREADS_BIND": "auto", "VLLM_HOST_IP": "127.0.0.1", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3600", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
-    return defaults | left | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_API_KEY": key}
+    return defaults | left | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 
 
 def _base_folder(opened: OpenedWeights, target: Path) -> Path:
@@ -140,8 +140,9 @@ def _base_folder(opened: OpenedWeights, target: Path) -> Path:
             name.replace(".base_layer.", "."): value
             for name, value in base.state_dict().items() if "lora_" not in name
         }  # fmt: skip
-        base.save_pretrained(target, state_dict=state)
-        loaded.tokenizer.save_pretrained(target)
+        with durable_folder(target, CheckpointError) as folder:
+            base.save_pretrained(folder, state_dict=state)
+            loaded.tokenizer.save_pretrained(folder)
     return target.resolve()
 
 
@@ -160,8 +161,12 @@ def main() -> None:
     threading.Thread(target=wait_for_trainer, daemon=True).start()
     for start in range(_STARTS):
         with Path(asked["log"]).open("ab") as log:
-            child = subprocess.Popen(asked["command"], stdout=log, stderr=log, start_new_session=True)
+            child = subprocess.Popen(
+                asked["command"], stdout=log, stderr=log, env=_environment(os.environ), start_new_session=True
+            )
         began = time.monotonic()
+        if gone.is_set():  # the trainer ended while this was started
+            _end(child)
         child.wait()
         _end(child)  # its workers
         if gone.wait(_PAUSE) or (start == 0 and time.monotonic() - began < _END_SECONDS):

@@ -9,14 +9,18 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from looping import CONFIG, Loop, tiny_model
 from pydantic import ValidationError
 
 from nano_cluster import own_vllm
+from nano_coder.models.opening import open_weights
 from nano_rl.config import TrainConfig
+from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.record import read_events
 from nano_shared.errors import PolicyError, UsageError
@@ -116,6 +120,18 @@ def test_it_ends_when_the_trainer_is_gone(tmp_path: Path) -> None:
     supervisor.stdin.close()
     assert supervisor.wait(20) == 0
     assert not is_there(int((tmp_path / "pid").read_text()))
+
+
+def test_the_base_of_an_adapter_is_written_without_it(tmp_path: Path) -> None:
+    opened = open_weights(str(tiny_model(tmp_path / "tiny")))
+    before = {name: value.clone() for name, value in opened.loaded.model.state_dict().items()}
+    model = prepare(opened.loaded.model, lora_rank=4, seed=0)
+    adapted = replace(opened, loaded=replace(opened.loaded, model=model, kind="adapter"))
+    written = open_weights(str(own_vllm._base_folder(adapted, tmp_path / "base")))
+    after = written.loaded.model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert own_vllm._base_folder(opened, tmp_path / "no") == (tmp_path / "tiny").resolve()
 
 
 @pytest.mark.parametrize(
