@@ -33,7 +33,7 @@ from nano_coder.run.execution import Runtime, Stop, grade_run, run_task
 from nano_coder.run.side_by_side import passed, run_tries
 from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.protocol import Jail
-from nano_coder.tools.repair import RepairPlace, find_places
+from nano_coder.tools.repair import ANSWERS, RepairPlace, find_places
 from nano_coder.tools.tool import ToolContext
 from nano_mining.releases import source_folder
 from nano_rl.tasks.mutate import mutant_of, splices_by_function
@@ -59,8 +59,8 @@ PACKAGES = {
     "unidiff": ("1.0.1", "unidiff", ""),
 }
 """name -> version, folder of the source, and options of its tests"""
-DRAW = 2
-"""the profile was settled on the bugs of draw 1"""
+DRAW = 3
+"""the profile was settled on the bugs of draws 1 and 2"""
 PROMPT = "The tests fail. Find the bug and correct it."
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "repair.json"
 CHECKS = 5
@@ -77,6 +77,13 @@ def source_of(name: str, work: Path) -> Path:
     return source_folder(f"{name}=={PACKAGES[name][0]}", work)
 
 
+def lines_seen() -> set[tuple[str, str, int]]:
+    """Package, path and line of the recorded bugs of earlier draws."""
+    blocks = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
+    earlier = [block for block in blocks if block["settings"].get("draw") != DRAW]
+    return {(row["package"], row["path"], row["line"]) for block in earlier for row in block["rows"]}
+
+
 def planted(name: str, work: Path, count: int) -> list[dict[str, Any]]:
     """The bugs of a package, drawn once: file, number of its lines, line, and the text of the line."""
     kept = work / f"{name}-{DRAW}-{count}.json"
@@ -90,13 +97,15 @@ def planted(name: str, work: Path, count: int) -> list[dict[str, Any]]:
         for source in (path.read_text(),)
         for splices in splices_by_function(source)
     ]
-    draw = random.Random(f"{name} {DRAW}")
+    draw, seen = random.Random(f"{name} {DRAW}"), lines_seen()
     draw.shuffle(functions)
     for path, source, splices in functions:
         kind = draw.choice(sorted({splice.kind for splice in splices}))
         mutant = mutant_of(source, draw.choice([splice for splice in splices if splice.kind == kind]))
-        if mutant is None or len(bugs) == count:
+        if mutant is None or (name, str(path.relative_to(folder)), mutant.line) in seen:
             continue
+        if len(bugs) == count:
+            break
         shutil.copytree(folder, broken := work / "broken", dirs_exist_ok=True)
         inner = str(path.relative_to(folder))
         (broken / inner).write_text(mutant.source)
@@ -231,7 +240,8 @@ def main() -> None:
     )  # fmt: skip
     settings = {
         "model": asked.model, "policy": policy.id, "profile": profile.name, "hash": profile.hash,
-        "tries": tries, "temperature": 0.7, "machine": f"{platform.machine()}, {platform.python_version()}",
+        "draw": DRAW, "answers": ANSWERS, "tries": tries, "temperature": 0.7,
+        "machine": f"{platform.machine()}, {platform.python_version()}",
         "versions": {name: PACKAGES[name][0] for name in sorted(names)},
     }  # fmt: skip
     results = json.loads(asked.out.read_text()) if asked.out.is_file() else []

@@ -11,6 +11,7 @@ from nano_coder.agent.actions import Actions
 from nano_coder.agent.compaction import Compaction, compaction_of
 from nano_coder.agent.dialects.api import FILTERED, Api
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed
+from nano_coder.agent.likeliest import next_beginning
 from nano_coder.agent.profiles import (
     delegating,
     first_messages,
@@ -23,7 +24,7 @@ from nano_coder.tools.run_control import DELEGATE, delegate, submit
 from nano_coder.tools.tool import ToolResult
 from nano_shared.errors import ContextFull, GivenUp
 from nano_shared.files import content_hash
-from nano_shared.policy import Conversation, InterfaceProfile, Policy
+from nano_shared.policy import Conversation, InterfaceProfile, Likeliest, Policy
 from nano_shared.types import (
     SUMMARY,
     Completion,
@@ -71,16 +72,45 @@ class Dialogue:
     """with the run's seed, from which each completion gets its own"""
     compaction: Compaction | None = None
     """None: the run ends where its context is full"""
+    likeliest: dict[int, list[Likeliest]] = field(default_factory=dict)
+    """by row, the likeliest tokens of each place of its completion"""
 
-    def complete(self, number: int, most: int, deadline: float) -> Completion:
+    def complete(
+        self, number: int, most: int, deadline: float, earlier: Sequence[Completion] | None = None
+    ) -> Completion:
         """The completion of turn `number` of the run, of at most `most` sampled tokens, by a time of the
-        monotonic clock."""
+        monotonic clock; where `earlier` holds those to the same prompt, the likeliest of the others."""
         self.conversation.deadline = deadline
         own = {"seed": turn_seed(self.sampling.seed, number), "max_tokens": most}
-        completion = self.policy.complete(self.conversation, self.sampling.model_copy(update=own))
+        sampling = self.sampling.model_copy(update=own)
+        if earlier is None:
+            completion = self.policy.complete(self.conversation, sampling)
+        else:
+            completion = self._next_likeliest(earlier, sampling)
         if completion.finish is Finish.CANCELLED:  # by the conversation's `stop`
             raise KeyboardInterrupt
         self.conversation.record(completion)
+        return completion
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it can answer one prompt again and again, from the likeliest answer on."""
+        return self.sampling.temperature == 0 and hasattr(self.policy, "complete_ranked")
+
+    def _next_likeliest(self, earlier: Sequence[Completion], sampling: Sampling) -> Completion:
+        """The likeliest answer behind those. Raises GivenUp where there is no other."""
+        policy: Any = self.policy
+        tokens = [one.tokens for one in earlier if one.tokens is not None]
+        for one, its in zip(earlier, tokens, strict=True):
+            if its.row not in self.likeliest:  # it is of a process before this one
+                given = tuple(zip(its.sampled_ids, its.logprobs, strict=True))[: one.sampling.given]
+                _, self.likeliest[its.row] = policy.complete_ranked(self.conversation, sampling, given)
+        answers = [(its, self.likeliest[its.row]) for its in tokens]
+        beginning = next_beginning(answers, policy.engine.eos_ids)
+        if beginning is None:
+            raise GivenUp(f"the model has no answer but the {len(answers)} that failed")
+        completion, found = policy.complete_ranked(self.conversation, sampling, beginning)
+        self.likeliest[completion.tokens.row] = found
         return completion
 
 
@@ -128,10 +158,9 @@ class Agent:
     def _act(self) -> Turn:
         started, own = time.time(), self.own_turns
         anew = own[-1].is_summary if own else self.parent is not None
-        if self.profile.places:
-            self._show_place()
+        earlier = self._show_place() if self.profile.places else None
         begun = self.dialogue.conversation.messages if anew or self.profile.places else ()
-        completion = self._complete()
+        completion = self._complete(earlier=earlier)
         parsed = self._parse(completion)
         observations, repairs = self._execute(parsed.calls)
         if parsed.error:
@@ -156,20 +185,24 @@ class Agent:
         self.append_turn(turn)
         return turn
 
-    def _show_place(self) -> None:
-        """Begin a row with the next place. Raises GivenUp after the last one, and where none can be found."""
+    def _show_place(self) -> list[Completion] | None:
+        """Begin a row with the next place, and return the answers to it so far; None: it shows them. Raises
+        GivenUp after the last one, and where none can be found."""
         actions, conversation, number = self.actions, self.dialogue.conversation, len(self.turns)
         key = content_hash([actions.workspace.start, self.task.check])
         places = find_places(actions.context, key, self.profile.places)
         if number >= len(places):
             raise GivenUp(f"the check fails after {number} answers to {len({*places})} places")
-        texts = (t.completion.text for t, p in zip(self.turns, places, strict=False) if p == places[number])
-        tried = [text[:_TRIED] for text in dict.fromkeys(map(str.strip, texts))]
+        ranks = self.dialogue.ranks
+        earlier = [t.completion for t, p in zip(self.turns, places, strict=False) if p == places[number]]
+        texts = dict.fromkeys(one.text.strip() for one in earlier if not ranks)
+        tried = [text[:_TRIED] for text in texts]
         shown = first_messages(self.profile, self.task, (), places[number], tried)
         if number:
             conversation.begin_row(shown)
         else:
             conversation.replace_new(shown)
+        return earlier if ranks else None
 
     def _summarise(self, compaction: Compaction) -> Turn:
         """Let the policy summarise the row. Raises ContextFull if there is no room."""
@@ -186,8 +219,9 @@ class Agent:
         self.append_turn(turn)
         return turn
 
-    def _complete(self, most: int | None = None) -> Completion:
-        """The policy's next completion, of at most `most` sampled tokens (None: the limit of an answer)."""
+    def _complete(self, most: int | None = None, earlier: Sequence[Completion] | None = None) -> Completion:
+        """The policy's next completion, of at most `most` sampled tokens (None: the limit of an answer);
+        `earlier` as of `Dialogue.complete`."""
         limits, dialogue = self.task.limits, self.dialogue
         if most is None:
             most = limits.completion_tokens or dialogue.sampling.max_tokens
@@ -195,7 +229,7 @@ class Agent:
                 most = min(most, dialogue.compaction.answer_tokens(dialogue.conversation, self.own_turns))
         left = limits.max_tokens - self._sampled_tokens()
         deadline = self.began + dialogue.conversation.waited + limits.max_seconds
-        return dialogue.complete(len(self.turns), max(1, min(most, left)), deadline)
+        return dialogue.complete(len(self.turns), max(1, min(most, left)), deadline, earlier)
 
     def _parse(self, completion: Completion) -> Parsed:
         """The calls of a completion. Prose that follows a turn of prose is the answer: no call, no error. So
@@ -327,7 +361,7 @@ class Agent:
             return StopReason.FORMAT_ERRORS
         if sum(turn.completion.finish is Finish.REPETITION for turn in own) >= _MAX_REPETITIONS:
             return StopReason.REPETITION
-        if _goes_round(own[-_MAX_REPEATS * _LONGEST_ROUND :]):
+        if not self.profile.places and _goes_round(own[-_MAX_REPEATS * _LONGEST_ROUND :]):
             return StopReason.LOOP
         if self.parent is not None and len(own) >= assignment(self.turns[self.parent])["max_turns"]:
             return StopReason.MAX_TURNS

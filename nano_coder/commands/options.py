@@ -199,8 +199,9 @@ def open_runtime(
 def _sampling(config: AgentConfig, profile: InterfaceProfile) -> Sampling:
     from nano_shared.types import Sampling
 
+    usual = 0.0 if profile.places else TEMPERATURE  # the likeliest answers, one after another
     return Sampling(
-        temperature=TEMPERATURE if config.temperature is None else config.temperature,
+        temperature=usual if config.temperature is None else config.temperature,
         max_tokens=config.max_completion_tokens or profile.completion_tokens,
     )
 

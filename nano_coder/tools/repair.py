@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice, repeat
 
 from pydantic import BaseModel, ConfigDict
 
@@ -19,6 +20,8 @@ from nano_shared.printable import terminal_text
 NEEDS = "needs a check that the run may see, whose tests in Python fail (--check 'python -m pytest -q')"
 _HELD = "places"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
+ANSWERS = 12
+"""of one run, to all places together"""
 _LONGEST = 20_000
 """characters of a place; one with more is data rather than code"""
 _MOST_LOCATED = 64
@@ -53,7 +56,8 @@ class _Places(tuple[RepairPlace, ...]):
 def find_places(context: ToolContext, key: str, rounds: int) -> Sequence[RepairPlace]:
     """The place that each turn of a run shows; `edit_line` edits that of its turn.
 
-    A round begins with the likeliest place again, and goes one place further than the round before.
+    A round begins with the likeliest place again, and goes one place further than the round before, until
+    there are ANSWERS.
     `key` names the workspace and the check: runs of this process that have one key get the same places.
     Raises GivenUp where nothing can be located.
     """
@@ -61,7 +65,8 @@ def find_places(context: ToolContext, key: str, rounds: int) -> Sequence[RepairP
 
 
 def _in_turn(places: Sequence[RepairPlace], rounds: int) -> list[RepairPlace]:
-    return [place for number in range(1, rounds + 1) for place in places[:number]]
+    numbers = chain(range(1, rounds), repeat(rounds))
+    return list(islice((place for number in numbers for place in places[:number]), ANSWERS))
 
 
 def _once(context: ToolContext, key: str) -> tuple[RepairPlace, ...]:

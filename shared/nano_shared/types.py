@@ -320,6 +320,8 @@ class Sampling(Value):
     """llguidance's grammar that the text had to follow; log-probs are those of the policy without it"""
     shaping: Shaping | None = None
     """log-probs are those of the policy without it"""
+    given: int = Field(0, ge=0)
+    """number of its first tokens that the answer had to begin with; their log-probs are the policy's"""
 
 
 class Finish(StrEnum):

@@ -61,6 +61,11 @@ FILES = {"maths.py": MATHS, "test_maths.py": TESTS}
 WRONG, RIGHT = "2|    return n // 3", "7|    return n - share"
 
 
+@pytest.fixture(autouse=True)
+def seven_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair, "ANSWERS", 7)
+
+
 def broken(**changes: Any) -> Task:
     return a_task(**{"files": FILES, "check": CHECK, "limits": limits()} | changes)
 
@@ -136,6 +141,7 @@ def test_a_round_begins_with_the_likeliest_place_and_goes_one_place_further(tmp_
     assert [text.count("5|def third(n):") for text in shown(run)] == [0, 0, 1, 0, 1, 0, 1]
     assert [text.count("Tried") for text in shown(run)] == [0, 1, 0, 1, 1, 1, 1]
     assert shown(run)[5].count(WRONG) == 1, "the same answer is told once"
+    assert repair._in_turn("abcd", 4) == list("a" "ab" "abc" "abcd")[:7]
 
 
 def test_what_is_no_edit_of_the_place_is_told_and_the_next_place_follows(tmp_path: Path) -> None:

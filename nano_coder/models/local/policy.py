@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.models.repetition import Repetition
 from nano_shared.errors import ContextFull, NanoError, PolicyError, UsageError
-from nano_shared.policy import Conversation
-from nano_shared.types import Completion, Sampling, TurnTokens
+from nano_shared.policy import Beginning, Conversation, Likeliest
+from nano_shared.types import Completion, Finish, Sampling, TurnTokens
 
 if TYPE_CHECKING:
     from nano_coder.models.local.engine import Engine, TokenScore
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 SchedulerKind = Literal["lockstep", "free"]
 StepUntilDone = Callable[["Future[Any]"], None]
 """steps the engine in the calling thread until the future is done"""
+_RANKED = 6
+"""of the likeliest tokens of a place"""
 _INTERRUPTED = "the thread that served this batch was interrupted; run it again"
 
 
@@ -102,9 +104,10 @@ class LocalPolicy:
         owner: int | None = None,
         on_token: OnToken | None = None,
         top_logprobs: int = 0,
+        beginning: Beginning = (),
     ) -> Completion:
-        """Sample the next turn. Does not modify the conversation, whose `stop` is asked at each layer of a
-        prefill, and at each token unless `on_token` is given.
+        """Sample the next turn, which starts with `beginning`. Does not modify the conversation, whose `stop`
+        is asked at each layer of a prefill, and at each token unless `on_token` is given.
 
         `owner` is the conversation for which KV is kept where the thread holds no slot; `on_token` gets each
         token as it is sampled, with the `top_logprobs` likeliest of its place, and ends the turn by returning
@@ -114,14 +117,33 @@ class LocalPolicy:
         self.refuse_long([m.content for m in conversation.messages[conversation.rendered :]])
         number, delta = self.template.next_row(conversation)
         row = (*conversation.tokens, *delta) if number == conversation.row else delta
+        if beginning:
+            sampling = sampling.model_copy(update={"given": len(beginning)})
         if on_token is None and (stop := conversation.stop) is not None:
             on_token = partial(_unless, stop)
         began = time.monotonic()
         repetition = Repetition() if conversation.ends_repetition else None
         ending = conversation.stop, repetition
-        sampled = self._generate(row, sampling, owner, on_token, top_logprobs, ending)
+        sampled = self._generate(row, sampling, owner, on_token, top_logprobs, ending, beginning)
         conversation.waited += time.monotonic() - began - sampled.seconds
         return self._completion(sampled, number, delta, sampling)
+
+    def complete_ranked(
+        self, conversation: Conversation, sampling: Sampling, beginning: Beginning
+    ) -> tuple[Completion, list[Likeliest]]:
+        """The next turn, which begins with these tokens, and the likeliest tokens of each place behind them.
+        Raises as `complete`."""
+        found, stop = list[Likeliest](), conversation.stop
+
+        def keep(_token: int, _logprob: float, likeliest: Likeliest) -> bool:
+            found.append(likeliest)
+            return stop is None or not stop.is_set()
+
+        completion = self.complete(
+            conversation, sampling, on_token=keep, top_logprobs=_RANKED, beginning=beginning
+        )
+        return completion, found
+
 
     def complete_ids(
         self, ids: tuple[int, ...], sampling: Sampling, *, on_token: OnToken | None = None,
@@ -148,10 +170,16 @@ class LocalPolicy:
 
     def _generate(
         self, row: tuple[int, ...], sampling: Sampling, owner: int | None, on_token: OnToken | None, top: int,
-        ending: tuple[threading.Event | None, Repetition | None] = (None, None),
+        ending: tuple[threading.Event | None, Repetition | None] = (None, None), beginning: Beginning = (),
     ) -> Sampled:  # fmt: skip
-        from nano_coder.models.local.sampler import GenerationRequest
+        from nano_coder.models.local.sampler import GenerationRequest, Sampled
 
+        if beginning:
+            given, logprobs = zip(*beginning, strict=True)
+            after = Sampled((), (), Finish.STOP)
+            if given[-1] not in self.engine.eos_ids:
+                after = self._generate((*row, *given), sampling, owner, on_token, top, ending)
+            return replace(after, ids=(*given, *after.ids), logprobs=(*logprobs, *after.logprobs))
         fitting = self.fitting(row, sampling)
         constraint = self._grammars.constraint(sampling.grammar) if sampling.grammar is not None else None
         stop, repetition = ending

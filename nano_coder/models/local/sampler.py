@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nano_shared.errors import ConfigError, ContextFull, PolicyError, UsageError
-from nano_shared.policy import DecodeIds
+from nano_shared.policy import DecodeIds, Likeliest
 from nano_shared.types import Finish, Sampling, Shaping
 
 if TYPE_CHECKING:
@@ -145,8 +145,6 @@ def _truncated(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     return torch.empty_like(kept_BV).scatter_(1, order_BV, kept_BV).log_softmax(dim=-1)
 
 
-Likeliest = tuple[tuple[int, float], ...]
-"""the likeliest tokens of a place, likeliest first, with their log-probs"""
 OnToken = Callable[[int, float, Likeliest], bool]
 """token id, its log-prob, and the likeliest tokens if asked for -> whether to go on"""
 
