@@ -91,6 +91,7 @@ def test_leaving_is_no_pass(way: str, framework: str, strict: bool) -> None:
         assert verdict.reward == 0.0, verdict.checks
 
 
+@pytest.mark.slow
 def test_what_tests_expect_of_a_runner_still_passes() -> None:
     tests = """
         import unittest, sol

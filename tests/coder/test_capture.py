@@ -435,6 +435,7 @@ def test_text_and_calls_are_passed_on_and_logged(before: Callable[..., Served], 
 FENCED = 'I add.\n```json\n{"name": "add", "arguments": {"a": 1}}\n```'
 
 
+@pytest.mark.slow
 def test_calls_that_a_server_left_in_the_text_are_tool_calls_in_every_api(
     before: Callable[..., Served],
 ) -> None:

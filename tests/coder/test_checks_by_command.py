@@ -272,6 +272,7 @@ def test_an_attack_on_what_decides_earns_nothing_and_is_named(
     assert verdict.tampering
 
 
+@pytest.mark.slow
 @pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("command", "config"),

@@ -642,6 +642,7 @@ def test_a_task_file_may_hold_any_text(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------- on a terminal
 
 
+@pytest.mark.slow
 def test_long_outputs_are_folded_on_a_terminal_and_whole_on_request(
     cli: Cli, endpoint: Endpoint, project: Path, home: Path
 ) -> None:
@@ -703,6 +704,7 @@ def test_a_training_that_is_refused_leaves_no_folder(cli: Cli, home: Path, tmp_p
     assert not (home / "trainings" / "mine").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.some(1)
 @pytest.mark.parametrize("command", ["eval", "rollout"])
 def test_runs_that_all_failed_are_no_result(

@@ -74,6 +74,7 @@ def findings(run: Trajectory) -> list[str]:
     return [f.kind for f in verify(run) if f.blocks and f.kind != "no verdict"]
 
 
+@pytest.mark.slow
 def test_a_run_of_a_hundred_turns_goes_on_over_its_context(long_run: tuple[Trajectory, Runtime]) -> None:
     run, runtime = long_run
     assert (run.stop, run.answer) == (StopReason.FINISHED, "done")

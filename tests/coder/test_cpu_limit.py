@@ -29,6 +29,7 @@ def jail() -> Iterator[Jail]:
         yield jail
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_met_is_told_by_its_signal(jail: Jail) -> None:
     code = "import resource as r; r.setrlimit(r.RLIMIT_CPU, (1, 5))\nwhile True: pass"
     result = jail.run_python(code)

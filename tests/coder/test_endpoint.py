@@ -489,6 +489,7 @@ def test_a_failure_that_stays_ends_with_the_patience(failure: Any) -> None:
     assert script.tried >= 2
 
 
+@pytest.mark.slow
 def test_a_call_ends_with_the_time_of_its_run() -> None:
     def drips(handler: Handler) -> None:
         piece = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
@@ -622,6 +623,7 @@ def test_an_answer_is_bounded_in_size_and_time(head: bytes, forever: bytes, paus
         policy.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_is_named_soon() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets it, and it refuses

@@ -116,6 +116,7 @@ def test_an_answer_that_was_filtered_is_told_as_such(calls: tuple[Call, ...], tm
     assert "the provider's filter stopped this answer" in run.turns[0].observations[0].text
 
 
+@pytest.mark.slow
 def test_a_failing_server_loses_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
     def cut(handler: Handler) -> None:
         handler.stream(stream_bytes(Say("no"), [], "stop", None)[:150], end=False)

@@ -162,6 +162,7 @@ def test_a_run_that_passes_is_not_escalated(cli: Run, asked: tuple[str, ...]) ->
     assert not script.tried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "words", "code"),
     [
@@ -180,6 +181,7 @@ def test_a_server_that_refuses_leaves_the_local_result(
     assert "+two" in done.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_hosted_run_and_keeps_what_was_done(
     asked: tuple[str, ...], home: Path, tmp_path: Path, cli: Run
 ) -> None:
@@ -227,6 +229,7 @@ def test_what_cannot_be_escalated_is_refused_before_any_work(
     assert not LogStore.open(home / "log.db").runs()
 
 
+@pytest.mark.slow
 def test_a_user_setting_holds_where_it_can(cli: Run, asked: tuple[str, ...], home: Path) -> None:
     (home / "config" / "nano").mkdir(parents=True)
     (home / "config" / "nano" / "config.toml").write_text('escalate = "openai:gpt-4o"\n')

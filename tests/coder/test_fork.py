@@ -175,6 +175,7 @@ def command(capsys: pytest.CaptureFixture[str], log: Path, *arguments: str) -> t
     return int(end.value.code or 0), streams.out, streams.err
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_line_a_fork_and_the_success_rate(
     tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str], one_thread: None
 ) -> None:

@@ -185,6 +185,7 @@ def test_nothing_else_of_the_repository_comes_along(shell: Shell, project: Path,
     assert not canary.exists()
 
 
+@pytest.mark.slow
 def test_a_worktree_and_a_submodule_are_followed(shell: Shell, project: Path, tmp_path: Path) -> None:
     git(project, "worktree", "add", "-q", "-b", "side", str(tmp_path / "tree"))
     assert "* side" in shell(tmp_path / "tree", "git branch; git log --format=%s").seen
@@ -311,6 +312,7 @@ def test_a_hostile_repository_costs_a_sentence(
     assert LEFT_OUT in said
 
 
+@pytest.mark.slow
 @pytest.mark.some(1)
 @pytest.mark.parametrize("kind", ["HEAD", "commondir", "missing"])
 def test_a_run_in_a_hostile_repository_ends_well(

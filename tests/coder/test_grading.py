@@ -368,6 +368,7 @@ def test_tests_that_the_original_skips_may_be_skipped(project: Path, sandbox: Sa
     assert _check(project, sandbox, {"calc.py": FIXED}).reward == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("options", "settings"),
@@ -412,6 +413,7 @@ def test_a_program_that_the_command_names_may_be_the_very_task(project: Path, sa
     assert (verdict.reward, verdict.tampering) == (1.0, ())
 
 
+@pytest.mark.slow
 def test_a_check_that_hangs_earns_nothing_and_is_named(project: Path, sandbox: Sandbox) -> None:
     verdict = _check(project, sandbox, {}, "sleep 60", timeout=1.0)
     assert (verdict.reward, verdict.failure_kind) == (0.0, "agent_timeout")

@@ -266,6 +266,7 @@ def test_what_never_ends_ends_in_a_sentence(nano: Nano, project: Path, endpoint:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_environment_behind_a_link_is_not_mounted(
     nano: Nano, project: Path, home: Path, endpoint: Endpoint, unharmed: None
 ) -> None:

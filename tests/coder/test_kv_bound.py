@@ -102,6 +102,7 @@ def run(model: Any, held: int | None) -> tuple[list[list[int]], float, list[int]
     return ids, live.peak / bound, most
 
 
+@pytest.mark.slow
 @pytest.mark.some(1)
 @pytest.mark.parametrize("held", [1, 2, 5, 12])
 def test_live_bytes_stay_within_the_bound(model: Any, held: int) -> None:

@@ -101,6 +101,7 @@ RIGHT = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.some(2)
 @pytest.mark.parametrize("way", RIGHT)
 def test_right_work_earns_one_however_it_is_tested(way: str) -> None:
@@ -110,6 +111,7 @@ def test_right_work_earns_one_however_it_is_tested(way: str) -> None:
     assert verdict.trust is Trust.STRICT
 
 
+@pytest.mark.slow
 def test_an_oracle_that_passes_apart_keeps_the_suite_apart() -> None:
     """A solution cannot have itself graded beside the tests."""
     tests = "from sol import f\ndef test_a(): assert f(1).x == 2\n"

@@ -93,6 +93,7 @@ def test_damaged_tensors_are_named(folder: Path) -> None:
         load_policy(str(folder))
 
 
+@pytest.mark.slow
 def test_weights_are_loaded_by_name_of_what_is_safe() -> None:
     """Wherever transformers loads anything, both are said; torch.load takes nothing but tensors."""
     import ast

@@ -88,6 +88,7 @@ def test_wrong_state_earns_nothing_and_its_fraction_is_told(sandbox: Sandbox, fo
     assert (verdict.reward, verdict.components, verdict.failure_kind) == (0.0, {"tests": 0.25}, "no_artifact")
 
 
+@pytest.mark.slow
 def test_a_database_that_is_none_that_hangs_or_that_writes_earns_nothing(
     sandbox: Sandbox, folder: Path
 ) -> None:

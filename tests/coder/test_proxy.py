@@ -243,6 +243,7 @@ def test_a_tunnel_carries_no_plain_requests(jail: NsJail) -> None:
     assert "port 80 is not allowed" in said(jail, b"CONNECT api.test:80 HTTP/1.1\r\nHost: a\r\n\r\n")
 
 
+@pytest.mark.slow
 def test_idle_connections_take_no_more_than_some_threads(jail: NsJail, api: int) -> None:
     program = """
 import socket

@@ -865,6 +865,7 @@ def test_closing_ends_a_run_in_another_thread(sandbox: Sandbox) -> None:
     assert len(failures) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.some(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_the_death_of_the_agent_leaves_nothing_behind(number: signal.Signals) -> None:

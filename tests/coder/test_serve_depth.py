@@ -134,6 +134,7 @@ def test_a_row_without_a_form_is_sampled_as_if_alone(tiny: Served) -> None:
     assert logprobs[1] == pytest.approx(logprobs[0], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_streamed_answer_of_a_form_and_json_mode(tiny: Served) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON}}
     chunks = tiny.openai().chat.completions.create(
@@ -756,6 +757,7 @@ def test_adapters_share_the_weights_of_their_base(tiny_folder: Path, adapter_fol
     assert models[0].id == models[2].id
 
 
+@pytest.mark.slow
 def test_a_name_whose_files_changed_answers_by_the_new_weights(
     many: Served, adapter_folders: list[Path], tmp_path: Path
 ) -> None:
@@ -835,6 +837,7 @@ def test_stale_kv_would_be_found(
     assert right(many, "mine", adapter_folders[1]) == (kept == "by content")
 
 
+@pytest.mark.slow
 def test_a_request_in_flight_ends_on_the_weights_it_began_with(
     many: Served, adapter_folders: list[Path]
 ) -> None:

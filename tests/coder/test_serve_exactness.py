@@ -276,6 +276,7 @@ def check(server: Served, requests: int, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_turn_is_what_its_client_asked_and_follows_what_it_read(
     tiny: Served,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

@@ -131,6 +131,7 @@ def test_an_error_when_it_is_imported_is_no_forgery(error: str) -> None:
     assert (verdict.reward, verdict.tampering) == (0.0, ())
 
 
+@pytest.mark.slow
 def test_a_hang_is_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two_jail_suite, "CPU_SECONDS", 1)
     verdict = _grade(SCRIPT, "def add(xs):\n    while True: pass\n")

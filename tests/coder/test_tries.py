@@ -316,6 +316,7 @@ def test_the_winner_is_shown_logged_with_its_siblings_and_applied_as_the_last(
     assert (project / "a.py").read_text() == "three\n"
 
 
+@pytest.mark.slow
 def test_lines_as_they_end_and_the_exit_code_where_none_passes(
     cli: Cli,
     project: Path,
@@ -371,6 +372,7 @@ def test_a_projects_file_that_nobody_trusts_sets_no_tries(
     assert "sets tries: ignored" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_and_keeps_what_was_done(
     cli: Cli,
     endpoint: Endpoint,

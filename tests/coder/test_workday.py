@@ -114,6 +114,7 @@ def test_a_spilled_output_is_found_again_and_never_committed(sh: Any, context: T
     assert sh("cat .nano/output_0.txt") == "all of it"
 
 
+@pytest.mark.slow
 def test_a_time_out_ends_the_calls_processes_and_says_what_is_lost(context: ToolContext) -> None:
     short = hurried(context, 3.0)
     with closing(short.jail):
@@ -162,6 +163,7 @@ def test_much_output_keeps_its_head_and_tail(use: Use) -> None:
     assert done.execution.truncated
 
 
+@pytest.mark.slow
 def test_a_fork_bomb_ends_with_its_call(context: ToolContext) -> None:
     short = hurried(context, 4.0, processes=60)
     with closing(short.jail):

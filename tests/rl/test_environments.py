@@ -253,6 +253,7 @@ def refused(*arguments: str) -> tuple[int, str]:
     return getattr(problem, "exit_code", 0), str(problem)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_opened_is_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +288,7 @@ def test_a_server_of_another_protocol_is_refused(tmp_path: Path) -> None:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_training_takes_from_all_environments_and_goes_on_with_their_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

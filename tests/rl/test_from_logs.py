@@ -121,6 +121,7 @@ def test_each_run_is_learned_from_once_and_a_training_of_logs_ends_with_them(
     assert [row["age_max"] for row in read_metrics(home / "trainings" / "next" / METRICS)] == [2, 3]
 
 
+@pytest.mark.slow
 def test_fresh_rollouts_go_on_where_the_logs_end(home: Path, tiny: Path, train: Train) -> None:
     log = home / "a.db"
     logged(tiny, log, size=2)
@@ -311,6 +312,7 @@ def test_a_training_of_environments_goes_on_with_those_it_began_with(
     assert [row["fresh_runs"] for row in rows] == [16, 16]
 
 
+@pytest.mark.slow
 def test_the_files_of_a_task_come_along_from_another_log(home: Path, roomy: Path, train: Train) -> None:
     greedy_runs(home, roomy, [SOMETIMES], log="team/log.db")
     mine = home / "mine" / "log.db"

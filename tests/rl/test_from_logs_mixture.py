@@ -117,6 +117,7 @@ def test_what_policy_gradients_may_not_use_is_imitated_and_compared_in_the_same_
     assert told["preference_pairs"] == sum(row["preference_pairs"] or 0 for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.some(1)
 @pytest.mark.parametrize("fresh", [0, 3])
 def test_a_stopped_training_from_logs_goes_on_bit_for_bit(

@@ -102,6 +102,7 @@ def test_ac_07_groups_without_a_signal_are_replaced_whole(tiny: Path, tmp_path: 
     assert same(loop.weights, again.weights)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_refill_ends_where_its_rounds_or_the_tasks_do(tiny: Path, tmp_path: Path) -> None:
     rows: list[dict[str, float]] = []
     Loop(tiny, tmp_path).go(steps=2, refill=9, score=lambda _: 0.0, on_step=lambda _, __, v: rows.append(v))

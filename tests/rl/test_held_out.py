@@ -36,6 +36,7 @@ def go(tiny: Path, folder: Path, *, held_out: bool, **changed: object) -> dict[s
     return weights(model)
 
 
+@pytest.mark.slow
 def test_measuring_changes_no_weight_and_covers_the_whole_training(tiny: Path, tmp_path: Path) -> None:
     assert same(go(tiny, tmp_path / "a", held_out=True), go(tiny, tmp_path / "b", held_out=False))
     rows = read_rows(tmp_path / "a" / HELD_OUT_FILE)

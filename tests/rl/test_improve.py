@@ -290,6 +290,7 @@ def test_a_cycle_makes_tasks_trains_and_decides_and_goes_on_where_it_was(
         assert (code, said in out) == (0, True), out
 
 
+@pytest.mark.slow
 def test_tasks_are_of_runs_commits_and_mutants(
     nano: NANO, shop: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ def test_the_longest_row_of_a_run_counts_all_turns_of_it() -> None:
     assert row_tokens(trajectory(turn(5, 2, text_only=True))) == 0
 
 
+@pytest.mark.slow
 def test_a_row_that_fits_no_memory_is_said_and_nothing_is_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

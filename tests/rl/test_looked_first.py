@@ -122,6 +122,7 @@ def test_a_wrong_word_is_led_to_the_right_one(nano: Nano, line: str, said: str) 
     assert len(error.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_hosted_model_is_named_with_its_scheme(nano: Nano) -> None:
     code, error = nano("run hi --model claude-9", coder)
     assert (code, "openai:claude-9" in error) == (2, True)

@@ -25,6 +25,7 @@ def held_out() -> list[Task]:
     return make_tasks(levels=LEVELS, n=36, seed=1, split=Split.TEST)
 
 
+@pytest.mark.slow
 def test_the_same_arguments_make_the_same_tasks(train: list[Task]) -> None:
     assert make_tasks(levels=LEVELS, n=48, seed=1, split=Split.TRAIN) == train[:48]
     assert make_tasks(levels=LEVELS, n=48, seed=2, split=Split.TRAIN) != train[:48]

@@ -92,6 +92,7 @@ def test_a_mutant_that_the_check_kills_is_a_task_that_its_oracle_solves(tmp_path
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_seed_decides_which_are_made_and_functions_come_in_turn(tmp_path: Path) -> None:
     run, runtime = passing(tmp_path)
     first, _ = made(run, runtime, 2)
@@ -119,6 +120,7 @@ def test_an_oracle_looks_before_it_edits_and_quotes_what_is_wrong(tmp_path: Path
     assert submit.name == "submit"
 
 
+@pytest.mark.slow
 def test_an_oracle_uses_the_tools_of_the_run_and_no_hidden_check(tmp_path: Path) -> None:
     few = ("edit_file", "submit")
     tasks, _ = made(*passing(tmp_path / "few", tools=few), 1)
@@ -176,6 +178,7 @@ def test_files_of_held_out_tasks_are_left_out(tmp_path: Path) -> None:
     assert "1 are in held-out tasks" in report
 
 
+@pytest.mark.slow
 def test_only_the_words_of_several_different_works_are_said_of_a_mutant(tmp_path: Path) -> None:
     runtime = a_runtime(tmp_path, [mended(), SUBMIT, mended("sums"), SUBMIT])
     one, other = a_run(runtime, project()), a_run(runtime, project("sums"), key="u")

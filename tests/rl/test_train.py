@@ -158,6 +158,7 @@ def test_a_stopped_training_continues_bit_for_bit(tiny: Path, runtime: Runtime, 
     assert [row["step"] for row in read_metrics(tmp_path / "b" / "metrics.jsonl")] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_fresh_rollouts_join_the_logged_groups(tiny: Path, runtime: Runtime, tmp_path: Path) -> None:
     opened = open_weights(str(tiny))
     logged_groups(runtime, opened)
@@ -170,6 +171,7 @@ def test_fresh_rollouts_join_the_logged_groups(tiny: Path, runtime: Runtime, tmp
     assert (row["logged_runs"], row["fresh_runs"], row["log_share"]) == (6, 6, 0.5)
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_start_so_its_kl_is_zero_at_first(
     tiny: Path, runtime: Runtime, tmp_path: Path
 ) -> None:
@@ -223,6 +225,7 @@ def test_imitation_lowers_the_loss_and_the_checkpoint_serves(
         open_weights(str(target))
 
 
+@pytest.mark.slow
 def test_admission_names_each_reason(tiny: Path, runtime: Runtime) -> None:
     opened = open_weights(str(tiny))
     execute(TASKS, [oracle_policy(t, COMPACT_1) for t in TASKS], runtime)

@@ -52,6 +52,7 @@ def train(home: Path, *arguments: str) -> tuple[str, str]:
     return result.stdout, result.stderr
 
 
+@pytest.mark.slow
 def test_a_training_is_recorded_watched_and_goes_on_from_its_name_alone(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

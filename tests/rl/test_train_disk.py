@@ -34,6 +34,7 @@ def largest_file(size: int | None) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 def test_a_state_that_does_not_fit_leaves_the_one_before_it(tiny: Path, tmp_path: Path) -> None:
     sources = Sources(logged=logged_groups(tiny, tmp_path / "log.db"))
     expected = Loop(tiny, tmp_path / "whole").go(sources=sources, score=None, group_size=0)

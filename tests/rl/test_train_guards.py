@@ -275,6 +275,7 @@ class Failing(Given):
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("error", "end"),

@@ -103,6 +103,7 @@ def trained(tiny: Path, folder: Path, log: Path, on_step: Any = lambda *_: None)
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+@pytest.mark.slow
 def test_a_ppo_training_with_a_mixed_loss_goes_on_bit_for_bit(tiny: Path, tmp_path: Path) -> None:
     whole = trained(tiny, tmp_path / "whole", tmp_path / "log.db")
     first, second = read_metrics(tmp_path / "whole" / "metrics.jsonl")

@@ -153,6 +153,7 @@ def test_another_version_of_nano_is_refused(
         loop.go(steps=1)
 
 
+@pytest.mark.slow
 def test_the_last_states_are_kept_and_the_best(tiny: Path, tmp_path: Path) -> None:
     loop = Loop(tiny, tmp_path)
     rewards = iter([0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1])
@@ -163,6 +164,7 @@ def test_the_last_states_are_kept_and_the_best(tiny: Path, tmp_path: Path) -> No
     assert states.read(5)[1]["best"] == {"step": 1, "level": 0.0, "reward": 1.0}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_the_best_state(tiny: Path, tmp_path: Path) -> None:
     loop = Loop(tiny, tmp_path / "training")
     weights: list[dict[str, torch.Tensor]] = []
@@ -184,6 +186,7 @@ def test_a_checkpoint_of_the_best_state(tiny: Path, tmp_path: Path) -> None:
         save_best(tmp_path / "none", tmp_path / "two", store)
 
 
+@pytest.mark.slow
 def test_a_damaged_state_is_named_and_the_one_before_it_serves(tiny: Path, tmp_path: Path) -> None:
     loop = Loop(tiny, tmp_path)
     expected = loop.go()
@@ -238,6 +241,7 @@ def test_large_states_are_saved_less_often(trained: float, steps: int) -> None:
     assert usual_save_every(model) == steps
 
 
+@pytest.mark.slow
 def test_a_training_whose_states_are_large_ends_as_any_other(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

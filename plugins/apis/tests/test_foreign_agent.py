@@ -130,6 +130,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("texts", "limits", "statuses", "stop"),
@@ -151,6 +152,7 @@ def test_clients_do_not_retry_once_their_run_has_ended(
     assert [int(line[1:]) for line in run.diff.splitlines() if line[1:].isdigit()] == statuses
 
 
+@pytest.mark.slow
 def test_a_run_whose_agent_gave_up_at_a_full_context_says_so(runtime: Callable[..., Runtime]) -> None:
     made = runtime(ScriptedPolicy([calls("yes | head -c 9000000")], tokens=True, context_limit=4000))
     run = run_task(task(), made, seed=0)
@@ -333,6 +335,7 @@ def test_an_agent_that_fails_once_leaves_the_other_runs_alone(
     assert (first.reward, failed(first), second.reward) == (None, True, 1.0)
 
 
+@pytest.mark.slow
 def test_no_more_agents_of_others_run_at_a_time_than_the_cores_bear(
     runtime: Callable[..., Runtime], monkeypatch: pytest.MonkeyPatch
 ) -> None:

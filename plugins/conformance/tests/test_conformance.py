@@ -169,6 +169,7 @@ def test_names_of_checks_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """`loss` is right in what it offers; `advantages` beside it gives a lone rollout its raw reward."""
     monkeypatch.syspath_prepend(HERE)

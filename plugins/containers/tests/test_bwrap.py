@@ -384,6 +384,7 @@ def test_a_program_runs_as_nobody_of_the_host(jail: Jail) -> None:
     assert 0 not in owners
 
 
+@pytest.mark.slow
 def test_what_ends_a_run_cannot_be_ended_from_inside(jail: Jail) -> None:
     # whatever becomes of the processes beside it, a program that was killed did not succeed
     result = shell(jail, "kill -9 1 2; kill -9 -1; sleep 1000", timeout=3)

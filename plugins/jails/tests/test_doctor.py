@@ -46,6 +46,7 @@ def test_what_is_not_confined_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     assert not Path("/nano-escape").exists()
 
 
+@pytest.mark.slow
 def test_the_report_names_attempts_layers_and_verdict() -> None:
     done = CliRunner().invoke(cli, ["doctor"], standalone_mode=False)
     assert done.return_value == 0

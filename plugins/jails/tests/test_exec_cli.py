@@ -179,6 +179,7 @@ def test_every_kind_of_request_is_answered(run: Exec) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_answers_come_as_they_finish(run: Exec) -> None:
     done = batch(
         run, {"id": "slow", "shell": "sleep 1"}, {"id": "fast", "shell": "true"}, flags=("--concurrency", "2")

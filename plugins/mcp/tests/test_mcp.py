@@ -125,6 +125,7 @@ def test_a_server_gets_six_variables_and_reaches_nothing(
     assert set(found) - {"LC_CTYPE"} == {"HOME", "LOGNAME", "PATH", "PORT", "SHELL", "TERM", "USER"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool", "arguments", "said"),
     [
@@ -371,6 +372,7 @@ def test_tools_lists_those_of_servers(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sources == {"MCP server probe"}
 
 
+@pytest.mark.slow
 def test_servers_by_the_command_line(tmp_path: Path) -> None:
     """In a home where nothing is yet, not even a folder for configurations."""
     env = {name: value for name, value in os.environ.items() if name != "XDG_CONFIG_HOME"}
@@ -432,6 +434,7 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_a_server_behind_a_url(context: ToolContext, http_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     server = McpServer(url=http_url, tool_timeout_sec=60, startup_timeout_sec=60)
     offered(server)

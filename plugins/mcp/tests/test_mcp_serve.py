@@ -49,6 +49,7 @@ def drive(directory: Path, home: Path, script: Callable[[Call], Awaitable[None]]
     asyncio.run(session())
 
 
+@pytest.mark.slow
 @pytest.mark.some(1)
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 def test_commands_are_run_on_a_copy_of_the_directory(tmp_path: Path, mode: str) -> None:
@@ -73,6 +74,7 @@ def test_commands_are_run_on_a_copy_of_the_directory(tmp_path: Path, mode: str) 
     assert (tmp_path / "a.txt").read_text() == "here\n"
 
 
+@pytest.mark.slow
 def test_modules_of_the_directory_are_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nano_coder", "json", "pydantic", "typer", "sitecustomize"):
         (tmp_path / f"{name}.py").write_text("open('ran', 'w')\n")

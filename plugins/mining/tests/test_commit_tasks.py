@@ -108,6 +108,7 @@ def test_a_check_of_any_kind_shows_a_fix_and_a_test_may_be_renamed(tmp_path: Pat
     assert set(found.task.files) == {"sums.py", "tests/check_sums.py"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", "empty", "inside", "shallow", "hostile", "no time"])
 def test_a_history_that_cannot_be_used_costs_a_sentence(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "shop"

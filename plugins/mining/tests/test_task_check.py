@@ -69,6 +69,7 @@ def test_a_good_task_passes_every_check(runtime: Runtime) -> None:
     assert found.kill_rate == 1.0
 
 
+@pytest.mark.slow
 def test_tests_that_no_oracle_has_passed_do_not_train(tmp_path: Path) -> None:
     suite = Suite(framework="pytest", files={"test_a.py": TESTS})
     task = but(GOOD, key="with tests", hidden=SuiteChecks(suite=suite), provenance=Provenance())

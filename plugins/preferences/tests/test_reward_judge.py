@@ -121,6 +121,7 @@ def test_garbage_from_the_endpoint_is_unparseable(
     assert (run.verdict.reward, run.verdict.failure_kind) == (None, "judge_unparseable")
 
 
+@pytest.mark.slow
 def test_the_deadline_is_of_the_whole_answer_and_not_of_a_read(
     runtime: Runtime, runs: list[Trajectory]
 ) -> None:

@@ -107,6 +107,7 @@ def overlooked(run: Trajectory) -> Trajectory:
     return run.model_copy(update={"verdict": run.verdict.model_copy(update={"tampering": ()})})
 
 
+@pytest.mark.slow
 def test_visible_tests_run_again_on_the_original_tests(runtime: Runtime) -> None:
     assert component(runtime, run_of(runtime, *SOLVE), "visible_tests") == 1.0
     cheat = "@write_file path=test_sums.py\ndef test():\n    pass\n"

@@ -305,6 +305,7 @@ def test_an_objective_that_gives_no_loss_is_refused_before_a_model_is_loaded(
     probe_objective(ObjectiveConfig(objective="./objective.py:HALF").terms)
 
 
+@pytest.mark.slow
 def test_an_environment_of_texts_trains_and_edited_code_is_named(here: Path) -> None:
     torch.set_num_threads(1)
     (here / "env.py").write_text(ENVIRONMENT)

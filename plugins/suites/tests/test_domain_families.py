@@ -55,6 +55,7 @@ def test_a_checked_state_names_the_files_that_are_graded(suite: str) -> None:
             assert task.artifacts
 
 
+@pytest.mark.slow
 def test_hash_seeds_change_nothing() -> None:
     """This process draws its own."""
     code = (

@@ -48,6 +48,7 @@ def test_the_policy_sees_no_difference_and_the_checks_contradict(task: Task, see
     assert control == impossible(task, seed=seed)
 
 
+@pytest.mark.slow
 def test_the_oracle_of_a_task_fails_its_control(tmp_path: Path) -> None:
     runtime = new_runtime(tmp_path)
     controls = [impossible(task).model_copy(update={"oracle": task.oracle}) for task in TASKS]

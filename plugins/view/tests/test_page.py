@@ -267,6 +267,7 @@ def shown() -> Iterator[Page]:
         yield page
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_browser_shows_the_page_and_runs_nothing_of_it(shown: Page, folder: Path) -> None:
     page = shown.open((folder / "report.html").as_uri())

@@ -401,6 +401,7 @@ def test_the_file_holds_its_data_as_text_and_names_its_script_by_hash(store: Log
     assert not re.search(r'(?:src|href)="(?!#|data:,)', page)
 
 
+@pytest.mark.slow
 def test_the_file_holds_what_its_views_ask_for(store: LogStore) -> None:
     view = LogView(store)
     answers = run_answers(view, ["run-003"])

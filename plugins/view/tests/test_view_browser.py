@@ -78,6 +78,7 @@ VIEWS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.some(1)
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_view_runs_nothing_and_asks_nobody_else(shown: Page, root: str, view: str) -> None:
@@ -125,6 +126,7 @@ def test_a_view_fits_a_phone_and_is_accessible_in_the_dark_and_in_light(
         assert (ink > paper) is (scheme == "dark")
 
 
+@pytest.mark.slow
 def test_a_long_output_is_fetched_whole_on_demand(shown: Page, root: str) -> None:
     page = shown.open(f"{root}#/run?id=long")
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -151,6 +153,7 @@ def test_the_list_scrolls_through_every_run_and_keeps_few_rows(shown: Page, root
     page.wait_for_function("() => document.querySelector('tr.row').textContent.startsWith('long')")
 
 
+@pytest.mark.slow
 def test_filters_are_part_of_the_address(shown: Page, root: str) -> None:
     page = shown.open(f"{root}#/runs")
     page.locator("[name=task]").fill("sum")
@@ -168,6 +171,7 @@ def test_filters_are_part_of_the_address(shown: Page, root: str) -> None:
     assert again.locator("text=No run matches.").is_visible()
 
 
+@pytest.mark.slow
 def test_a_list_is_put_in_order_and_added_up(shown: Page, root: str) -> None:
     page = shown.open(f"{root}#/runs?task=sum")
     page.wait_for_selector("p:has-text('4 runs, solved 50 % of 4')")
@@ -203,6 +207,7 @@ def test_commands_and_the_first_lines_of_their_output_stand_open(chromium: Brows
         assert shown.complaints == []
 
 
+@pytest.mark.slow
 def test_the_keyboard_goes_from_the_list_to_the_first_token_that_differs(shown: Page, root: str) -> None:
     page = shown.open(f"{root}#/runs?task=sum")
     page.wait_for_function("() => document.querySelectorAll('tr.row').length === 4")
@@ -261,6 +266,7 @@ def test_a_run_tells_its_calls_its_diff_its_forks_and_why_it_may_not_train(shown
     assert page.locator(".turn.inherited").count() == 1
 
 
+@pytest.mark.slow
 def test_what_is_logged_meanwhile_appears(shown: Page, root: str, store: LogStore) -> None:
     page = shown.open(f"{root}#/runs?task=live")
     page.wait_for_selector("text=No run matches.")
@@ -288,6 +294,7 @@ def test_an_unknown_run_is_a_sentence(shown: Page, root: str) -> None:
     shown.complaints.clear()  # the browser's own line about the status 400
 
 
+@pytest.mark.slow
 def test_one_file_shows_the_same_without_a_server(shown: Page, file: str) -> None:
     shown.asked.clear()
     page = shown.open(file)

@@ -42,6 +42,7 @@ def test_nothing_is_written_before_the_first_row(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_unknown_place_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError,
