@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.tools.locate import locate
+from nano_coder.tools.locate import locate, traced
 from nano_coder.tools.tool import ToolContext, ToolFailure
 from nano_shared.types import Limits
 
@@ -128,6 +128,16 @@ def test_an_error_at_import_leads_to_the_line_that_raised(located: Located) -> N
     )
     assert "Basket.add" in said
     assert 'raise ValueError("count")' in said.partition("Lines")[2].splitlines()[1]
+
+
+def test_what_a_passing_test_shows_as_uncaught_is_no_failing_test(located: Located, tmp_path: Path) -> None:
+    (tmp_path / "tests" / "test_hook.py").write_text(
+        "import sys\n\n\ndef test_hook():\n    try:\n        1 / 0\n"
+        "    except ZeroDivisionError:\n        sys.excepthook(*sys.exc_info())\n"
+    )
+    with closing(open_sandbox(python=sys.executable).open(tmp_path, Limits())) as jail:
+        found, _ = traced(ToolContext(jail=jail, limits=Limits()), "python -m pytest -q tests")
+    assert found["failed"] == ["tests/test_shop.py::test_large"]
 
 
 def test_what_cannot_be_located_is_said(located: Located) -> None:

@@ -104,7 +104,10 @@ def merged(reports: list[Any], code: int | None) -> dict[str, dict[str, Any]]:
             test["said"] = test["said"] or found["said"]
     if code != 0 and set(tests) == {""}:
         tests[""]["failed"] = True
-    if not tests.get("", {"failed": True})["failed"]:
+    # what failed outside of tests, beside tests that fail, is a process that was to fail
+    if "" in tests and (
+        not tests[""]["failed"] or any(name and test["failed"] for name, test in tests.items())
+    ):
         del tests[""]
     return tests
 

@@ -15,6 +15,7 @@ from tiny_gguf import write_gguf
 from typer.testing import CliRunner
 
 from nano_coder.agent.chat_template import CHATML
+from nano_coder.agent.likeliest import next_beginning
 from nano_coder.cli import cli
 from nano_coder.config import CoreConfig
 from nano_coder.models import opening
@@ -90,6 +91,20 @@ def test_log_probs_are_those_of_the_weights_also_within_a_character(
     text = [policy.decode([token]) for token in sampled(completion)]
     assert temperature == 0 or any("�" in each for each in text)  # bytes of which llama.cpp tells no log-prob
     assert max(gaps(asked, completion, weights, temperature)) < HALF
+
+
+def test_the_likeliest_answers_are_given_one_after_another(policy: GgufPolicy) -> None:
+    answers = []
+    for _ in range(6):
+        beginning = next_beginning(answers, policy.engine.eos_ids)
+        assert beginning is not None
+        sampling = Sampling(temperature=0.0, max_tokens=8)
+        completion, found = policy.complete_ranked(conversation(), sampling, beginning)
+        assert completion.tokens is not None
+        assert completion.sampling.given == len(beginning)
+        answers.append((completion.tokens, found))
+    assert len({tokens.sampled_ids for tokens, _ in answers}) == len(answers)
+    assert answers[0][0].sampled_ids == sampled(policy.complete(conversation(), sampling))
 
 
 def test_top_k_and_top_p_renormalise(policy: GgufPolicy, weights: Any) -> None:
