@@ -248,7 +248,7 @@ class Experiment:
         with_tool = self.tasks[:size]
         shown = [*with_tool, *map(self.without, self.tasks[size : size + size // 4])]
         with LogStore.open(self.home / "log.db") as store:
-            runs = oracle_runs(shown, self._runtime(store))
+            runs = self._shown(shown, self._runtime(store))
             tiny = build_tiny(
                 self.home / "tiny", _texts(runs), seed=self.seed, max_positions=self.capability.positions,
                 hidden=self.capability.hidden, layers=self.capability.layers,
@@ -269,6 +269,10 @@ class Experiment:
         steps = train_sft(model, rows, config, state, _every(40, "loss"))
         self._save("warm", model, opened, config, steps)
         return target
+
+    def _shown(self, tasks: Sequence[Task], runtime: Runtime) -> list[Trajectory]:
+        """The runs that the warm start imitates."""
+        return oracle_runs(tasks, runtime)
 
     def _summarised(self, tasks: Sequence[Task], opened: OpenedWeights, store: LogStore) -> list[Trajectory]:
         """The runs of oracles that write summaries, of those that are right."""

@@ -122,6 +122,17 @@ def _draw_one_fact(thing: str, rng: random.Random) -> Made:
     return answered(f"What is the {thing} called?", files, names[thing], act("search", pattern=thing))
 
 
+def _draw_fact_or_sum(thing: str, rng: random.Random) -> Made:
+    """The library of `one_fact`, and a question for a name in it or for a sum; there is time for one call."""
+    made = _draw_one_fact(thing, rng)
+    if rng.random() < 0.5:
+        return made
+    left, right, last = rng.randint(11, 39), rng.randint(3, 9), rng.randint(11, 99)
+    expression = f"{left} * {right} + {last}"
+    step = act("calculate", expression=expression)
+    return answered(f"How much is {expression}?", made.files, str(left * right + last), step)
+
+
 def _draw_pages(thing: str, rng: random.Random) -> Made:
     """Four pages with a name each, all of which are asked for: a short context holds two of them."""
     names, files = rng.sample(FEW, 4), {}
@@ -167,6 +178,9 @@ SUITE = TaskSuite(
         ),
         view("search", "one_fact", 0, TOOLS, [
             Family(thing, partial(_draw_one_fact, thing)) for thing in THINGS
+        ], SHORTEST, extra=True),
+        view("search", "fact_or_sum", 0, ("search", "calculate", "submit"), [
+            Family(thing, partial(_draw_fact_or_sum, thing)) for thing in THINGS
         ], SHORTEST, extra=True),
         view("search", "pages", 0, ("read_file", "submit"), [
             Family(thing, partial(_draw_pages, thing)) for thing in THINGS
