@@ -110,25 +110,32 @@ def improve_gate(data: Row) -> str:
     return table({"what": of("{what}"), "projects": of("{did} {projects:.1%}"), "median": of("{when}")}, rows)
 
 
+def of_newest_draw(data: list[Row]) -> list[Row]:
+    """The blocks of benchmarks/repair.py whose bugs were drawn last."""
+    newest = max(block["settings"].get("draw", 2) for block in data)
+    return [block for block in data if block["settings"].get("draw", 2) == newest]
+
+
 def repair(data: list[Row]) -> str:
-    """`data`: what benchmarks/repair.py writes, the search from its first block."""
+    """`data`: what benchmarks/repair.py writes; the searches beside each arm, and with a limit of their
+    own."""
     from nano_rl.checkpoints.evaluate import wilson
 
+    def row(what: str, solved: list[bool], checks: list[int]) -> Row:
+        low, high = (100 * bound for bound in wilson(sum(solved), len(solved)))
+        return {"what": what, "solved": sum(solved), "n": len(solved), "low": low, "high": high,
+                "checks": sum(checks) / len(checks)}  # fmt: skip
+
     rows = []
-    for block in data:
-        found = [row["greedy"] for row in block["rows"]]
-        solved = sum(one["solved"] for one in found)
-        low, high = wilson(solved, len(found))
-        rows.append(
-            {"what": f"`{block['settings']['model']}`", "solved": solved, "n": len(found), "low": 100 * low,
-             "high": 100 * high, "checks": sum(one["checks"] for one in found) / len(found)}
-        )  # fmt: skip
-    searched = [row["search"] is not None for row in data[0]["rows"]]
-    low, high = wilson(sum(searched), len(searched))
-    rows.append(
-        {"what": "random mutations, no model", "solved": sum(searched), "n": len(searched), "low": 100 * low,
-         "high": 100 * high, "checks": rows[0]["checks"]}
-    )  # fmt: skip
+    for block in of_newest_draw(data):
+        bugs, model = block["rows"], block["settings"]["model"]
+        for arm, words in (("greedy", ""), ("tries", f", {block['settings']['tries']} tries")):
+            if found := [bug[arm] for bug in bugs if arm in bug]:
+                own = [one["solved"] for one in found], [one["checks"] for one in found]
+                rows.append(row(f"`{model}`{words}", *own))
+        asked = f"up to {bugs[0]['searched']}" if model == "none" else f"as many as `{model}`"
+        needed = [bug["search"] or bug["searched"] for bug in bugs]
+        rows.append(row(f"random mutations, {asked}", [bug["search"] is not None for bug in bugs], needed))
     return table(
         {
             "what": of("{what}"),
@@ -145,7 +152,7 @@ _SIZES = ((0, 200), (200, 600), (600, 2000), (2000, 10**6))
 
 def repair_kinds(data: list[Row]) -> str:
     """The bugs of the first block of `repair`, by what was changed and by the size of the file."""
-    bugs = data[0]["rows"]
+    bugs = of_newest_draw(data)[0]["rows"]
     groups = {
         kind: [bug for bug in bugs if bug["kind"] == kind] for kind in sorted({b["kind"] for b in bugs})
     }
