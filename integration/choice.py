@@ -39,8 +39,8 @@ from nano_shared.types import OracleAction, Task, Trajectory
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "choice.json"
 ARMS = ("start", "trained", "random")
 CHOICE = Capability(
-    suite="search", view="fact_or_sum", tools=("search", "calculate"), demonstrations=480, steps=20,
-    prompts=8, held_out=100,
+    suite="search", view="fact_or_sum", tools=("search", "calculate"), demonstrations=480, steps=24,
+    prompts=8, held_out=200, learning_rate=1e-4,
 )  # fmt: skip
 SMOKE: dict[str, Any] = {"demonstrations": 8, "epochs": 1.0, "steps": 1, "prompts": 1, "held_out": 4}
 
