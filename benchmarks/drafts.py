@@ -21,7 +21,7 @@ from nano_coder.models.local import continuous_batching as speculative
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.run.execution import RunSettings, Runtime
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.gather.rollouts import collect
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split

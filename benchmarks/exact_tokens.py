@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.run.execution import RunSettings, Runtime
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.verify.trainable import verify
 from nano_rl.gather.rollouts import collect
 from nano_rl.tasks.task_file import read_tasks

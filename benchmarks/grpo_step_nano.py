@@ -22,7 +22,7 @@ from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.weights import load_policy
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.config import TrainConfig
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import Learner, prepare

@@ -31,8 +31,7 @@ from nano_coder.models.opening import open_policy
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, Stop, grade_run, run_task
 from nano_coder.run.side_by_side import passed, run_tries
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Jail
+from nano_coder.sandbox.protocol import Jail, open_sandbox
 from nano_coder.tools.repair import ANSWERS, RepairPlace, find_places
 from nano_coder.tools.tool import ToolContext
 from nano_mining.releases import source_folder

@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_containers.podman import find_podman
 from nano_shared.types import Limits
 

@@ -17,7 +17,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_shared.types import Limits
 
 _MB = 1 << 20

@@ -21,8 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_coder.sandbox.warm_pool import close_pools
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits

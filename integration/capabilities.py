@@ -39,18 +39,19 @@ from nano_coder.agent.profiles import COMPACT_1, first_messages, offered_tools, 
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.commands.eval import without_tools
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import ORACLE, collect, execute
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation import RunEncoder, oracle_runs, reader_of, train_sft
-from nano_rl.learn.config import Config, GuardConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.record import Watch
 from nano_rl.train import train
 from nano_shared.policy import CompactionFormat, Conversation, InterfaceProfile
+from nano_shared.settings import Config
 from nano_shared.store import LogStore
 from nano_shared.types import (
     Completion,

@@ -30,7 +30,7 @@ from typing import Any
 from smoke import TOY, parse, toy_package
 
 from nano_coder.agent.profiles import REPAIR_1, first_messages
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools.repair import find_places
 from nano_coder.tools.tool import ToolContext
 from nano_mining.releases import source_folder

@@ -34,7 +34,7 @@ from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.config import TrainConfig
 from nano_rl.gather.sources import Sources
 from nano_rl.learn.config import GuardConfig, OptimizerConfig

@@ -39,8 +39,9 @@ from nano_preferences.dpo import train_dpo
 from nano_preferences.log_pairs import log_pairs
 from nano_preferences.pairs import pair_rows
 from nano_rl.imitation import reader_of
-from nano_rl.learn.config import GuardConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
+from nano_rl.learn.objectives import ObjectiveConfig
 
 STEPS, PROMPTS = 40, 8
 SCALE = Scale(

@@ -33,7 +33,7 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.config import AgentConfig
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.gather.rollouts import oracle_policy
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore

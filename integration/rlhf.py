@@ -39,7 +39,7 @@ from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_preferences.config import DpoConfig, RewardModelConfig
 from nano_preferences.critic import scalar_model
 from nano_preferences.dpo import train_dpo
@@ -53,14 +53,16 @@ from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation import reader_of, train_sft
-from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.learn.objectives import ObjectiveConfig
 from nano_rl.record import Watch
 from nano_rl.train import train
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.logged_run import Feedback, FeedbackKind
+from nano_shared.settings import Config
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Message, Role, Sampling, Split, Task, Trajectory
 from nano_view.report.training import GOLD, over_optimised, proxy_of

@@ -37,7 +37,7 @@ from nano_coder.agent.profiles import offered_tools, serving_profile
 from nano_coder.models.opening import open_policy
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, can_reflect, grade_run, is_reflection, reflect_run
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.gather.rollouts import collect, runtime_for
 from nano_rl.tasks.task_file import write_tasks
 from nano_shared import snapshot

@@ -19,8 +19,7 @@ from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_rl.tasks.task_file import write_tasks
-from nano_shared.checkpoint import checkpoints_dir
-from nano_shared.files import nano_home
+from nano_shared.files import checkpoints_dir, nano_home
 from nano_shared.types import Split, Task
 from nano_suites.drawing import make_tasks
 

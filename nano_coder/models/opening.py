@@ -16,13 +16,13 @@ from nano_coder.agent.chat_template import ChatTemplate, NativeTemplate, dialect
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.dialects.native import HERMES_JSON, KEEPS_TOOLS_JSON, TOOLS_JSON
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
-from nano_coder.config import CoreConfig
+from nano_coder.config import CoreConfig, catalogue
 from nano_coder.models import weights
-from nano_coder.models.catalogue import catalogue, fetch, fetched, offer
-from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, latest_checkpoint, read_checkpoint
+from nano_coder.models.catalogue import fetch, fetched, offer
+from nano_shared.checkpoint import MANIFEST, Manifest, latest_checkpoint, read_checkpoint
 from nano_shared.errors import CheckpointError, ConfigError, PolicyError, UsageError
 from nano_shared.extensions import PLUGINS, Extensions, call_extension, described, is_reference, takes
-from nano_shared.files import user_path
+from nano_shared.files import checkpoints_dir, user_path
 from nano_shared.policy import InterfaceProfile, Policy
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from filelock import FileLock
 
 from nano_coder.agent.chat_template import PROBE_TOOL, TEMPLATE_FAILURES
-from nano_coder.models.catalogue import catalogue, fetched, offer
+from nano_coder.config import catalogue
+from nano_coder.models.catalogue import fetched, offer
 from nano_shared.errors import UsageError
 from nano_shared.files import durable_folder, nano_home, user_path
 

@@ -25,7 +25,7 @@ from typing import Any, Unpack
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.launcher.root import LAUNCHER_INSIDE
-from nano_coder.sandbox.protocol import ExecResult, RunOptions
+from nano_coder.sandbox.protocol import SANDBOXES, ExecResult, RunOptions, Sandbox, proven
 from nano_coder.sandbox.proxy import PORT, VARIABLES, Proxy, ProxyCall, Resolve, resolve
 from nano_coder.sandbox.request import (
     FLOOD_BYTES,
@@ -518,3 +518,18 @@ class JailServer:
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
+
+
+def open_ns(python: str | None, project: Path | None = None) -> Sandbox:
+    """Namespaces; bubblewrap, if installed, where they do not isolate. Raises SandboxError."""
+    try:
+        return proven(NsSandbox(python, project))
+    except SandboxError as refusal:
+        if "bwrap" not in SANDBOXES:
+            raise
+        try:
+            sandbox = SANDBOXES.find("bwrap")(python, project)
+        except SandboxError:
+            raise refusal from None
+        print(f"sandbox: bwrap instead of ns, since {refusal}", file=sys.stderr)
+        return sandbox

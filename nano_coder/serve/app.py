@@ -14,6 +14,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.models.local.policy import LocalPolicy
@@ -35,8 +36,7 @@ from nano_coder.serve.request import (
     grammar_of,
     number,
 )
-from nano_coder.serve.served_model import ServedModel, passed_on
-from nano_coder.serve.served_models import Adapters, Promoted, ServedModels
+from nano_coder.serve.served_models import Adapters, Promoted, ServedModel, ServedModels, passed_on
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.process import return_freed_memory
 
@@ -261,7 +261,7 @@ def serve_app(
     limits: ServerLimits | None = None,
     promoted: Promoted | None = None,
     adapters: Adapters | None = None,
-    pages: Mapping[str, Starlette] | None = None,
+    pages: Mapping[str, ASGIApp] | None = None,
 ) -> Starlette:
     """The application over these conversations, and further pages by path, which check their own keys.
     `promoted` is asked every two seconds."""

@@ -19,9 +19,9 @@ from nano_coder import __version__
 from nano_coder.agent.dialects.dialect import function_schema
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve.access import ADMIN_OWNER
-from nano_coder.serve.given_reward import end_conversation, give_reward
+from nano_coder.serve.given_reward import give_reward
 from nano_coder.serve.request import ClientMessage, ModelAnswer, ModelRequest, OnText, split_at_stop
-from nano_coder.serve.served_model import ServedModel
+from nano_coder.serve.served_models import ServedModel
 from nano_shared.errors import LogError
 from nano_shared.files import content_hash
 from nano_shared.policy import Conversation, Policy
@@ -455,7 +455,7 @@ class Conversations:
         held.ended = True
         if not held.session.run:
             with suppress(LogError):  # another process was first
-                end_conversation(held.model.store, held.run)
+                held.model.store.finish_served(held.run)
 
 
 def end_interrupted(store: LogStore, idle_seconds: float) -> int:
@@ -466,7 +466,7 @@ def end_interrupted(store: LogStore, idle_seconds: float) -> int:
     ended = 0
     for run in store.left_open(_TASK_PREFIX, time.time() - idle_seconds):
         with suppress(LogError):  # another server was first
-            end_conversation(store, store.get(run))
+            store.finish_served(store.get(run))
             ended += 1
     return ended
 

@@ -32,7 +32,7 @@ from nano_coder.serve.request import (
     OnText,
     TextDelta,
 )
-from nano_coder.serve.served_model import ServedModel
+from nano_coder.serve.served_models import ServedModel
 from nano_shared.errors import NanoError
 from nano_shared.types import Finish
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
 from nano_shared.store import LogStore
-from nano_shared.types import StopReason, Trajectory, Trust, Verdict
+from nano_shared.types import Trajectory, Trust, Verdict
 
 GRADER = "session reward 1"
 MOST_REWARD = 1000.0
@@ -37,16 +37,9 @@ def give_reward(
             raise UsageError(f"run {run.id} never ended; nano-coder resume {run.id} goes on with it first")
     for run in chosen:
         if run.stop is None:
-            end_conversation(store, run)
+            store.finish_served(run)
         store.add_verdict(run.id, _verdict(run, reward, components))
     return [run.id for run in chosen]
-
-
-def end_conversation(store: LogStore, run: Trajectory) -> None:
-    """End an open run of a server's client, with its last answer. Raises LogError if it has ended."""
-    last = run.turns[-1] if run.turns else None
-    answer, ended = (last.completion.text, last.ended) if last else (None, run.started)
-    store.finish(run.id, stop=StopReason.FINISHED, answer=answer, ended=ended)
 
 
 def _verdict(run: Trajectory, reward: float, components: Mapping[str, float] | None) -> Verdict:

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from nano_coder.models.endpoint.exchange import EndpointError
 from nano_coder.serve.api import APIS
 from nano_coder.serve.request import BadRequest, RunEnded
-from nano_coder.serve.served_model import status_behind
+from nano_coder.serve.served_models import status_behind
 from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, NanoError, PolicyError, Refused
 from nano_shared.extensions import PLUGINS, missing_plugin
 from nano_shared.printable import printable

@@ -13,7 +13,6 @@ from nano_coder.models.catalogue import name_of
 from nano_coder.models.opening import OpenedWeights
 from nano_coder.models.weights import BASE, quiet_transformers
 from nano_rl.checkpoints.evaluate import checkpoint_folder
-from nano_rl.learn.config import Config
 from nano_shared.checkpoint import (
     Listed,
     Manifest,
@@ -24,6 +23,7 @@ from nano_shared.checkpoint import (
 )
 from nano_shared.errors import CheckpointError
 from nano_shared.files import content_hash
+from nano_shared.settings import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

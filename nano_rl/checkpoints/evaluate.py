@@ -22,9 +22,17 @@ from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import SHIPPED
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards import outcome
-from nano_shared.checkpoint import MANIFEST, checkpoints_dir
+from nano_shared.checkpoint import MANIFEST
 from nano_shared.errors import CheckpointError
-from nano_shared.files import content_hash, file_hash, nano_home, new_run_id, user_path, write_text
+from nano_shared.files import (
+    checkpoints_dir,
+    content_hash,
+    file_hash,
+    nano_home,
+    new_run_id,
+    user_path,
+    write_text,
+)
 from nano_shared.types import Split, Task, Trajectory, Value
 
 

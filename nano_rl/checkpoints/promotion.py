@@ -21,17 +21,9 @@ from nano_rl.checkpoints.evaluate import (
     sign_flip,
     stored_evaluations,
 )
-from nano_shared.checkpoint import (
-    MANIFEST,
-    Manifest,
-    checkpoints_dir,
-    latest_name,
-    point_latest,
-    pointer_of,
-    read_checkpoint,
-)
+from nano_shared.checkpoint import MANIFEST, Manifest, latest_name, point_latest, pointer_of, read_checkpoint
 from nano_shared.errors import CheckpointError, UsageError
-from nano_shared.files import file_hash, write_text
+from nano_shared.files import checkpoints_dir, file_hash, write_text
 from nano_shared.types import Split, Value
 
 ALPHA = 0.025

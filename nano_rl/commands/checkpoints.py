@@ -32,7 +32,6 @@ from nano_rl.session import checkpoint_target, look_first, trainings_dir
 from nano_shared.checkpoint import (
     Manifest,
     checkpoint_names,
-    checkpoints_dir,
     latest_checkpoint,
     latest_name,
     promoted_for_projects,
@@ -41,6 +40,7 @@ from nano_shared.checkpoint import (
 )
 from nano_shared.command_line import JsonOption, emit, lazy_app
 from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.files import checkpoints_dir
 from nano_shared.printable import printable
 
 command = lazy_app(

@@ -24,10 +24,9 @@ from nano_rl.improve.project import Cycle, ImprovedProject, ProjectTask, Tell, c
 from nano_rl.improve.tasks import TASKS, Gathering, checked_runs
 from nano_rl.session import oracle_runtime, policy_runtime
 from nano_rl.tasks.places import SplitPart
-from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
 from nano_shared.extensions import Extensions
-from nano_shared.files import content_hash
+from nano_shared.files import checkpoints_dir, content_hash
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
 

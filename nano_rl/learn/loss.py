@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from nano_rl.learn.batch import Batch
-from nano_rl.learn.config import KL, Aggregation, Objective
-from nano_rl.learn.objectives import weighted
+from nano_rl.learn.objectives import KL, Aggregation, Objective, weighted
 from nano_rl.learn.rows import TrainSample
 from nano_shared.errors import UsageError
 from nano_shared.extensions import call_extension, is_ours

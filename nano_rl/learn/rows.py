@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nano_rl.learn.config import Baseline, Objective, Std
+from nano_rl.learn.objectives import Baseline, Objective, Std
 from nano_shared.errors import UsageError
 from nano_shared.extensions import call_extension, described, is_ours, read_number
 from nano_shared.printable import one_line, printable

@@ -35,8 +35,9 @@ from nano_rl.learn.rows import Group, GroupMember, is_dead
 from nano_rl.logs.admission import RunCheck, RunVerifier, TargetPolicy, check_runs
 from nano_rl.record import USED, read_used
 from nano_shared import snapshot
-from nano_shared.checkpoint import MANIFEST, Manifest, checkpoints_dir, read_checkpoint, resolve_checkpoint
+from nano_shared.checkpoint import MANIFEST, Manifest, read_checkpoint, resolve_checkpoint
 from nano_shared.errors import CheckpointError, UsageError
+from nano_shared.files import checkpoints_dir
 from nano_shared.policy import InterfaceProfile
 from nano_shared.run_facts import RunFacts
 from nano_shared.store import LogStore

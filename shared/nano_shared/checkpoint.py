@@ -16,7 +16,15 @@ from filelock import FileLock, Timeout
 from pydantic import Field, JsonValue, ValidationError, field_validator
 
 from nano_shared.errors import CheckpointError
-from nano_shared.files import content_hash, durable_folder, file_hash, nano_home, sweep, user_path, write_text
+from nano_shared.files import (
+    checkpoints_dir,
+    content_hash,
+    durable_folder,
+    file_hash,
+    sweep,
+    user_path,
+    write_text,
+)
 from nano_shared.types import Split, Value
 
 MANIFEST = "manifest.json"
@@ -155,10 +163,6 @@ def _write_beside(target: Path) -> Iterator[Path]:
     sweep(target.parent, target.name)
     with durable_folder(target, CheckpointError) as temporary:
         yield temporary
-
-
-def checkpoints_dir() -> Path:
-    return nano_home() / "checkpoints"
 
 
 def resolve_checkpoint(name_or_path: str | Path) -> Path:

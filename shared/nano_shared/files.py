@@ -259,6 +259,10 @@ def nano_home() -> Path:
     return user_path(chosen).absolute() if chosen else platformdirs.user_data_path("nano")
 
 
+def checkpoints_dir() -> Path:
+    return nano_home() / "checkpoints"
+
+
 PREFIX = "nano-scratch-"
 _MEMORY = Path("/dev/shm")
 _ROOM = 2 << 30

@@ -17,7 +17,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from nano_shared.command_line import ALIASES, PRINT
@@ -27,6 +27,12 @@ from nano_shared.process import parse
 NONE = "none"
 """how a setting without a value is written, in a file and on the command line"""
 M = TypeVar("M", bound=BaseModel)
+
+
+class Config(BaseModel):
+    """Base of settings: frozen, with no unknown names and no infinite or NaN numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 # ------------------------------------------------------------------------------------- fields

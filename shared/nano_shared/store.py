@@ -236,6 +236,12 @@ class LogStore:
 
         self.database.write(work)
 
+    def finish_served(self, run: Trajectory) -> None:
+        """End an open run of a server's client, with its last answer. Raises LogError if it has ended."""
+        last = run.turns[-1] if run.turns else None
+        answer, ended = (last.completion.text, last.ended) if last else (None, run.started)
+        self.finish(run.id, stop=StopReason.FINISHED, answer=answer, ended=ended)
+
     def reopen(self, run_id: str) -> None:
         """Clear the end of a run so that it can be resumed. Does nothing to one that has not ended.
 

@@ -20,7 +20,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access, opened_access
 from nano_coder.serve.app import serve_app
 from nano_coder.serve.conversations import Conversations
-from nano_coder.serve.served_model import ServedModel
+from nano_coder.serve.served_models import ServedModel
 from nano_formats.nemo_gym.server import GymSessions, gym_app
 from nano_rl.cli import cli as rl
 from nano_shared.errors import UsageError

@@ -7,8 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Jail, Sandbox
+from nano_coder.sandbox.protocol import Jail, Sandbox, open_sandbox
 from nano_shared.types import Limits
 
 

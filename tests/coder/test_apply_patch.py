@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools.apply_patch import PatchError, patched, read_patch
 from nano_coder.tools.tool import TOOLS, ToolContext, ToolFailure, ToolResult
 from nano_shared.types import Limits

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from nano_coder.grading.grade import grade
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_shared.hidden_checks import Suite, SuiteChecks
 from nano_shared.types import Task, Trust, Verdict
 

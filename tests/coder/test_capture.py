@@ -26,10 +26,10 @@ from nano_coder.models.endpoint.token_server import TokenServer
 from nano_coder.models.opening import local_policy, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, run_task
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.serve.conversations import ClientSession, Conversations, UnknownSession
 from nano_coder.serve.request import ClientMessage, ModelRequest
-from nano_coder.serve.served_model import ServedModel
+from nano_coder.serve.served_models import ServedModel
 from nano_coder.verify.deep import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, refusal_of

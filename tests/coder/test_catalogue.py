@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from nano_coder import config
 from nano_coder.commands.config import models
 from nano_coder.models import catalogue, opening, weights
 from nano_shared.errors import UsageError
@@ -148,7 +149,7 @@ def test_a_model_that_was_not_fetched_is_offered(
 
 
 def test_the_shipped_entries_are_whole() -> None:
-    for name, entry in catalogue._shipped().items():
+    for name, entry in config._shipped().items():
         assert entry.parts > 0, name
         assert "{}" in str(entry.package)
 
@@ -166,7 +167,7 @@ def test_an_adapter_names_a_model_of_the_catalogue_as_its_base(
     assert weights.policy_id(str(adapter)) is None
     with pytest.raises(UsageError, match=r"its base is little-0.1b .* nano-coder models get little-0.1b"):
         weights.adapter_base(adapter)
-    file = catalogue._place(catalogue.catalogue()["little-0.1b"])
+    file = catalogue._place(config.catalogue()["little-0.1b"])
     file.parent.mkdir(parents=True)
     file.write_bytes(WEIGHTS)
     assert weights.adapter_base(adapter) == str(file)

@@ -11,8 +11,7 @@ import pytest
 
 from nano_coder.commands.display import outcome
 from nano_coder.grading.grade import grade_folder
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.types import Limits, Task, Trajectory, Trust, Verdict
 

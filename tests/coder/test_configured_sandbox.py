@@ -10,7 +10,7 @@ import pytest
 
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Project, Runtime, run_task
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.tasks.task_file import write_tasks
 from nano_shared.store import LogStore
 from nano_shared.types import Split

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools.tool import TOOLS, ToolContext, ToolFailure
 from nano_shared.types import Limits
 

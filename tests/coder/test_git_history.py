@@ -15,7 +15,7 @@ from test_cli import Cli, Endpoint, cli, endpoint, hermes, home
 from nano_coder.commands.options import history_of
 from nano_coder.config import AgentConfig, ProjectFile, configured
 from nano_coder.run.git_history import NoHistory, find_history, open_with
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory
 

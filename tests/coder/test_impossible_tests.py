@@ -11,8 +11,7 @@ import pytest
 from nano_coder.grading.command_check import _words
 from nano_coder.grading.grade import grade_folder
 from nano_coder.grading.impossible_tests import impossible, test_names
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_shared.types import Task, Trust, Verdict
 
 START = "def add(x, y):\n    return x - y\n"

@@ -14,10 +14,10 @@ from executions import stopped_after_output
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.launcher.message import RequestOutcome
 from nano_coder.sandbox.namespaces import NsJail, NsSandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
 

@@ -17,7 +17,7 @@ from nano_coder.agent.profiles import REPAIR_1
 from nano_coder.config import CoreConfig
 from nano_coder.models.opening import open_policy
 from nano_coder.run.execution import RunHooks, Runtime, resume_run, run_task
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.verify.trainable import RefusalCode, verify
 from nano_shared.policy import Beginning, Likeliest
 from nano_shared.types import Limits, Sampling, StopReason, Trajectory, Turn, TurnTokens

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools.locate import locate, traced
 from nano_coder.tools.tool import ToolContext, ToolFailure
 from nano_shared.types import Limits

@@ -9,10 +9,9 @@ from statistics import median
 
 import pytest
 
-from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.launcher import memory
 from nano_coder.sandbox.launcher.memory import SocketMemory
-from nano_coder.sandbox.protocol import Jail
+from nano_coder.sandbox.protocol import Jail, open_sandbox
 from nano_shared.types import Limits
 
 MB = 1 << 20

@@ -12,8 +12,7 @@ import pytest
 from oddities import CASES, SUITES
 
 from nano_coder.grading.grade import grade
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_shared.hidden_checks import Case, Suite
 from nano_shared.types import Task, Verdict
 

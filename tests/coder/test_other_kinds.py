@@ -10,8 +10,7 @@ import pytest
 
 from nano_coder.grading.grade import grade_folder
 from nano_coder.grading.reward_file import BadReward, read_reward, reward_path
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_shared.errors import UsageError
 from nano_shared.types import Limits, Task, Verdict
 from nano_suites.checks.end_state import Unreadable, read_json

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.launcher import message
 from nano_coder.sandbox.namespaces import NsSandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.sandbox.warm_pool import Pool, close_pools
 from nano_shared.errors import SandboxError
 from nano_shared.types import Limits
@@ -141,7 +141,7 @@ def test_a_fork_of_the_agent_has_jails_of_its_own(sandbox: NsSandbox) -> None:
     code = """
         import os
         from contextlib import closing
-        from nano_coder.sandbox.backend import open_sandbox
+        from nano_coder.sandbox.protocol import open_sandbox
         from nano_shared.types import Limits
         def ask():
             with closing(open_sandbox().open(None, Limits())) as jail:

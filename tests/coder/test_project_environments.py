@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Jail
+from nano_coder.sandbox.protocol import Jail, open_sandbox
 from nano_shared.types import Limits
 
 _FINDER = """

@@ -10,9 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsJail, NsSandbox
-from nano_coder.sandbox.protocol import allowed_hosts
+from nano_coder.sandbox.protocol import allowed_hosts, open_sandbox
 from nano_coder.sandbox.proxy import Proxy, resolve
 from nano_shared.errors import UsageError
 from nano_shared.types import Limits

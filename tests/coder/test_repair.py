@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from executions import a_runtime, a_task, limits, prompt_proof
 
+from nano_coder import config
 from nano_coder.agent.dialects.line_edit import LINE_EDIT
 from nano_coder.agent.profiles import REPAIR_1
 from nano_coder.commands.options import Setup
@@ -21,7 +22,7 @@ from nano_coder.formats import message_rows
 from nano_coder.models import catalogue, opening
 from nano_coder.run.execution import Runtime, Stop, grade_run, resume_run, run_task
 from nano_coder.run.side_by_side import run_tries
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools import repair
 from nano_coder.verify.trainable import verify
 from nano_rl.cli import cli as rl
@@ -246,7 +247,7 @@ def test_a_fetched_model_that_repairs_is_the_default_under_a_check(
 ) -> None:
     assert advised(check=CHECK) == (None, None)
     assert advised(check=CHECK, model="little") == ("little", "repair-1")
-    file = catalogue._place(catalogue.catalogue()["little"])
+    file = catalogue._place(config.catalogue()["little"])
     file.parent.mkdir(parents=True)
     file.touch()
     assert advised(check=CHECK) == ("little", "repair-1")
@@ -272,7 +273,7 @@ def test_a_checkpoint_of_a_package_goes_before_the_fetched_model_that_it_is_trai
     for cached in (extensions._entry_points, extensions._registered):
         cached.cache_clear()
     assert advised(check=CHECK, model="little") == ("little", "repair-1"), "its base is not fetched"
-    file = catalogue._place(catalogue.catalogue()["little"])
+    file = catalogue._place(config.catalogue()["little"])
     file.parent.mkdir(parents=True)
     file.touch()
     assert advised(check=CHECK) == ("mender", None)

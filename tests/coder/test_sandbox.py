@@ -21,10 +21,9 @@ from pathlib import Path
 import pytest
 from executions import stopped_after_output
 
-from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.launcher import seccomp, zygote
 from nano_coder.sandbox.namespaces import NsJail, NsSandbox
-from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, open_sandbox
 from nano_coder.sandbox.root_plan import find_interpreter, remedy
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.snapshot import SnapshotError
@@ -870,7 +869,7 @@ def test_closing_ends_a_run_in_another_thread(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_the_death_of_the_agent_leaves_nothing_behind(number: signal.Signals) -> None:
     code = """
-        from nano_coder.sandbox.backend import open_sandbox
+        from nano_coder.sandbox.protocol import open_sandbox
         from nano_shared.types import Limits
         jail = open_sandbox("ns").open(None, Limits())
         jail.run(["sh", "-c", "setsid sleep 1000 & sleep 1000"], timeout=500)
@@ -998,7 +997,7 @@ def test_a_machine_without_user_namespaces_is_refused_with_the_remedy() -> None:
     code = """
         import sys
         open("/proc/sys/user/max_user_namespaces", "w").write("0")
-        from nano_coder.sandbox.backend import open_sandbox
+        from nano_coder.sandbox.protocol import open_sandbox
         try: open_sandbox("ns")
         except Exception as error: print(error.exit_code, error)
     """

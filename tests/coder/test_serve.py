@@ -28,7 +28,7 @@ from nano_coder.serve.generation import ServerLimits
 from nano_coder.serve.given_reward import give_reward
 from nano_coder.serve.http_json import BoundedConnection
 from nano_coder.serve.request import TextDelta
-from nano_coder.serve.served_model import ServedModel
+from nano_coder.serve.served_models import ServedModel
 from nano_coder.verify.deep import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import PolicyError, UsageError

@@ -30,8 +30,7 @@ from nano_coder.models.opening import SharedBase, adapter_base_of, local_policy,
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access
 from nano_coder.serve.request import AnswerForm, BadRequest, ModelAnswer, TextDelta, grammar_of
-from nano_coder.serve.served_model import ServedModel
-from nano_coder.serve.served_models import Adapters
+from nano_coder.serve.served_models import Adapters, ServedModel
 from nano_coder.verify.deep import logprob_gap
 from nano_coder.verify.trainable import verify
 from nano_shared.store import LogStore
@@ -910,7 +909,8 @@ def test_checkpoints_of_the_same_base_are_listed_and_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from nano_shared.checkpoint import Manifest, checkpoints_dir, point_latest, write_manifest
+    from nano_shared.checkpoint import Manifest, point_latest, write_manifest
+    from nano_shared.files import checkpoints_dir
 
     monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
     profile = find_profile(open_weights(str(tiny_folder)).profile.name)

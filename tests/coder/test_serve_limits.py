@@ -18,7 +18,7 @@ from test_serve import Served
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.serve.generation import FairQueue, ServerLimits
 from nano_coder.serve.http_json import BoundedConnection
-from nano_coder.serve.served_model import ServedModel
+from nano_coder.serve.served_models import ServedModel
 from nano_shared.store import LogStore
 
 WORDS = "ab cd "

@@ -27,7 +27,7 @@ from nano_coder.models.local.sampler import (
 )
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.serve.served_model import ServedModel
+from nano_coder.serve.served_models import ServedModel
 from nano_coder.verify.trainable import verify
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Shaping

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools.tool import TOOLS, ToolContext, ToolFailure
 from nano_shared.types import Limits
 

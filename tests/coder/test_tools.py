@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_coder.tools.tool import TOOLS, ToolContext, ToolFailure, ToolResult
 from nano_shared.types import Limits
 

@@ -21,7 +21,7 @@ from nano_coder.config import (
     user_config_path,
 )
 from nano_coder.grading.grade import grade_folder
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.trust import trust
 from nano_coder.verify.trainable import may_teach
 from nano_shared.errors import ConfigError, UsageError

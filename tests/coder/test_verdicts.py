@@ -15,9 +15,8 @@ from hostile import KEPT, LOST
 from nano_coder.grading.grade import grade
 from nano_coder.grading.inside.report import DEEPEST, Malformed, read
 from nano_coder.run.execution import Runtime, grade_run, run_task
-from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsJail
-from nano_coder.sandbox.protocol import Jail, Sandbox
+from nano_coder.sandbox.protocol import Jail, Sandbox, open_sandbox
 from nano_coder.verify.deep import expected_hash
 from nano_shared.hidden_checks import Case, CaseChecks, Suite, SuiteChecks
 from nano_shared.snapshot import Quota, snapshot_directory

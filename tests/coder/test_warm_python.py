@@ -11,8 +11,7 @@ from contextlib import closing
 import pytest
 from executions import stopped_after_output
 
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, open_sandbox
 from nano_shared.types import Limits
 
 SAME = {

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from nano_coder.agent.profiles import find_profile
 from nano_coder.run.execution import resume_run, run_task
 from nano_coder.run.fork import fork_run, say_to_run
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, SupportsKeeping
+from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, SupportsKeeping, open_sandbox
 from nano_coder.tools.grep import LISTING, MOST_LINES
 from nano_coder.tools.tool import TOOLS, ToolContext, ToolFailure, ToolResult
 from nano_coder.verify.trainable import verify

@@ -14,7 +14,6 @@ from nano_shared.checkpoint import (
     TrainedOn,
     atomic_checkpoint,
     checkpoint_names,
-    checkpoints_dir,
     latest_checkpoint,
     latest_name,
     point_latest,
@@ -23,7 +22,7 @@ from nano_shared.checkpoint import (
     write_manifest,
 )
 from nano_shared.errors import CheckpointError
-from nano_shared.files import content_hash
+from nano_shared.files import checkpoints_dir, content_hash
 from nano_shared.types import Split, Task
 
 MANIFEST = Manifest(

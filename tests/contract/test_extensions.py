@@ -17,12 +17,12 @@ import pytest
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, PROFILES, find_profile, serving_profile, with_tools
 from nano_coder.models.opening import open_policy
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools.tool import TOOLS
 from nano_formats.row_format import find_format
 from nano_preferences.registry import part_kind
 from nano_rl.cli import cli as rl_cli
-from nano_rl.learn.config import find_objective
+from nano_rl.learn.objectives import find_objective
 from nano_rl.tasks.suite import find_suite
 from nano_shared import extensions
 from nano_shared.command_line import run_command
@@ -188,7 +188,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 SUITE = "from nano_rl.tasks.suite import *\n"
 PART = "from nano_rl.rewards.reward import Part\n"
-OBJECTIVE = "from nano_rl.learn.config import Objective\n"
+OBJECTIVE = "from nano_rl.learn.objectives import Objective\n"
 
 
 @pytest.mark.some(8)

@@ -20,7 +20,7 @@ from nano_coder.config import (
     typed_layer,
     with_tables,
 )
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools.tool import TOOLS, Place, Tool, ToolContext, further_tools, tool
 from nano_coder.trust import trust
 from nano_shared import extensions
@@ -147,7 +147,7 @@ def test_a_variable_of_a_missing_plugin_is_refused(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("kind", ["bwrap", "podman"])
 def test_a_sandbox_whose_plugin_is_missing_names_it_and_the_way(kind: str, register: Register) -> None:
-    register("nano.sandboxes", ns="nano_coder.sandbox.backend:open_ns")
+    register("nano.sandboxes", ns="nano_coder.sandbox.namespaces:open_ns")
     with pytest.raises(UsageError, match=rf"'{kind}' comes with .*'nano-rl-coder\[containers\]'"):
         open_sandbox(kind)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nano_rl.learn.batch import Batch
-from nano_rl.learn.config import Objective, find_objective
+from nano_rl.learn.objectives import Objective, find_objective
 from nano_shared.types import (
     Completion,
     Finish,

@@ -8,7 +8,7 @@ from pathlib import Path
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.run.execution import grade_run as graded
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.gather.rollouts import oracle_policy
 from nano_shared.store import LogStore
 from nano_shared.types import OracleAction, Split, Task, Trajectory

@@ -6,8 +6,7 @@ from functools import cache
 from typing import Any
 
 from nano_coder.grading.grade import grade
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks
 from nano_shared.types import Task
 

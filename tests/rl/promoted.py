@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from nano_shared.checkpoint import Manifest, atomic_checkpoint, checkpoints_dir, write_manifest
+from nano_shared.checkpoint import Manifest, atomic_checkpoint, write_manifest
+from nano_shared.files import checkpoints_dir
 
 NANO = Callable[..., tuple[int, str, str]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_preferences.registry import open_reward
 from nano_rl.config import RewardConfig
 from nano_rl.gather.rollouts import execute

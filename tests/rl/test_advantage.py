@@ -9,7 +9,7 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.learn.config import Baseline, Std
+from nano_rl.learn.objectives import Baseline, Std
 from nano_rl.learn.rows import Group, form_groups, group_advantages, group_metrics, group_samples, is_dead
 
 BASELINES: tuple[Baseline, ...] = ("mean", "rloo")

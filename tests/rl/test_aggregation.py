@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_rl.learn.batch import make_batches
-from nano_rl.learn.config import Aggregation
 from nano_rl.learn.loss import policy_loss, token_weights
+from nano_rl.learn.objectives import Aggregation
 from nano_rl.learn.rows import TrainSample, to_samples
 
 

@@ -19,9 +19,9 @@ from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.cli import cli
 from nano_rl.config import TrainConfig
 from nano_rl.gather.sources import curriculum_state, draw_tasks, open_curriculum
-from nano_rl.learn.config import find_objective
 from nano_rl.learn.loss import mean_metrics, policy_loss, probe_objective
 from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.learn.objectives import find_objective
 from nano_rl.learn.rows import Group, group_credit, probe_advantage
 from nano_rl.record import TrainingView, Watcher, open_sinks, read_record
 from nano_shared import extensions
@@ -162,7 +162,7 @@ def test_an_objective_reads_the_reference_and_returns_metrics(package: None) -> 
 
 def test_metrics_that_are_none_are_refused_before_a_model_is_loaded(write: Callable[[str], str]) -> None:
     source = (
-        "from nano_rl.learn.config import Objective\n"
+        "from nano_rl.learn.objectives import Objective\n"
         "def g(new_N, ratio_N, advantages_N, config): return -ratio_N * advantages_N, {}\n"
         "f = Objective(surrogate=g)\n"
     )

@@ -16,8 +16,9 @@ from nano_preferences.log_pairs import pair_of, pairs_beside
 from nano_rl.config import TrainConfig
 from nano_rl.gather.sources import Sources
 from nano_rl.learn import update
-from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig
+from nano_rl.learn.config import GuardConfig, LogsConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.learn.objectives import ObjectiveConfig
 from nano_rl.learn.rows import Group
 from nano_rl.logs.reader import LogContents, lineage, read_logs
 from nano_rl.record import learned_from

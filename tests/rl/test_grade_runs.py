@@ -11,7 +11,7 @@ from typer.main import get_command
 from nano_coder.grading.grade import GRADERS
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, run_task
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.cli import cli
 from nano_shared.errors import LogError, UsageError
 from nano_shared.hidden_checks import Case, CaseChecks, HiddenChecks

@@ -14,10 +14,11 @@ from nano_preferences.critic import Critic, CriticTerms
 from nano_rl.config import TrainConfig
 from nano_rl.imitation import ImitationTerm, own_successes
 from nano_rl.learn.batch import make_batches
-from nano_rl.learn.config import GuardConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.loss import sft_loss
+from nano_rl.learn.objectives import ObjectiveConfig
 from nano_rl.learn.rows import Group, RolloutBatch, credit_group, to_samples
 from nano_rl.learn.update import Updater
 

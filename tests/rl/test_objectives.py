@@ -13,7 +13,6 @@ from torch import Tensor
 
 from nano_rl.config import TrainConfig
 from nano_rl.learn.batch import Batch
-from nano_rl.learn.config import Objective, ObjectiveConfig, find_objective
 from nano_rl.learn.loss import (
     less_kl,
     policy_loss,
@@ -21,6 +20,7 @@ from nano_rl.learn.loss import (
     row_means,
     sums_to_the_end,
 )
+from nano_rl.learn.objectives import Objective, ObjectiveConfig, find_objective
 from nano_shared.errors import ConfigError
 from nano_shared.extensions import extension_names
 from nano_shared.settings import parse_config

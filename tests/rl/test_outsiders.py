@@ -13,7 +13,7 @@ from falsepass import runner as falsepass
 from gradecheck.runner import run
 
 from nano_coder.grading.grade import grade_folder
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.types import Split, Task
 from nano_suites.drawing import make_tasks

@@ -25,15 +25,9 @@ from nano_rl.checkpoints.evaluate import (
     store_evaluation,
 )
 from nano_rl.checkpoints.promotion import difference, promote, read_history, roll_back
-from nano_shared.checkpoint import (
-    Manifest,
-    TrainedOn,
-    checkpoints_dir,
-    latest_checkpoint,
-    write_manifest,
-)
+from nano_shared.checkpoint import Manifest, TrainedOn, latest_checkpoint, write_manifest
 from nano_shared.errors import CheckpointError, UsageError
-from nano_shared.files import file_hash
+from nano_shared.files import checkpoints_dir, file_hash
 from nano_shared.types import Split, Task
 from nano_suites.drawing import make_tasks
 

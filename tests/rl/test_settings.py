@@ -25,10 +25,12 @@ from nano_coder.config import AgentConfig
 from nano_preferences.config import DpoConfig, RewardModelConfig
 from nano_rl.cli import cli
 from nano_rl.config import RewardConfig, SftConfig, TrainConfig
-from nano_rl.learn.config import Config, GuardConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, OptimizerConfig
+from nano_rl.learn.objectives import ObjectiveConfig
 from nano_shared.command_line import COMMON_PANEL, LazyGroup, lazy_app, run_command
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings import (
+    Config,
     Settings,
     alternatives,
     parse_config,

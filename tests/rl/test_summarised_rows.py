@@ -16,7 +16,7 @@ from nano_coder.agent.profiles import find_profile, first_messages
 from nano_coder.models.opening import local_policy
 from nano_coder.models.weights import load_policy
 from nano_coder.run.execution import Runtime, run_task
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.verify.deep import TokenCheck, logprob_gap
 from nano_coder.verify.trainable import verify
 from nano_rl.imitation import row_conversations

@@ -12,16 +12,17 @@ from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.verify.trainable import verify
 from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import ORACLE, collect, execute, oracle_policy
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation import imitation_samples, train_sft
-from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
+from nano_rl.learn.objectives import ObjectiveConfig
 from nano_rl.logs.reader import LogContents, lineage, read_logs
 from nano_rl.train import train
 from nano_shared.errors import CheckpointError

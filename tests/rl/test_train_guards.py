@@ -20,9 +20,10 @@ from nano_rl.learn import logprob as forward
 from nano_rl.learn import update
 from nano_rl.learn import update as update_module
 from nano_rl.learn.batch import Batch, make_batches
-from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
 from nano_rl.learn.guards import Probe
 from nano_rl.learn.logprob import token_logprobs
+from nano_rl.learn.objectives import ObjectiveConfig
 from nano_rl.learn.rows import Group, to_samples
 from nano_rl.resume import States
 from nano_shared.errors import GuardTripped, NanoError, PolicyError, SandboxError

@@ -15,13 +15,14 @@ from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.config import TrainConfig
 from nano_rl.gather.sources import Sources
 from nano_rl.imitation import RunEncoder, reader_of
-from nano_rl.learn.config import GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
+from nano_rl.learn.objectives import ObjectiveConfig
 from nano_rl.learn.rows import form_groups
 from nano_rl.record import Watch
 from nano_rl.train import train

@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from nano_preferences.critic import CriticTerms
 from nano_rl.config import RewardConfig, SftConfig, TrainConfig
-from nano_rl.learn.config import Config, GuardConfig, LogsConfig, ObjectiveConfig, OptimizerConfig
+from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.objectives import ObjectiveConfig
 from nano_shared.errors import ConfigError
-from nano_shared.settings import parse_config, section_of, setting_fields
+from nano_shared.settings import Config, parse_config, section_of, setting_fields
 
 OPTIONS = {
     ObjectiveConfig: "objective clip_low clip_high beta max_staleness",

@@ -16,9 +16,10 @@ from builders import trajectory, turn, verdict
 from torch import Tensor, nn
 
 from nano_rl.learn.batch import Batch, make_batches
-from nano_rl.learn.config import Objective, OptimizerConfig, find_objective
+from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.loss import policy_loss, sft_loss
+from nano_rl.learn.objectives import Objective, find_objective
 from nano_rl.learn.rows import Group, discounted_returns, group_samples, to_samples
 from nano_rl.learn.update import TermLoss
 from nano_shared.types import Trajectory

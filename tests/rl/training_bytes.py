@@ -45,7 +45,8 @@ def trained(folder: Path) -> dict[str, str]:
     from nano_rl.gather.sources import Sources
     from nano_rl.imitation import train_sft
     from nano_rl.learn import update
-    from nano_rl.learn.config import LogsConfig, ObjectiveConfig, OptimizerConfig
+    from nano_rl.learn.config import LogsConfig, OptimizerConfig
+    from nano_rl.learn.objectives import ObjectiveConfig
     from nano_rl.learn.rows import to_samples
     from nano_shared.types import Limits, Task
 

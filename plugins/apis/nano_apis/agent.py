@@ -95,7 +95,7 @@ def run_foreign_agent(
     nothing is logged: returns why, a stop reason that counts as our failure."""
     from nano_apis.episode import AgentEpisode
     from nano_coder.serve.app import episode_app
-    from nano_coder.serve.served_model import ServedModel
+    from nano_coder.serve.served_models import ServedModel
 
     task, policy, start = begun.task, runtime.policy, str(begun.snapshot)
     model = ServedModel(policy=policy, profile=runtime.profile, store=runtime.store, name=begun.policy)

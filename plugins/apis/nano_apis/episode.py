@@ -12,7 +12,7 @@ from typing import Any
 from nano_coder.agent.loop import turn_seed
 from nano_coder.serve.conversations import NAMELESS, ClientSession, Conversations, HeldConversation
 from nano_coder.serve.request import ModelAnswer, ModelRequest, OnText, RunEnded
-from nano_coder.serve.served_model import ServedModel
+from nano_coder.serve.served_models import ServedModel
 from nano_shared.errors import ContextFull, PolicyError
 from nano_shared.policy import Conversation
 from nano_shared.store import new_run_id

@@ -17,7 +17,7 @@ from nano_coder.agent.profiles import COMPACT_1, HERMES_1
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime, grade_run, open_agent, run_task
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.verify.deep import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_rl.gather.rollouts import collect, failed, none_graded

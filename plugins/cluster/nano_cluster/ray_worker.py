@@ -25,7 +25,7 @@ from nano_coder.environment import Environments
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.opening import bound_template, open_policy
 from nano_coder.run.execution import RunSettings, Runtime, grade_run, log_unexecuted, resume_run, run_task
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools.tool import TOOLS
 from nano_rl.gather.rollouts import runtime_for
 from nano_shared.errors import LogError, NanoError, UsageError

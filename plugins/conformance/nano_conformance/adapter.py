@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from nano_rl.learn.batch import Batch
-from nano_rl.learn.config import Aggregation, Objective, find_objective
 from nano_rl.learn.loss import policy_loss, token_share, token_weights
+from nano_rl.learn.objectives import Aggregation, Objective, find_objective
 from nano_rl.learn.rows import TrainSample, gae, group_advantages, turn_advantages, whitened
 
 SETTINGS = (

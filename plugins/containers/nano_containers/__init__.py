@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nano_coder.sandbox.backend import proven
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, proven
 
 
 def open_bwrap(python: str | None, project: Path | None = None) -> Sandbox:

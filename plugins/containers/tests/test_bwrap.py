@@ -26,9 +26,8 @@ from pathlib import Path
 import pytest
 from executions import stopped_after_output
 
-from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.launcher import seccomp
-from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, open_sandbox
 from nano_containers import bubblewrap
 from nano_containers.bubblewrap import BwrapJail, BwrapSandbox
 from nano_shared.errors import SandboxError, UsageError
@@ -447,7 +446,7 @@ def test_the_death_of_the_agent_ends_its_programs(sandbox: Sandbox, number: sign
     marker = f"5184{number.value}{len(sandbox.name)}"
     image = IMAGE if sandbox.name == "podman" else None
     code = f"""
-        from nano_coder.sandbox.backend import open_sandbox
+        from nano_coder.sandbox.protocol import open_sandbox
         from nano_shared.types import Limits
         jail = open_sandbox({sandbox.name!r}, image={image!r}).open(None, Limits())
         jail.run(["sh", "-c", "setsid sleep {marker} & sleep {marker}"], timeout=500)
@@ -534,7 +533,7 @@ def test_a_bubblewrap_that_bounds_no_tmpfs_is_refused(
 # a kernel from before mount_setattr, which we need and bubblewrap does not
 OLD_KERNEL = """
     import errno, os, struct, sys
-    from nano_coder.sandbox.backend import open_sandbox
+    from nano_coder.sandbox.protocol import open_sandbox
     from nano_containers import bubblewrap
     from nano_coder.sandbox.launcher import kernel
     from nano_shared.types import Limits

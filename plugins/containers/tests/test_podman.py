@@ -18,8 +18,7 @@ import pytest
 from executions import SUBMIT, a_runtime, a_task, act, limits
 
 from nano_coder.run.execution import grade_run, run_task
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox, in_image
+from nano_coder.sandbox.protocol import Sandbox, in_image, open_sandbox
 from nano_containers import podman
 from nano_containers.podman import PodmanSandbox, find_podman
 from nano_shared.errors import SandboxError, UsageError

@@ -20,7 +20,7 @@ from typer import Option
 from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, open_log
 from nano_coder.verify.trainable import RefusalCode, verify
 from nano_rl.commands.options import Log
-from nano_rl.learn.config import Baseline, Std
+from nano_rl.learn.objectives import Baseline, Std
 from nano_rl.learn.rows import Group, TrainSample, group_advantages, group_samples
 from nano_shared.errors import UsageError
 from nano_shared.files import new_file

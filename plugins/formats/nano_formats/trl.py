@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nano_coder.config import redacting_store
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_coder.tools.tool import TOOLS
 from nano_formats.episode import PROFILE, Episode, EpisodeOver
 from nano_formats.row_format import WHOLE, RowFormat, embedded, is_own

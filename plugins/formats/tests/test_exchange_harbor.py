@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_formats.harbor.tasks import HARBOR, read_tree, write_harbor
 from nano_shared.errors import Refused
 from nano_shared.hidden_checks import (

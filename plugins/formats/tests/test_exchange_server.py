@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_formats.episode import Episode
 from nano_formats.nemo_gym.server import COOKIE, GymSessions, gym_app
 from nano_formats.nemo_gym.tasks import NEMO_GYM

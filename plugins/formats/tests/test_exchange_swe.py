@@ -9,7 +9,7 @@ import pytest
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.run.execution import Runtime, grade_run, run_task
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_formats.swe_bench import SWE_BENCH, read_swe
 from nano_rl.formats import ReadOptions
 from nano_rl.gather.rollouts import oracle_policy

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_formats.trl import TRL, environment_class
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.hidden_checks import Case, CaseChecks

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from nano_coder.grading.grade import grade
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.types import Task, Verdict
 

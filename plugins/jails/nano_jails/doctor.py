@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_jails.examination import EscapeFinding, examine
 from nano_shared.command_line import Console, JsonOption, emit
 from nano_shared.errors import SandboxError

@@ -16,7 +16,6 @@ from typing import IO, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from typer import Argument, Option
 
-from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsJail
 from nano_coder.sandbox.protocol import (
     ExecResult,
@@ -26,6 +25,7 @@ from nano_coder.sandbox.protocol import (
     SupportsKeeping,
     allowed_hosts,
     connected,
+    open_sandbox,
 )
 from nano_coder.sandbox.request import FLOOD_BYTES, TERABYTE_MB, WEEK_S
 from nano_shared.errors import NanoError, SandboxError, UsageError

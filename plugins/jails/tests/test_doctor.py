@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nano_coder.cli import cli
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_containers.folder_jail import NoSandbox
 from nano_jails.examination import examine, host_bait, try_to_escape
 from nano_shared.types import Limits

@@ -15,10 +15,10 @@ from nano_coder.commands.display import on_terminal
 from nano_coder.commands.options import DirectoryOption, Log, open_log
 from nano_logs.deletion import Deletion, children, delete_runs, plan_deletion
 from nano_shared import schema
-from nano_shared.checkpoint import checkpoint_names, checkpoints_dir, read_checkpoint
+from nano_shared.checkpoint import checkpoint_names, read_checkpoint
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import CheckpointError, LogError, UsageError
-from nano_shared.files import real_path
+from nano_shared.files import checkpoints_dir, real_path
 from nano_shared.owners import project_of
 from nano_shared.printable import printable
 from nano_shared.run_facts import moment

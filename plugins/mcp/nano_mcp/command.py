@@ -172,7 +172,7 @@ def try_server(
 
 def _started(name: str, directory: Path) -> tuple[McpServer, McpConnection, float]:
     """A connection to a configured server, on no files, and the seconds that it took to answer."""
-    from nano_coder.sandbox.backend import open_sandbox
+    from nano_coder.sandbox.protocol import open_sandbox
     from nano_mcp.connection import McpConnection, McpFailure
 
     config, settings = _configured(directory)

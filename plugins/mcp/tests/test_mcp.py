@@ -24,8 +24,7 @@ from nano_coder.cli import cli
 from nano_coder.config import AgentConfig
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.run.fork import fork_run
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Jail
+from nano_coder.sandbox.protocol import Jail, open_sandbox
 from nano_coder.tools.tool import TOOLS, HeldOpen, ToolContext, ToolFailure, further_tools
 from nano_coder.verify.trainable import RefusalCode, verify
 from nano_mcp.connection import McpConnection, McpFailure

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from git_repository import commit, git
 
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_mining.commits import Bounds, CommitTask, commit_tasks
 from nano_rl.gather.rollouts import PluginsOff
 from nano_shared.blobs import BlobStore

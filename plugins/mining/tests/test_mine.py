@@ -16,7 +16,7 @@ import pytest
 
 from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import run_task
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools.text_files import replace_line
 from nano_mining import mining
 from nano_mining.candidates import KINDS

@@ -15,7 +15,7 @@ from test_architectures import fixed_batch
 from test_memory import gradients
 
 from integration.tiny_model import build_tiny
-from nano_plan import command
+from nano_plan import fit
 from nano_plan.memory import (
     Workload,
     activation_bytes,
@@ -23,9 +23,10 @@ from nano_plan.memory import (
     settings_that_fit,
 )
 from nano_rl.config import TrainConfig
-from nano_rl.learn.config import ObjectiveConfig, UpdateConfig
+from nano_rl.learn.config import UpdateConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.logprob import can_share
+from nano_rl.learn.objectives import ObjectiveConfig
 from nano_shared.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:tree_fallback")
@@ -130,7 +131,7 @@ def test_the_command_prints_parts_and_speed(tiny: str, capsys: pytest.CaptureFix
 
 def test_the_plan_counts_the_kv_cache_up_to_its_bound(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def kv() -> int:
-        return command.plan_of(tiny, TrainConfig(), "cpu").memory.parts["KV cache"]
+        return fit.plan_of(tiny, TrainConfig(), "cpu").memory.parts["KV cache"]
 
     usual = kv()
     monkeypatch.setenv("NANO_KV_GIB", "0.001")
@@ -143,8 +144,8 @@ def test_what_does_not_fit_is_not_timed(
 ) -> None:
     from nano_rl.cli import cli
 
-    monkeypatch.setattr("nano_plan.memory.available_bytes", lambda device: 1)
-    monkeypatch.delattr("nano_plan.memory.probe_speed")
+    monkeypatch.setattr("nano_plan.fit.available_bytes", lambda device: 1)
+    monkeypatch.delattr("nano_plan.fit.probe_speed")
     with pytest.raises(SystemExit) as ended:
         cli(["plan", "--model", tiny])
     assert ended.value.code in (0, None)
@@ -159,34 +160,34 @@ def test_the_command_says_what_each_rank_takes(tiny: str, capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "each other rank" in shown
     assert "on this machine" in shown
-    planned = command.plan_of(tiny, TrainConfig(), "cpu", ranks=3)
+    planned = fit.plan_of(tiny, TrainConfig(), "cpu", ranks=3)
     assert planned.needed == planned.memory.total + 2 * planned.memory.other_rank
     with pytest.raises(UsageError, match="ranks take no `quantise`"):
-        command.plan_of(tiny, TrainConfig(lora_rank=4, quantise="8bit"), "cpu", ranks=3)
+        fit.plan_of(tiny, TrainConfig(lora_rank=4, quantise="8bit"), "cpu", ranks=3)
 
 
 def test_ranks_that_do_not_fit_together_are_refused(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     least = TrainConfig(max_tokens=256, prompts_per_step=1, group_size=0)
-    needed = command.plan_of(tiny, least, "cpu", 256, ranks=4).needed
-    monkeypatch.setattr("nano_plan.memory.available_bytes", lambda device: needed - 1)
+    needed = fit.plan_of(tiny, least, "cpu", 256, ranks=4).needed
+    monkeypatch.setattr("nano_plan.fit.available_bytes", lambda device: needed - 1)
     with pytest.raises(UsageError, match="takes at least"):
-        command.refuse_unfit(tiny, TrainConfig(), "cpu", ranks=4, beside=3)
-    command.refuse_unfit(tiny, TrainConfig(), "cpu", ranks=4, beside=1)
+        fit.refuse_unfit(tiny, TrainConfig(), "cpu", ranks=4, beside=3)
+    fit.refuse_unfit(tiny, TrainConfig(), "cpu", ranks=4, beside=1)
 
 
 def test_a_training_that_cannot_fit_is_refused(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    command.refuse_unfit(tiny, TrainConfig(), "cpu")
-    least = command.plan_of(tiny, TrainConfig(max_tokens=256, prompts_per_step=1, group_size=0), "cpu", 256)
+    fit.refuse_unfit(tiny, TrainConfig(), "cpu")
+    least = fit.plan_of(tiny, TrainConfig(max_tokens=256, prompts_per_step=1, group_size=0), "cpu", 256)
     needed = least.memory.total
-    monkeypatch.setattr("nano_plan.memory.available_bytes", lambda device: needed - 2**20)
+    monkeypatch.setattr("nano_plan.fit.available_bytes", lambda device: needed - 2**20)
     with pytest.raises(
         UsageError, match=r"takes at least .* GiB .* makes it fit; nano-rl plan shows"
     ) as refused:
-        command.refuse_unfit(tiny, TrainConfig(), "cpu")
+        fit.refuse_unfit(tiny, TrainConfig(), "cpu")
     assert refused.value.exit_code == 2
-    monkeypatch.setattr("nano_plan.memory.available_bytes", lambda device: 1)
+    monkeypatch.setattr("nano_plan.fit.available_bytes", lambda device: 1)
     with pytest.raises(UsageError, match="no setting makes it fit"):
-        command.refuse_unfit(tiny, TrainConfig(), "cpu")
+        fit.refuse_unfit(tiny, TrainConfig(), "cpu")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import torch
 
 from integration.tiny_model import build_tiny
 from nano_coder.models.weights import build_empty
-from nano_plan import shapes
-from nano_plan.command import plan_of
+from nano_plan import fit
+from nano_plan.fit import plan_of
 from nano_plan.memory import MemoryPlan, Workload
 from nano_plan.recommend import Recommendation, recommend
 from nano_rl.cli import cli
@@ -168,7 +168,7 @@ SIZES = {
 
 @pytest.mark.parametrize("name", SIZES)
 def test_shapes_have_the_published_numbers_of_parameters(name: str) -> None:
-    shape = shapes.known_shape(name)
+    shape = fit.known_shape(name)
     hidden, layers, inside = shape.hidden_size, shape.num_hidden_layers, shape.intermediate_size
     kept = hidden // shape.num_attention_heads * shape.num_key_value_heads
     attention = hidden * (2 * hidden + 2 * kept) + hidden + 2 * kept
@@ -179,12 +179,12 @@ def test_shapes_have_the_published_numbers_of_parameters(name: str) -> None:
 def test_a_model_of_the_catalogue_is_planned_before_it_is_fetched(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert shapes.known_shape("shipped") is None
-    assert shapes.known_shape("Qwen/Qwen2.5-Coder-9B") is None
-    monkeypatch.setitem(shapes._QWEN_SHAPES, "1.5B", (1536, 2, 12, 2, 8960))
+    assert fit.known_shape("shipped") is None
+    assert fit.known_shape("Qwen/Qwen2.5-Coder-9B") is None
+    monkeypatch.setitem(fit._QWEN_SHAPES, "1.5B", (1536, 2, 12, 2, 8960))
     shown = printed(capsys, "plan", "--model", "coder-1.5b", "--memory", "24", *CARD)
     with torch.device("meta"):
-        built = build_empty(shapes.known_shape("coder-1.5b"))
+        built = build_empty(fit.known_shape("coder-1.5b"))
     assert f"coder-1.5b on cuda: {sum(p.numel() for p in built.parameters()):,} parameters" in shown
     assert "nano-rl train --name NAME --tasks tasks.jsonl --model coder-1.5b --device cuda" in shown
 

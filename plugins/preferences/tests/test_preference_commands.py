@@ -23,9 +23,10 @@ from nano_rl.cli import cli
 from nano_rl.imitation import RunEncoder, reader_of
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.logprob import token_logprobs
-from nano_shared.checkpoint import checkpoints_dir, read_checkpoint
+from nano_shared.checkpoint import read_checkpoint
 from nano_shared.command_line import run_command
 from nano_shared.errors import CheckpointError, ConfigError, UsageError
+from nano_shared.files import checkpoints_dir
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import (

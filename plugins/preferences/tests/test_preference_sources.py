@@ -16,7 +16,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
-from nano_coder.sandbox.backend import open_sandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_preferences.edit_pairs import _replaced, edit_pairs
 from nano_preferences.pairs import PreferencePair, read_pairs
 from nano_rl.cli import cli

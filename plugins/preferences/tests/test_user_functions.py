@@ -22,9 +22,9 @@ from nano_coder.environment import Environments, open_environment
 from nano_preferences.registry import data_columns, open_reward, parse_reward
 from nano_rl.cli import cli
 from nano_rl.gather.rollouts import collect
-from nano_rl.learn.config import ObjectiveConfig
 from nano_rl.learn.loss import probe_objective
 from nano_rl.learn.metrics import METRICS, read_metrics
+from nano_rl.learn.objectives import ObjectiveConfig
 from nano_rl.learn.rows import form_groups, group_metrics
 from nano_rl.tasks.task_file import read_tasks, write_tasks
 from nano_shared import extensions
@@ -271,7 +271,7 @@ def test_what_opens_no_environment_is_refused_with_those_that_do(here: Path) -> 
 # ------------------------------------------------------------------------------ objectives, a training
 
 OBJECTIVES = """
-from nano_rl.learn.config import Objective
+from nano_rl.learn.objectives import Objective
 
 def half(new_N, ratio_N, advantages_N, config): return -0.5 * ratio_N * advantages_N
 def raises(new_N, ratio_N, advantages_N, config):

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from nano_coder.agent.profiles import REPAIR_1
-from nano_coder.models.catalogue import catalogue
+from nano_coder.config import catalogue
 from nano_coder.models.opening import at_hand, known_models
 from nano_repair import FOLDER
 from nano_shared.checkpoint import read_checkpoint

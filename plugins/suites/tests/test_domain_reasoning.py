@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nano_coder.grading.grade import grade
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.types import Split, Task

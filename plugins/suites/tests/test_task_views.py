@@ -16,8 +16,7 @@ from oracles import follow
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import PROFILES, offered_tools
 from nano_coder.grading.grade import grade
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Sandbox
+from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_rl.tasks.suite import program_hash, split_of
 from nano_shared.hidden_checks import CaseChecks
 from nano_shared.types import Split, Task

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from nano_coder.views import TrainingView, Viewer
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from nano_coder.serve.access import Access
     from nano_shared.command_line import Console
@@ -19,12 +21,20 @@ if TYPE_CHECKING:
 class LogAndTrainings(Viewer):
     """The viewer beside a server, panels of a training on a terminal, and the page of a calibration."""
 
-    def served(self, store: LogStore, access: Access) -> Starlette:
-        """The viewer over the log."""
-        from nano_view.answers import LogView
-        from nano_view.app import view_app
+    def served(self, store: LogStore, access: Access) -> ASGIApp:
+        """The viewer over the log, which the first look at it opens."""
 
-        return view_app(LogView(store), access)
+        @cache
+        def viewer() -> ASGIApp:
+            from nano_view.answers import LogView
+            from nano_view.app import view_app
+
+            return view_app(LogView(store), access)
+
+        async def on_request(scope: Scope, receive: Receive, send: Send) -> None:
+            await (await asyncio.to_thread(viewer))(scope, receive, send)
+
+        return on_request
 
     def training(
         self, name: str, total: int, rows: Sequence[Mapping[str, float | None]], console: Console

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import ConfigError
 from nano_shared.extensions import call_extension
-from nano_shared.files import nano_home
+from nano_shared.files import checkpoints_dir, nano_home
 from nano_shared.policy import DecodeIds
 from nano_shared.types import REDACTED_ID, Completion
 

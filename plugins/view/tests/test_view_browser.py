@@ -15,7 +15,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access
 from nano_coder.serve.app import serve_app
 from nano_coder.serve.conversations import Conversations
-from nano_coder.serve.served_model import ServedModel
+from nano_coder.serve.served_models import ServedModel
 from nano_shared.store import LogStore
 from nano_view.answers import LogView
 from nano_view.app import view_app

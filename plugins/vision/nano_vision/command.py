@@ -11,8 +11,8 @@ from typer import Option
 
 from nano_coder.commands.options import Log, TaskChoice, open_log
 from nano_rl.commands.options import DeviceOption
-from nano_shared.checkpoint import checkpoints_dir
 from nano_shared.errors import UsageError
+from nano_shared.files import checkpoints_dir
 from nano_shared.run_facts import ChosenRuns
 from nano_shared.types import Trajectory
 
@@ -32,7 +32,7 @@ def command(
     these very weights sampled, that ended and have a reward are used; sample them at temperature 1 without
     top-p and top-k.
     """
-    from nano_rl.learn.config import find_objective
+    from nano_rl.learn.objectives import find_objective
     from nano_vision.model import load_vision
     from nano_vision.training import add_adapter, refusal_of, train_adapter, vision_rows
 

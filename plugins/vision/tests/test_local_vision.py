@@ -17,9 +17,9 @@ from nano_coder.agent.profiles import find_profile
 from nano_coder.models.opening import MODELS, ModelOptions, name_to_train
 from nano_coder.run.execution import run_task
 from nano_rl.cli import cli
-from nano_rl.learn.config import find_objective
-from nano_shared.checkpoint import checkpoints_dir
+from nano_rl.learn.objectives import find_objective
 from nano_shared.errors import ContextFull, UsageError
+from nano_shared.files import checkpoints_dir
 from nano_shared.policy import Conversation, Policy, sees
 from nano_shared.types import ImageRef, Message, Role, Sampling, Shaping, StopReason, Trust, Verdict
 from nano_vision.image_file import read_image

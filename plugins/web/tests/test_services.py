@@ -19,8 +19,8 @@ from nano_coder.cli import cli
 from nano_coder.config import SearchSettings
 from nano_coder.run.execution import Project, RunSettings, Runtime, run_task
 from nano_coder.run.fork import fork_run
-from nano_coder.sandbox.backend import open_sandbox
 from nano_coder.sandbox.namespaces import NsSandbox
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools.tool import ToolContext, ToolFailure
 from nano_logs.redact.redactor import Redactor
 from nano_shared.types import Limits, Trajectory

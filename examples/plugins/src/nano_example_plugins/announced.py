@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-from nano_coder.sandbox.backend import open_sandbox
-from nano_coder.sandbox.protocol import Jail
+from nano_coder.sandbox.protocol import Jail, open_sandbox
 from nano_shared.types import Limits
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nano_rl.learn.config import Objective
+from nano_rl.learn.objectives import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

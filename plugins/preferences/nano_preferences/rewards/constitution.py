@@ -33,11 +33,10 @@ from nano_preferences.rewards.judge import (
     work_of,
 )
 from nano_preferences.rewards.size import FileChange, changed_lines, changes
-from nano_rl.learn.config import Config
 from nano_rl.rewards.reward import SILENT, Score
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.process import parse
-from nano_shared.settings import parse_config
+from nano_shared.settings import Config, parse_config
 from nano_shared.types import Denials, Task, Trajectory
 
 _MANIFESTS = ("requirements*.txt", "pyproject.toml", "setup.py", "setup.cfg", "Pipfile", "environment.y*ml")
