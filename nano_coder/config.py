@@ -5,8 +5,10 @@ A project's nano.toml is untrusted: it tightens, and sets the rest once the user
 
 from __future__ import annotations
 
+import getpass
 import os
 import shlex
+import socket
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +35,7 @@ from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import PLUGINS, Extensions, call_extension, missing_plugin
 from nano_shared.files import NotReadable, read_regular, real_path
 from nano_shared.notes import Scrub
-from nano_shared.owners import User, usual_name
+from nano_shared.owners import User
 from nano_shared.policy import DecodeIds
 from nano_shared.printable import printable
 from nano_shared.settings import Config, no_such_setting
@@ -632,6 +634,15 @@ def parse_toml(path: Path, content: bytes) -> dict[str, Any]:
 def open_store(config: AgentConfig, directory: Path = Path(), *, create: bool = True) -> LogStore:
     """The log of a configuration, used as its owner; `last` is of the directory. Raises as LogStore.open."""
     return LogStore.open(config.log, create=create, user=user_of(config, directory))
+
+
+def usual_name() -> str:
+    """USER@HOST"""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user that has no name
+        user = f"uid{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 def user_of(config: AgentConfig, directory: Path = Path()) -> User:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from nano_coder import __version__ as runtime_version
+from nano_coder.grading.grade import outcome
 from nano_coder.views import VIEWS, TrainingView
 from nano_rl.learn.metrics import SHORTEST, SUCCESS, MetricsRow, RowWriter, read_rows
 from nano_rl.learn.rows import Group
-from nano_rl.rewards import outcome
 from nano_shared.command_line import Console
 from nano_shared.errors import CheckpointError, GuardTripped, NanoError, UsageError
 from nano_shared.extensions import Extensions, call_extension, described, takes

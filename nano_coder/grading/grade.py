@@ -171,16 +171,16 @@ def _grade(
     if isinstance(hidden, AnswerChecks):
         return _grade_answer(hidden, given)
     if isinstance(hidden, StateChecks):
-        outcome = _checked("state", given)
+        result = _checked("state", given)
     else:
-        outcome = _run_artifacts(task, hidden, given)
+        result = _run_artifacts(task, hidden, given)
     return Verdict(
-        reward=float(outcome.right),
-        components=_components(hidden, outcome),
-        checks=outcome.checks,
-        tampering=outcome.tampering,
-        failure_kind=outcome.failure_kind,
-        trust=outcome.trust,
+        reward=float(result.right),
+        components=_components(hidden, result),
+        checks=result.checks,
+        tampering=result.tampering,
+        failure_kind=result.failure_kind,
+        trust=result.trust,
         grader=GRADER,
         graded_hash=graded_hash(task, files, answer),
     )
@@ -195,16 +195,16 @@ def _checked(kind: str, given: Submission) -> GradingOutcome:
 def _grade_answer(hidden: AnswerChecks, given: Submission) -> Verdict:
     answer = given.answer
     if hidden.scorer is None:
-        outcome = GradingOutcome({"answer": "pass" if same_answer(answer, hidden.answer) else "fail"})
+        result = GradingOutcome({"answer": "pass" if same_answer(answer, hidden.answer) else "fail"})
     else:
-        outcome = _checked("scorer", given)
-    right = outcome.passed == 1.0
+        result = _checked("scorer", given)
+    right = result.passed == 1.0
     return Verdict(
         reward=float(right),
-        components={"tests": float(right) if outcome.score is None else outcome.score},
-        checks=outcome.checks,
-        tampering=outcome.tampering,
-        failure_kind="no_answer" if answer is None else outcome.failure_kind,
+        components={"tests": float(right) if result.score is None else result.score},
+        checks=result.checks,
+        tampering=result.tampering,
+        failure_kind="no_answer" if answer is None else result.failure_kind,
         trust=Trust.HIDDEN,
         grader=GRADER,
         graded_hash=content_hash(["answer", answer]),
@@ -237,14 +237,14 @@ def _check_names(hidden: ArtifactChecks) -> list[str]:
     return names(hidden.cases) if isinstance(hidden, CaseChecks) else ["tests"]
 
 
-def _components(hidden: StateChecks | ArtifactChecks, outcome: GradingOutcome) -> dict[str, float | None]:
+def _components(hidden: StateChecks | ArtifactChecks, result: GradingOutcome) -> dict[str, float | None]:
     """Scores by name: mutants, bounds on metrics, and all other checks together."""
     if isinstance(hidden, MutantChecks):
-        killed = [state == "pass" for name, state in outcome.checks.items() if name != REFERENCE]
-        stands = outcome.checks[REFERENCE] == "pass"  # tests that fail on the reference kill nothing
+        killed = [state == "pass" for name, state in result.checks.items() if name != REFERENCE]
+        stands = result.checks[REFERENCE] == "pass"  # tests that fail on the reference kill nothing
         return {"mutants_killed": sum(killed) / len(killed) if stands else 0.0}
-    bounds = {name: state for name, state in outcome.checks.items() if name.startswith("metric_")}
-    tests = [state == "pass" for name, state in outcome.checks.items() if name not in bounds]
+    bounds = {name: state for name, state in result.checks.items() if name.startswith("metric_")}
+    tests = [state == "pass" for name, state in result.checks.items() if name not in bounds]
     return {"tests": sum(tests) / len(tests), **{name: float(s == "pass") for name, s in bounds.items()}}
 
 
@@ -513,3 +513,30 @@ def find_grader(name: str | None) -> str:
 def by_grader(name: str, verdict: Verdict) -> Verdict:
     """The verdict with the reward of the grader of that name."""
     return GRADERS[name][0](verdict).model_copy(update={"grader": name})
+
+
+REWARD = "nano-reward 1"
+"""name and version of the composition, appended to the grader of a composed verdict"""
+_JOINT = " + "
+
+
+def composed_grader(grader: str, recipe: str) -> str:
+    """The grader of a composed verdict: the grader's name, and the recipe of the reward."""
+    return f"{base_grader(grader)}{_JOINT}{REWARD} {recipe}"
+
+
+def base_grader(grader: str) -> str:
+    return grader.split(f"{_JOINT}nano-reward ")[0]
+
+
+def is_composed(verdict: Verdict) -> bool:
+    return base_grader(verdict.grader) != verdict.grader
+
+
+def outcome(verdict: Verdict | None) -> float | None:
+    """The reward of the tests alone; None if nothing was graded, 0 with tampering. For a composed verdict
+    without tests (a judge alone), its reward."""
+    if verdict is None:
+        return None
+    value = verdict.components.get("tests", verdict.reward) if is_composed(verdict) else verdict.reward
+    return 0.0 if verdict.tampering and value is not None else value

@@ -13,6 +13,7 @@ from nano_coder.agent.dialects.api import API, Api
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.loop import written
 from nano_coder.agent.profiles import logged_profile, missing_tools, serving_profile, without_delegate
+from nano_coder.grading.grade import outcome
 from nano_shared.blobs import BlobStore
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
@@ -415,33 +416,6 @@ def _write(turn: TurnFacts, profile: InterfaceProfile, *, one_each: bool) -> Non
 def may_teach(verdict: Verdict | None) -> bool:
     """Whether a good result may be imitated: not one that our own grader gives no trust."""
     return verdict is not None and not (by_us(verdict.grader) and verdict.trust == Trust.NONE)
-
-
-REWARD = "nano-reward 1"
-"""name and version of the composition, appended to the grader of a composed verdict"""
-_JOINT = " + "
-
-
-def composed_grader(grader: str, recipe: str) -> str:
-    """The grader of a composed verdict: the grader's name, and the recipe of the reward."""
-    return f"{base_grader(grader)}{_JOINT}{REWARD} {recipe}"
-
-
-def base_grader(grader: str) -> str:
-    return grader.split(f"{_JOINT}nano-reward ")[0]
-
-
-def is_composed(verdict: Verdict) -> bool:
-    return base_grader(verdict.grader) != verdict.grader
-
-
-def outcome(verdict: Verdict | None) -> float | None:
-    """The reward of the tests alone; None if nothing was graded, 0 with tampering. For a composed verdict
-    without tests (a judge alone), its reward."""
-    if verdict is None:
-        return None
-    value = verdict.components.get("tests", verdict.reward) if is_composed(verdict) else verdict.reward
-    return 0.0 if verdict.tampering and value is not None else value
 
 
 def by_us(grader: str) -> bool:

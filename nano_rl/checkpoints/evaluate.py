@@ -19,9 +19,9 @@ from typing import Literal
 from pydantic import ValidationError
 
 from nano_coder import __version__ as runtime_version
+from nano_coder.grading.grade import outcome
 from nano_coder.models.opening import SHIPPED
 from nano_coder.run.execution import Runtime
-from nano_rl.rewards import outcome
 from nano_shared.checkpoint import MANIFEST
 from nano_shared.errors import CheckpointError
 from nano_shared.files import (

@@ -24,6 +24,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.loop import derived_seed
 from nano_coder.agent.profiles import offered_tools, serving_profile
 from nano_coder.config import note_scrub
+from nano_coder.grading.grade import is_composed, outcome
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import (
     Project,
@@ -36,11 +37,10 @@ from nano_coder.run.execution import (
 )
 from nano_coder.run.side_by_side import AT_ONCE, OnRun, member_seed, run_side_by_side
 from nano_coder.sandbox.protocol import Sandbox, SupportsListening, SupportsMounts, connected, in_image
-from nano_coder.verify.trainable import is_composed
 from nano_rl.checkpoints.evaluate import row_of
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, RowWriter
 from nano_rl.learn.rows import Group
-from nano_rl.rewards import Reward, outcome
+from nano_rl.rewards import Reward
 from nano_rl.rewards.reward import IMPOSSIBLE
 from nano_shared.errors import NanoError, PolicyError, SandboxError, UsageError
 from nano_shared.extensions import Extensions

@@ -294,7 +294,8 @@ def prepare(
     """Make a loaded model trainable: its adapter, or all weights (rank 0), or a new LoRA adapter. Raises
     ConfigError for a quantised base without an adapter."""
     trained = _trainable(model, lora_rank, seed)
-    round_once(trained)
+    if hasattr(trained, "peft_config"):
+        round_once(trained)
     if gradient_checkpointing:
         checkpoint_layers(trained)
     return trained

@@ -1,6 +1,5 @@
 """Rewards beside the grader's own."""
 
-from nano_coder.verify.trainable import outcome
 from nano_rl.rewards.reward import COMPOSERS, Reward
 
-__all__ = ["COMPOSERS", "Reward", "outcome"]
+__all__ = ["COMPOSERS", "Reward"]

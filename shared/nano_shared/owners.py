@@ -5,9 +5,7 @@ A run without an owner is of an older version, or of nobody who said so: it coun
 
 from __future__ import annotations
 
-import getpass
 import os
-import socket
 import subprocess
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +14,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from nano_shared.files import content_hash
-from nano_shared.types import Share, Trajectory
+from nano_shared.types import Share
 
 EVERYBODY = "all"
 """in place of an owner: the runs of all"""
@@ -35,12 +33,6 @@ class User:
     directory: str = ""
     """absolute path of the directory whose newest run is `last`"""
 
-    def signed(self, run: Trajectory) -> Trajectory:
-        """The run as the user's own, where it has no owner yet, and with its project."""
-        project = run.project or (project_of(run.directory) if run.directory else None)
-        signed = {"owner": run.owner or self.name, "share": run.share or self.share, "project": project}
-        return run.model_copy(update=signed)
-
     def owns(self, owner: str | None) -> bool:
         return owner in (None, self.name)
 
@@ -55,15 +47,6 @@ class User:
     def made(self, columns: sa.ColumnCollection[str, sa.ColumnElement[str]]) -> sa.ColumnElement[bool]:
         """SQL: whether a run is the user's own."""
         return sa.or_(columns["owner"].is_(None), columns["owner"] == self.name)
-
-
-def usual_name() -> str:
-    """USER@HOST"""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user that has no name
-        user = f"uid{os.getuid()}"
-    return f"{user}@{socket.gethostname()}"
 
 
 @cache

@@ -21,7 +21,7 @@ from nano_shared.errors import LogError, NanoError
 from nano_shared.files import new_run_id
 from nano_shared.logged_run import Feedback, LoggedRun, Said
 from nano_shared.notes import Notes, Scrub
-from nano_shared.owners import EVERYBODY, User
+from nano_shared.owners import EVERYBODY, User, project_of
 from nano_shared.run_facts import RunFacts, RunFilter, stream_facts
 from nano_shared.schema import HINT, ClientRequest, ExactText
 from nano_shared.types import (
@@ -168,8 +168,13 @@ class LogStore:
 
         self.database.write(work)
 
-    def _signed(self, trajectory: Trajectory) -> Trajectory:
-        return trajectory if self.user is None else self.user.signed(trajectory)
+    def _signed(self, run: Trajectory) -> Trajectory:
+        """The run as the user's own, where it has no owner yet, and with its project."""
+        if (user := self.user) is None:
+            return run
+        project = run.project or (project_of(run.directory) if run.directory else None)
+        signed = {"owner": run.owner or user.name, "share": run.share or user.share, "project": project}
+        return run.model_copy(update=signed)
 
     def append_turn(self, run_id: str, turn: Turn, request: ClientRequest | None = None) -> None:
         """Add the next turn, and the client's request that it answers.

@@ -10,9 +10,10 @@ import pytest
 from log_values import a_run, a_turn, a_verdict
 from test_database import oldest_log
 
+from nano_coder.config import usual_name
 from nano_shared.errors import LogError
 from nano_shared.logged_run import LoggedRun
-from nano_shared.owners import User, project_of, usual_name
+from nano_shared.owners import User, project_of
 from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import Share

@@ -9,6 +9,7 @@ from random import Random
 from typing import Literal
 
 from nano_coder.agent.profiles import logged_profile, serving_profile
+from nano_coder.grading.grade import outcome
 from nano_coder.verify.trainable import RefusalCode
 from nano_preferences.edit_pairs import edit_pairs
 from nano_preferences.pairs import Exact, PreferencePair, TokenRow
@@ -17,7 +18,6 @@ from nano_rl.config import TrainConfig
 from nano_rl.imitation import opens, run_messages
 from nano_rl.learn.rows import to_samples
 from nano_rl.logs.admission import TargetPolicy, check_runs
-from nano_rl.rewards import outcome
 from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError
 from nano_shared.logged_run import FeedbackKind

@@ -20,8 +20,8 @@ from typing import Any
 
 from pydantic import Field, PrivateAttr
 
+from nano_coder.grading.grade import outcome
 from nano_coder.run.execution import Runtime
-from nano_coder.verify.trainable import outcome
 from nano_preferences.composed import ComposedReward, Gate
 from nano_rl.config import RewardConfig
 from nano_rl.rewards.reward import TESTS, Part, Score

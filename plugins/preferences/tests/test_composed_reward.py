@@ -8,12 +8,12 @@ import pytest
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
 from typer.testing import CliRunner
 
+from nano_coder.grading.grade import outcome
 from nano_coder.run.execution import Runtime
 from nano_preferences.registry import open_reward, parse_reward
 from nano_rl.checkpoints.evaluate import component_means, table
 from nano_rl.cli import cli
 from nano_rl.config import RewardConfig
-from nano_rl.rewards import outcome
 from nano_rl.tasks.task_file import write_tasks
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.store import LogStore
