@@ -37,7 +37,7 @@ from remote_engine import check, finish, report, start_training
 from smoke import CANNOT, parse
 from tool_calling_policy import MEND, Script, build, written
 
-from nano_coder.models.endpoint.token_server import TokenServer
+from nano_cluster.token_server import TokenServer
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.opening import open_policy
 from nano_rl.tasks.task_file import write_tasks

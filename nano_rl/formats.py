@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import Refusal
 from nano_shared.extensions import Extensions
+from nano_shared.snapshot import BlobStore
 from nano_shared.types import Task
 
 

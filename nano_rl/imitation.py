@@ -23,10 +23,10 @@ from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import ORACLE, execute, oracle_policy
 from nano_rl.learn.rows import Group, TrainSample, to_samples
 from nano_rl.tasks.task_file import read_models
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.policy import Conversation, InterfaceProfile
 from nano_shared.run_facts import facts_of
+from nano_shared.snapshot import BlobStore
 from nano_shared.store import LogStore
 from nano_shared.types import (
     MARKER,

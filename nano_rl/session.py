@@ -36,7 +36,7 @@ from nano_rl.tasks.task_file import read_tasks
 from nano_shared.checkpoint import LATEST
 from nano_shared.errors import UsageError
 from nano_shared.extensions import Extensions
-from nano_shared.files import checkpoints_dir
+from nano_shared.files import checkpoints_dir, nano_home
 from nano_shared.policy import InterfaceProfile
 from nano_shared.settings import Settings
 from nano_shared.types import Sampling, Split, Task
@@ -271,4 +271,4 @@ def checkpoint_target(name: str, option: str = "--name") -> Path:
 
 
 def trainings_dir() -> Path:
-    return checkpoints_dir().parent / "trainings"
+    return nano_home() / "trainings"

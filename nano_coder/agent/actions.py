@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from nano_coder.sandbox.protocol import ExecResult, Jail
 from nano_coder.tools.tool import TOOLS, RecordedAnswers, ToolContext, ToolFailure, ToolResult
 from nano_shared import snapshot, snapshot_change
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 from nano_shared.policy import InterfaceProfile, ObservationFormat
 from nano_shared.printable import terminal_text
-from nano_shared.snapshot import MAX_BYTES, Quota, SnapshotError, shown
+from nano_shared.snapshot import MAX_BYTES, BlobStore, Quota, SnapshotError, shown
 from nano_shared.types import Limits, Observation, ToolCall, Trajectory
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from nano_coder.tools.repair import RepairPlace
 from nano_coder.tools.run_control import DELEGATE
 from nano_coder.tools.tool import TOOLS
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import Extensions, is_reference, refuse_missing
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.policy import CompactionFormat, Conversation, InterfaceProfile, ObservationFormat
 from nano_shared.run_facts import RunFacts
+from nano_shared.snapshot import BlobStore
 from nano_shared.types import Message, Role, Task, ToolSpec, Trajectory, Turn
 
 _TASK = (

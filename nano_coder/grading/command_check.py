@@ -26,12 +26,11 @@ from nano_coder.grading.inside.probe import DECEIVED, ENDED, STARTED
 from nano_coder.grading.protected_files import RUNNERS, UNLISTED, ShellLine, is_test, named_editable
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError
 from nano_shared.files import content_hash, in_memory, scratch_folder
 from nano_shared.printable import printable, terminal_text
 from nano_shared.process import parse
-from nano_shared.snapshot import Entry, EntryKind, Snapshot
+from nano_shared.snapshot import BlobStore, Entry, EntryKind, Snapshot
 from nano_shared.types import CheckRun, Limits, Tampering, Trust, Verdict
 
 _PATIENCE = 120.0

@@ -18,7 +18,6 @@ from nano_coder.grading.submitted_folder import changed_since, read_folder
 from nano_coder.grading.two_jail_suite import Job, NeedsStrict, of_reference, run_suite
 from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import LogError, UsageError
 from nano_shared.extensions import refuse_missing
 from nano_shared.files import content_hash
@@ -36,7 +35,7 @@ from nano_shared.hidden_checks import (
     expects_answer,
 )
 from nano_shared.printable import printable
-from nano_shared.snapshot import Entry, EntryKind, Snapshot, make_snapshot
+from nano_shared.snapshot import BlobStore, Entry, EntryKind, MemoryBlobs, Snapshot, make_snapshot
 from nano_shared.types import Limits, StopReason, Tampering, Task, Trajectory, Trust, Verdict
 
 LARGEST_ARTIFACT = 1 << 20

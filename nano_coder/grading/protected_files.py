@@ -18,8 +18,7 @@ from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import PurePosixPath
 
-from nano_shared.blobs import BlobStore
-from nano_shared.snapshot import EntryKind, Snapshot
+from nano_shared.snapshot import BlobStore, EntryKind, Snapshot
 
 TESTS = (
     "test_*.py", "*_test.py", "tests.py", "*_test.go", "*.test.[cmjt]*", "*.spec.[cmjt]*", "*_spec.rb",

@@ -15,13 +15,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 from nano_shared.snapshot import (
     EXCLUDED,
     MAX_BYTES,
     MAX_ENTRIES,
     MODE_BITS,
+    BlobStore,
     Entry,
     EntryKind,
     Snapshot,

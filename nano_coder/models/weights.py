@@ -22,7 +22,7 @@ from nano_coder.agent.chat_template import PROBE_TOOL, TEMPLATE_FAILURES
 from nano_coder.config import catalogue
 from nano_coder.models.catalogue import fetched, offer
 from nano_shared.errors import UsageError
-from nano_shared.files import durable_folder, nano_home, user_path
+from nano_shared.files import checkpoints_dir, durable_folder, file_hash, nano_home, user_path
 
 if TYPE_CHECKING:
     import torch
@@ -365,7 +365,7 @@ def gguf_of(name: str) -> Path | None:
 def _converted(gguf: Path, name: str, *, whole: bool = True) -> Path:
     """The folder of a GGUF file in Hugging Face format, or where not the `whole` one is needed and there is
     none, of its tokenizer; converted on first use."""
-    identity = _file_hash(gguf)
+    identity = file_hash(gguf)
     folder = nano_home() / "models" / f"{name}-{identity.removeprefix('sha256:')[:12]}"
     if not (whole or folder.exists()):
         folder = folder.with_name(f"{folder.name}-tokenizer")
@@ -382,7 +382,7 @@ def folder_id(folder: Path) -> str:
     files = sorted(file for pattern in _WEIGHTS for file in folder.glob(pattern))
     if not files:
         raise UsageError(f"{str(folder)!r} holds no weights ({', '.join(_WEIGHTS)})")
-    listing = "".join(f"{file.name} {_file_hash(file)}\n" for file in files)
+    listing = "".join(f"{file.name} {file_hash(file)}\n" for file in files)
     return "sha256:" + hashlib.sha256(listing.encode()).hexdigest()
 
 
@@ -633,13 +633,8 @@ def _keep_bos(file: Any, tokenizer: Any) -> None:
     backend.post_processor = Sequence([before, begin]) if before else begin
 
 
-def _file_hash(file: Path) -> str:
-    with file.open("rb") as stream:
-        return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _known() -> str:
-    checkpoints = nano_home() / "checkpoints"
+    checkpoints = checkpoints_dir()
     names = sorted(p.name for p in checkpoints.iterdir() if p.is_dir()) if checkpoints.is_dir() else []
     found = f" (in {checkpoints}: {', '.join(names)})" if names else ""
     folders = f"a folder with config.json or adapter_config.json{found}, a GGUF file"

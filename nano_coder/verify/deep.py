@@ -20,12 +20,12 @@ from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.verify.trainable import RefusalCode, RunFinding, blocks, by_us
 from nano_coder.verify.trainable import findings as judge
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, NanoError, PolicyError, UsageError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks, CommandChecks, EnvironmentChecks, RewardFileChecks
 from nano_shared.policy import Conversation, InterfaceProfile
 from nano_shared.run_facts import RunFacts
+from nano_shared.snapshot import BlobStore
 from nano_shared.store import LogStore
 from nano_shared.types import MARKER, Finish, Trajectory, Turn, TurnTokens
 

@@ -14,11 +14,11 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.loop import written
 from nano_coder.agent.profiles import logged_profile, missing_tools, serving_profile, without_delegate
 from nano_coder.grading.grade import outcome
-from nano_shared.blobs import BlobStore
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.policy import InterfaceProfile
 from nano_shared.run_facts import RunFacts, TurnFacts, facts_of
+from nano_shared.snapshot import BlobStore
 from nano_shared.types import (
     AMBIGUOUS_TOOLS,
     CLIENT_TOOLS,

@@ -22,10 +22,10 @@ from nano_rl.gather.rollouts import RollOut, collect, failed, none_graded
 from nano_rl.learn.rows import CreditedGroup, Group, GroupMember, RolloutBatch, credit_group, form_groups
 from nano_rl.logs.reader import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import CheckpointError, GuardTripped, UsageError
 from nano_shared.extensions import Extensions, call_extension, described, takes
 from nano_shared.files import content_hash
+from nano_shared.snapshot import BlobStore
 from nano_shared.types import Task, Trajectory
 
 if TYPE_CHECKING:

@@ -21,12 +21,11 @@ from nano_coder.sandbox.protocol import Sandbox
 from nano_rl.tasks.mutate import Mutant, mutant_of, splices_by_function
 from nano_rl.tasks.places import text_of
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CommandChecks, SuiteChecks, WorkspaceChecks
 from nano_shared.process import parse
-from nano_shared.snapshot import EntryKind, Snapshot, save
+from nano_shared.snapshot import BlobStore, EntryKind, Snapshot, save
 from nano_shared.types import OracleAction, Provenance, Task, Trajectory, Trust, Verdict
 
 GENERATOR = "nano-rl tasks from-log"

@@ -19,9 +19,8 @@ from operator import attrgetter
 from typing import TypeVar
 
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore
 from nano_shared.process import parse
-from nano_shared.snapshot import Entry, EntryKind, Snapshot, make_snapshot
+from nano_shared.snapshot import BlobStore, Entry, EntryKind, Snapshot, make_snapshot
 from nano_shared.types import OracleAction
 
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
 from nano_shared.snapshot import (
     MODE_BITS,
+    BlobStore,
     Conflict,
     Entry,
     EntryKind,

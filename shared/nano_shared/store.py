@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from nano_shared import schema
-from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError, NanoError
 from nano_shared.files import new_run_id
@@ -24,6 +23,7 @@ from nano_shared.notes import Notes, Scrub
 from nano_shared.owners import EVERYBODY, User, project_of
 from nano_shared.run_facts import RunFacts, RunFilter, stream_facts
 from nano_shared.schema import HINT, ClientRequest, ExactText
+from nano_shared.snapshot import BlobStore, blobs_of, open_blobs
 from nano_shared.types import (
     CLIENT_TOOLS,
     Observation,
@@ -508,8 +508,6 @@ class LogStore:
         """What is wrong with the first corrupt blob of a run: of its workspaces, their files, its outputs;
         None if none is. Absent blobs, as of a log that was copied without them, are not looked at, nor those
         in `checked`, to which the others are added."""
-
-        from nano_shared.snapshot import blobs_of
 
         runs, turns, calls = schema.runs.c, schema.turns.c, schema.tool_calls.c
         columns = (runs.snapshot, runs.id), (turns.snapshot, turns.run_id), (calls.blob, calls.run_id)

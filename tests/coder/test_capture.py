@@ -17,12 +17,12 @@ import pytest
 from strict_api import KEY, Call, Fail, Handler, Say, call, strict_api
 from test_serve import Served, serve, tiny  # noqa: F401 (fixtures)
 
+from nano_cluster.token_server import TokenServer
 from nano_coder.agent.profiles import API_1, HERMES_1
 from nano_coder.cli import cli
 from nano_coder.config import AgentConfig
 from nano_coder.models.endpoint.model_card import ModelCard, card_of, read_cards
 from nano_coder.models.endpoint.policy import EndpointPolicy, Patience
-from nano_coder.models.endpoint.token_server import TokenServer
 from nano_coder.models.opening import local_policy, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, run_task

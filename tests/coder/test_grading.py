@@ -20,10 +20,9 @@ from nano_coder.grading.grade import grade
 from nano_coder.grading.protected_files import ShellLine
 from nano_coder.sandbox.namespaces import NsJail
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, open_sandbox
-from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.hidden_checks import AnswerChecks, Case, CaseChecks, CommandChecks
-from nano_shared.snapshot import Snapshot, load, snapshot_directory
+from nano_shared.snapshot import BlobStore, MemoryBlobs, Snapshot, load, snapshot_directory
 from nano_shared.types import Limits, Task, Trust, Verdict
 
 LIMITS = Limits(memory_mb=256, tool_seconds=60)

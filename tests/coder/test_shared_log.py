@@ -17,12 +17,11 @@ from executions import a_runtime, a_task, act
 from nano_coder.cli import cli
 from nano_coder.commands import changes
 from nano_coder.run.execution import Project, grade_run, run_task
-from nano_shared.blobs import KEPT_SECONDS
 from nano_shared.checkpoint import Manifest, TrainedOn, write_manifest
 from nano_shared.command_line import run_command
 from nano_shared.files import checkpoints_dir
 from nano_shared.owners import User
-from nano_shared.snapshot import snapshot_directory
+from nano_shared.snapshot import KEPT_SECONDS, snapshot_directory
 from nano_shared.store import LogStore
 from nano_shared.types import (
     ApiAnswer,

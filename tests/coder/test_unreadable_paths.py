@@ -21,8 +21,7 @@ from nano_coder.sandbox.protocol import SupportsKeeping, open_sandbox
 from nano_coder.sandbox.request import pack_workspace
 from nano_containers.folder_jail import NoSandbox
 from nano_shared import snapshot, snapshot_change
-from nano_shared.blobs import BlobStore
-from nano_shared.snapshot import Snapshot
+from nano_shared.snapshot import BlobStore, Snapshot
 from nano_shared.types import Limits, StopReason
 
 NOBODY = 65534

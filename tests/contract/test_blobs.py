@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import LogError
 from nano_shared.files import content_hash
+from nano_shared.snapshot import BlobStore, open_blobs
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_no_space_left_names_the_folder_and_the_way_out(tmp_path):
     script = """
 import os, resource, sys
 from pathlib import Path
-from nano_shared.blobs import BlobStore
+from nano_shared.snapshot import BlobStore
 from nano_shared.errors import LogError
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:

@@ -14,9 +14,9 @@ from log_values import a_run, a_turn, a_verdict
 
 from nano_logs.deletion import Deletion, delete_runs, plan_deletion
 from nano_shared import schema, snapshot
-from nano_shared.blobs import KEPT_SECONDS, BlobStore
 from nano_shared.errors import LogError, UsageError
 from nano_shared.logged_run import Feedback, FeedbackKind, workspace_edit
+from nano_shared.snapshot import KEPT_SECONDS, BlobStore
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Task, Trajectory
 

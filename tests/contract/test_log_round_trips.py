@@ -14,9 +14,9 @@ from log_values import a_run, a_turn, a_verdict, texts, trajectories, verdicts
 from nano_coder.formats import read_log, write_log
 from nano_formats import atif
 from nano_formats.nemo_gym import rollouts as nemo_gym
-from nano_shared.blobs import BlobStore
 from nano_shared.logged_run import Feedback, FeedbackKind, LoggedRun
 from nano_shared.run_facts import RunFilter
+from nano_shared.snapshot import BlobStore
 from nano_shared.store import LogStore
 from nano_shared.types import Message, Role, Verdict
 

@@ -10,9 +10,9 @@ from log_values import a_run
 
 from nano_cluster import object_blobs as module
 from nano_cluster.log_copy import Copied, copy_into
-from nano_shared.blobs import open_blobs
 from nano_shared.errors import ConfigError, LogError
 from nano_shared.files import content_hash
+from nano_shared.snapshot import open_blobs
 from nano_shared.store import LogStore
 
 

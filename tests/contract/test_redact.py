@@ -21,7 +21,7 @@ from nano_logs.redact.patterns import PATTERNS, Known, placed_secrets
 from nano_logs.redact.redactor import Redactor, scrub_bytes, scrub_snapshot
 from nano_logs.redact.runs import RedactingStore, scrub_trajectory
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore
+from nano_shared.snapshot import BlobStore
 from nano_shared.store import LogStore
 from nano_shared.types import (
     MARKER,

@@ -14,9 +14,9 @@ from nano_logs.redact.redactor import Redactor
 from nano_logs.redact.runs import redact_run
 from nano_logs.verify import _look
 from nano_shared import schema, snapshot
-from nano_shared.blobs import pack
 from nano_shared.files import new_run_id
 from nano_shared.run_facts import RunFilter
+from nano_shared.snapshot import pack
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trust, Verdict
 

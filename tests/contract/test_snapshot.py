@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from workspaces import read_tree, trees, write_tree
 
 from nano_shared import snapshot, snapshot_change
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, UsageError
+from nano_shared.snapshot import BlobStore
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from workspaces import read_tree, trees, write_tree
 
 from nano_shared import snapshot, snapshot_change
-from nano_shared.blobs import BlobStore
-from nano_shared.snapshot import differing_paths
+from nano_shared.snapshot import BlobStore, differing_paths
 
 # ------------------------------------------------------------------------------------ what an agent may do
 

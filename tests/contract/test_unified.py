@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from workspaces import read_tree, trees, write_tree
 
 from nano_shared import snapshot, snapshot_change
-from nano_shared.blobs import BlobStore
+from nano_shared.snapshot import BlobStore
 
 
 @pytest.fixture

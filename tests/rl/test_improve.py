@@ -39,12 +39,11 @@ from nano_rl.improve.training import trained_seconds
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.session import trainings_dir
 from nano_rl.tasks.places import SHARES, SplitPart, changed_places, functions_of, part_of
-from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.errors import UsageError
 from nano_shared.files import checkpoints_dir
 from nano_shared.owners import project_id
-from nano_shared.snapshot import Snapshot, load, snapshot_texts
+from nano_shared.snapshot import BlobStore, Snapshot, load, open_blobs, snapshot_texts
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from nano_coder.models.endpoint.model_card import ModelCard
-from nano_coder.models.endpoint.token_server import (
+from nano_cluster.token_server import (
     InvalidAnswer,
     ServedTokens,
     ServerUnavailable,
     TokenServer,
 )
+from nano_coder.models.endpoint.model_card import ModelCard
 from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.guards import mismatch_bound
 from nano_shared.errors import BudgetExhausted, PolicyError

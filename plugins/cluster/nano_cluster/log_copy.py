@@ -15,11 +15,11 @@ from typer import Argument
 
 from nano_cluster.postgres import copy_rows
 from nano_shared import schema
-from nano_shared.blobs import BlobStore
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.database import Database
 from nano_shared.errors import LogError
 from nano_shared.printable import printable
+from nano_shared.snapshot import BlobStore
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from nano_shared.blobs import BlobStore, pack, unpack
 from nano_shared.errors import ConfigError, LogError
 from nano_shared.files import content_hash, nano_home
 from nano_shared.printable import one_line
+from nano_shared.snapshot import BlobStore, pack, unpack
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

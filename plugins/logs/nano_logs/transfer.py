@@ -23,13 +23,13 @@ from nano_coder.commands.options import (
 )
 from nano_coder.formats import RUN_FORMATS, Calls, RunFormat, message_rows
 from nano_logs.redact.runs import redacted_runs
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, Refused, UsageError
 from nano_shared.extensions import is_reference, refuse_missing
 from nano_shared.files import new_file, new_folder
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable
 from nano_shared.run_facts import ChosenRuns, moment
+from nano_shared.snapshot import BlobStore
 from nano_shared.store import LogStore
 
 WRITTEN = ("jsonl", "messages", "atif", "nemo-gym")

@@ -30,11 +30,10 @@ from nano_mining.traces import TracedTest, pytest_command
 from nano_mining.trials import TrialJob, Version, try_versions
 from nano_rl.tasks.mutate import mutant_of
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore, OverlayBlobs
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CommandChecks
-from nano_shared.snapshot import Snapshot, save
+from nano_shared.snapshot import BlobStore, OverlayBlobs, Snapshot, save
 from nano_shared.types import Limits, OracleAction, Provenance, Split, Task
 
 GENERATOR = "nano-rl tasks mine 4"

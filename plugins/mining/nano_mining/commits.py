@@ -32,9 +32,16 @@ from nano_mining.fixes import (
 )
 from nano_rl.tasks.places import applied, hunks_between
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore, OverlayBlobs
 from nano_shared.errors import UsageError
-from nano_shared.snapshot import Entry, EntryKind, Snapshot, SnapshotError, make_snapshot
+from nano_shared.snapshot import (
+    BlobStore,
+    Entry,
+    EntryKind,
+    OverlayBlobs,
+    Snapshot,
+    SnapshotError,
+    make_snapshot,
+)
 from nano_shared.types import Limits, Task
 
 GENERATOR = "nano-rl commits 1"

@@ -25,9 +25,9 @@ from nano_mining.targets import targets_of
 from nano_mining.traces import trace_file, traced_tests
 from nano_rl.tasks.suite import split_of
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.files import content_hash
+from nano_shared.snapshot import BlobStore
 from nano_shared.strict_json import Row
 from nano_shared.types import Limits, Task
 

@@ -15,9 +15,17 @@ from pathlib import Path, PurePosixPath
 from nano_coder.grading.protected_files import is_test
 from nano_rl.tasks.mutate import Splice, splices_by_function
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore, MemoryBlobs
 from nano_shared.errors import UsageError
-from nano_shared.snapshot import Entry, EntryKind, Snapshot, SnapshotError, make_snapshot, save
+from nano_shared.snapshot import (
+    BlobStore,
+    Entry,
+    EntryKind,
+    MemoryBlobs,
+    Snapshot,
+    SnapshotError,
+    make_snapshot,
+    save,
+)
 
 LARGEST = 400_000
 """bytes of a source file that is read"""

@@ -7,9 +7,8 @@ from itertools import pairwise
 from typing import TypeVar
 
 from nano_rl.tasks.places import TreeHunk
-from nano_shared.blobs import BlobStore
 from nano_shared.process import parse
-from nano_shared.snapshot import Snapshot
+from nano_shared.snapshot import BlobStore, Snapshot
 
 Element = TypeVar("Element")
 

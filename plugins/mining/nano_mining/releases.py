@@ -43,12 +43,11 @@ from nano_mining.traces import LIMITS, OPTIONS, pytest_command
 from nano_rl.tasks.places import TreeHunk, applied, hunks_between
 from nano_rl.tasks.suite import split_of
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore, MemoryBlobs, OverlayBlobs
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash, replacing, scratch_folder
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.process import own_python
-from nano_shared.snapshot import Snapshot, changed_paths
+from nano_shared.snapshot import BlobStore, MemoryBlobs, OverlayBlobs, Snapshot, changed_paths
 from nano_shared.types import Task
 
 GENERATOR = "nano-rl releases 1"

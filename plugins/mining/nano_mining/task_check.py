@@ -28,11 +28,11 @@ from nano_coder.sandbox.protocol import Sandbox, open_sandbox
 from nano_mining.mutation_testing import MutantReport, NoMutants, run_mutants
 from nano_rl.gather.rollouts import ORACLE, PluginsOff, oracle_policy, run_in_project
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore, open_blobs
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.files import content_hash, in_memory, scratch_folder
 from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks
 from nano_shared.process import SAFE_PATH, safe_workers
+from nano_shared.snapshot import BlobStore, open_blobs
 from nano_shared.store import LogStore
 from nano_shared.types import Split, StopReason, Task, Trajectory, Verdict
 

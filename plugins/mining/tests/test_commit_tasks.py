@@ -12,8 +12,8 @@ from git_repository import commit, git
 from nano_coder.sandbox.protocol import open_sandbox
 from nano_mining.commits import Bounds, CommitTask, commit_tasks
 from nano_rl.gather.rollouts import PluginsOff
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import UsageError
+from nano_shared.snapshot import BlobStore
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
 SUMS = '''"""Sums."""

@@ -10,7 +10,7 @@ from test_hunks import tree
 
 from nano_mining.reduction import parses, reduced
 from nano_rl.tasks.places import hunks_between
-from nano_shared.blobs import MemoryBlobs
+from nano_shared.snapshot import MemoryBlobs
 
 
 def test_a_change_that_leaves_no_python_is_seen() -> None:

@@ -16,10 +16,9 @@ from nano_coder.agent.profiles import logged_profile, offered_tools, serving_pro
 from nano_preferences.pairs import PreferencePair
 from nano_rl.imitation import run_messages
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError
 from nano_shared.logged_run import Feedback, FeedbackKind, edited_workspace
-from nano_shared.snapshot import EntryKind, Snapshot
+from nano_shared.snapshot import BlobStore, EntryKind, Snapshot
 from nano_shared.store import LogStore
 from nano_shared.types import JsonValue, Message, Role, ToolCall, Trajectory, Turn
 

@@ -18,9 +18,9 @@ from nano_rl.config import TrainConfig
 from nano_rl.imitation import opens, run_messages
 from nano_rl.learn.rows import to_samples
 from nano_rl.logs.admission import TargetPolicy, check_runs
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError
 from nano_shared.logged_run import FeedbackKind
+from nano_shared.snapshot import BlobStore
 from nano_shared.store import LogStore
 from nano_shared.types import Message, Role, Split, Trajectory, Trust
 

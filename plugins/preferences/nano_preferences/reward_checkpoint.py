@@ -16,7 +16,6 @@ from nano_preferences.critic import ScalarModel, by_budget
 from nano_preferences.reward_model import RewardModelReport, row_scores
 from nano_rl.checkpoints.checkpoint import sign_checkpoint
 from nano_rl.imitation import RunEncoder
-from nano_shared.blobs import BlobStore
 from nano_shared.checkpoint import (
     Listed,
     Manifest,
@@ -28,6 +27,7 @@ from nano_shared.checkpoint import (
 from nano_shared.errors import UsageError
 from nano_shared.lora import merge_adapter
 from nano_shared.settings import Config
+from nano_shared.snapshot import BlobStore
 from nano_shared.types import Trajectory
 
 CALIBRATION = "calibration.html"

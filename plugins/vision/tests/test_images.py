@@ -27,9 +27,9 @@ from nano_coder.run.fork import fork_run
 from nano_coder.tools.tool import load_image
 from nano_coder.verify.trainable import RefusalCode, imitation_refusal, verify
 from nano_logs.deletion import delete_runs
-from nano_shared.blobs import MemoryBlobs
 from nano_shared.errors import ImagesRefused, UsageError
 from nano_shared.run_facts import facts_of
+from nano_shared.snapshot import MemoryBlobs
 from nano_shared.store import LogStore
 from nano_shared.types import ImageRef, Sampling, StopReason, Trajectory
 from nano_view.answers import LogView

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from nano_logs.redact.config import RedactConfig, compiled
 from nano_logs.redact.encodings import DEEPEST, encoded_parts, file_form
 from nano_logs.redact.patterns import Known, assignments, placed_secrets, random_looking, vendor_secrets
-from nano_shared.blobs import BlobStore
-from nano_shared.snapshot import EntryKind, load, make_snapshot, save
+from nano_shared.snapshot import BlobStore, EntryKind, load, make_snapshot, save
 from nano_shared.types import MARKER
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -17,11 +17,11 @@ import sqlalchemy as sa
 from nano_logs.redact.patterns import Known
 from nano_logs.redact.redactor import Redactor, scrub_bytes
 from nano_shared import schema
-from nano_shared.blobs import BlobStore
 from nano_shared.errors import LogError, UsageError
 from nano_shared.logged_run import Feedback, LoggedRun, Said
 from nano_shared.policy import DecodeIds
 from nano_shared.schema import ClientRequest, run_row, verdict_seal
+from nano_shared.snapshot import BlobStore
 from nano_shared.store import LogStore
 from nano_shared.types import REDACTED_ID, Observation, Trajectory, Turn, TurnTokens, Value, Verdict
 

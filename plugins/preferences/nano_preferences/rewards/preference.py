@@ -12,10 +12,10 @@ from pydantic import PrivateAttr
 
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards.reward import Part, Score
-from nano_shared.blobs import BlobStore
 from nano_shared.checkpoint import checkpoint_names, read_checkpoint, resolve_checkpoint
 from nano_shared.errors import CheckpointError, ConfigError, UsageError
 from nano_shared.files import checkpoints_dir
+from nano_shared.snapshot import BlobStore
 from nano_shared.types import Trajectory
 
 RewardModel = Callable[[Sequence[Trajectory], BlobStore], Sequence[float]]

@@ -14,8 +14,7 @@ from pydantic import Field
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards.reward import SILENT, Part, Score
 from nano_shared import snapshot
-from nano_shared.blobs import BlobStore
-from nano_shared.snapshot import EntryKind, Snapshot
+from nano_shared.snapshot import BlobStore, EntryKind, Snapshot
 from nano_shared.types import Trajectory
 
 
