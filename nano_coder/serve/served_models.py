@@ -42,7 +42,7 @@ from nano_coder.verify.trainable import hashes
 from nano_shared.checkpoint import MANIFEST, checkpoint_names, folder_content, read_checkpoint
 from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.files import checkpoints_dir, user_path
-from nano_shared.policy import Conversation, DecodeIds, InterfaceProfile, Policy
+from nano_shared.policy import Conversation, DecodeIds, InterfaceProfile, Likeliest, Policy
 from nano_shared.store import LogStore
 from nano_shared.types import (
     ApiAnswer,
@@ -56,7 +56,6 @@ from nano_shared.types import (
 )
 
 if TYPE_CHECKING:
-    from nano_coder.models.local.sampler import Likeliest
     from nano_coder.serve.conversations import Conversations
 
 
