@@ -109,7 +109,9 @@ class Dialogue:
         beginning = next_beginning(answers, policy.engine.eos_ids)
         if beginning is None:
             raise GivenUp(f"the model has no answer but the {len(answers)} that failed")
+        completion: Completion
         completion, found = policy.complete_ranked(self.conversation, sampling, beginning)
+        assert completion.tokens is not None
         self.likeliest[completion.tokens.row] = found
         return completion
 

@@ -9,17 +9,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from nano_coder.agent.dialects.dialect import Compact, Dialect
 from nano_shared.errors import BudgetExhausted, Refused
 from nano_shared.files import content_hash
-from nano_shared.policy import DecodeIds, Policy
+from nano_shared.policy import DecodeIds, Likeliest, Policy
 from nano_shared.strict_json import json_object
 from nano_shared.types import Completion, Role, Sampling, Shaping, ToolCall, ToolSpec
-
-if TYPE_CHECKING:
-    from nano_coder.models.local.sampler import Likeliest
 
 Body = Mapping[str, Any]
 LONGEST_SCHEMA = 1 << 18

@@ -142,7 +142,7 @@ def test_a_round_begins_with_the_likeliest_place_and_goes_one_place_further(tmp_
     assert [text.count("5|def third(n):") for text in shown(run)] == [0, 0, 1, 0, 1, 0, 1]
     assert [text.count("Tried") for text in shown(run)] == [0, 1, 0, 1, 1, 1, 1]
     assert shown(run)[5].count(WRONG) == 1, "the same answer is told once"
-    assert repair._in_turn("abcd", 4) == list("a" "ab" "abc" "abcd")[:7]
+    assert repair._in_turn("abcd", 4) == list("aababcabcd")[:7]
 
 
 def test_what_is_no_edit_of_the_place_is_told_and_the_next_place_follows(tmp_path: Path) -> None:

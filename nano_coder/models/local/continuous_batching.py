@@ -27,7 +27,8 @@ from nano_coder.models.local.attention import (
 )
 from nano_coder.models.local.decode_graph import DecodeGraph
 from nano_coder.models.local.llama import Attend, LlamaForward
-from nano_coder.models.local.sampler import DecodingRow, Likeliest, draw_rows, refuse_unwanted
+from nano_coder.models.local.sampler import DecodingRow, draw_rows, refuse_unwanted
+from nano_shared.policy import Likeliest
 
 _PREFILL_TOKENS = 2048
 """tokens of one prefill pass; bounds the memory of its activations"""

@@ -144,7 +144,6 @@ class LocalPolicy:
         )
         return completion, found
 
-
     def complete_ids(
         self, ids: tuple[int, ...], sampling: Sampling, *, on_token: OnToken | None = None,
         top_logprobs: int = 0,
