@@ -19,7 +19,7 @@ from typing import Any
 
 from circle import circle
 from commands import commands_page
-from curve import loop
+from curve import loop, repair
 from scale import engines, staleness
 from tables import TABLES
 
@@ -37,6 +37,7 @@ def made() -> Iterator[tuple[Path, str]]:
     """Every file that holds something made from results, and what it ought to hold."""
     yield FIGURES / "circle.svg", circle()
     yield FIGURES / "loop.svg", loop(result("flywheel"))
+    yield FIGURES / "repair.svg", repair(result("repair"))
     yield FIGURES / "staleness.svg", staleness(result("staleness"))
     yield FIGURES / "engines.svg", engines(result("scale_simulation"))
     yield ROOT / "docs" / "commands.md", commands_page()

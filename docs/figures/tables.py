@@ -116,13 +116,20 @@ def of_newest_draw(data: list[Row]) -> list[Row]:
     return [block for block in data if block["settings"].get("draw", 2) == newest]
 
 
+def rate(solved: list[bool]) -> tuple[float, tuple[float, float]]:
+    """Percent, and its 95 % interval."""
+    from nano_rl.checkpoints.evaluate import wilson
+
+    low, high = wilson(sum(solved), len(solved))
+    return 100 * sum(solved) / len(solved), (100 * low, 100 * high)
+
+
 def repair(data: list[Row]) -> str:
     """`data`: what benchmarks/repair.py writes; the searches beside each arm, and with a limit of their
     own."""
-    from nano_rl.checkpoints.evaluate import wilson
 
     def row(what: str, solved: list[bool], checks: list[int]) -> Row:
-        low, high = (100 * bound for bound in wilson(sum(solved), len(solved)))
+        _, (low, high) = rate(solved)
         return {"what": what, "solved": sum(solved), "n": len(solved), "low": low, "high": high,
                 "checks": sum(checks) / len(checks)}  # fmt: skip
 
