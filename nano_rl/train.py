@@ -15,7 +15,7 @@ from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime
 from nano_rl.config import TrainConfig
-from nano_rl.gather.rollouts import HeldOut, hack_metrics, success_metrics
+from nano_rl.gather.rollouts import HeldOut, RollOut, collect, hack_metrics, success_metrics
 from nano_rl.gather.sources import CONTROLS, GATHERERS, Gatherer, Sources, pair_term
 from nano_rl.learn.guards import Probe, check_update
 from nano_rl.learn.learner import RANKED_TRAININGS, Learner, Reference, started_ranks
@@ -74,7 +74,8 @@ def train(
         if saved := saved_progress(states, identity, resume=config.resume):
             sources = sources.only(saved["logged"], runtime.store.blobs)
         updater = replace(updater, terms=_terms(opened, runtime, sources, config))
-        gatherer = _open_gatherer(opened, runtime, sources, config, folder, learner)
+        roll_out: RollOut = learner.roll_out or collect
+        gatherer = _open_gatherer(opened, runtime, sources, config, folder, learner, roll_out)
         progress = Progress(learner, gatherer, sources, states, identity)
         if saved:
             progress.restore(saved)
@@ -82,7 +83,7 @@ def train(
             seed_all(config.seed)
             progress.save()
         save_every = config.save_every or usual_save_every(model)
-        held_out = HeldOut(tasks=sources.held_out, folder=folder, seed=config.seed)
+        held_out = HeldOut(tasks=sources.held_out, folder=folder, seed=config.seed, roll_out=roll_out)
         used, flops = UsedRuns(folder / USED, step=learner.step), FlopCounter(model)
         phases = Phases(ahead=config.off_policy_bound)
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
@@ -188,11 +189,11 @@ def _terms(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: Tr
 
 def _open_gatherer(
     opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig, folder: Path,
-    learner: Learner,
+    learner: Learner, roll_out: RollOut,
 ) -> Gatherer:  # fmt: skip
     """The gatherer: rollouts of each step when it comes, or of further steps ahead, here or on servers."""
     if not (config.engine or config.off_policy_bound):
-        return Gatherer(sources, config)
+        return Gatherer(sources, config, roll_out)
 
     def changed(why: str) -> None:
         print(f"nano: {printable(why)}", file=sys.stderr)

@@ -192,6 +192,9 @@ class Stateful(Protocol):
 class Learner:
     """Trains a model in place, the same module that samples."""
 
+    roll_out: Any = None
+    """a `RollOut` on all processes that train; None: rollouts are those of this process"""
+
     def __init__(self, model: nn.Module, config: OptimizerConfig, *, steps: int) -> None:
         """`steps` is the length of the learning-rate schedule."""
         keep_freed_memory()

@@ -2,7 +2,8 @@
 
 Rank 0 runs the training as one process does, on a whole copy of the weights that samples and scores. It
 gives each rank its share of an update's micro-batches and takes back their metrics, so that one rank decides
-what is skipped, stopped and saved. After each update the copy is written from the shards.
+what is skipped, stopped and saved. Ranks that roll out too have a copy as well. After each update the copies
+are written from the shards.
 
 The weights of a loss are those of the whole step (`Batch.weight_BT`), and FSDP averages gradients over ranks:
 each loss is multiplied by their number. A rank with fewer micro-batches than another runs ones that weigh
@@ -24,9 +25,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from nano_cluster.rank_rollouts import (
+    HAND_IN,
+    ROLL_OUT,
+    FollowingRollouts,
+    LeadingRollouts,
+    ranks_with_copies,
+)
 from nano_cluster.ranks import JOIN, Ranks, local_rank, lost_explained, run_rank
 from nano_cluster.ranks import leader as leader
 from nano_cluster.shards import check_shards, load_shards, save_shards
+from nano_coder.config import load_config
 from nano_coder.models.opening import open_weights
 from nano_rl.config import TrainConfig
 from nano_rl.learn.batch import Batch, make_batches
@@ -104,7 +113,8 @@ class ShardedLearner(Learner):
         self, ranks: Ranks, model: nn.Module, config: OptimizerConfig, *, steps: int, shards: Path,
         whole: nn.Module | None = None, offload: bool = False,
     ) -> None:  # fmt: skip
-        """`model` is sharded in place; `whole` is rank 0's copy of it; `shards` holds the saved ones."""
+        """`model` is sharded in place; `whole` is a copy of it, which rank 0 has and who rolls out; `shards`
+        holds the saved ones."""
         self._device = next(model.parameters()).device  # offloaded shards are elsewhere
         self._root = shard_model(model, self._device.type, ranks.size, offload=offload)
         super().__init__(self._root, config, steps=steps)
@@ -193,7 +203,7 @@ class ShardedLearner(Learner):
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """Write rank 0's copy from the shards of all."""
+        """Write the copy, if this rank has one, from the shards of all."""
         for name, weight in self._trained.items():
             gathered = weight.full_tensor()  # type: ignore[attr-defined]
             if self._whole:
@@ -208,7 +218,8 @@ class ShardedLearner(Learner):
             if self._whole:
                 own = self._whole[name.removeprefix(_PREFIX)]
                 alike &= torch.equal(gathered.to(own), own)
-        if not self._ranks.agree(alike):
+        votes = self._ranks.gather(alike)
+        if not self._ranks.agree(votes is not None and all(votes)):
             raise ConfigError(
                 "the ranks began from different weights: give all machines the same model files"
             )
@@ -275,10 +286,13 @@ def open_sharded(
     device = next(model.parameters()).device.type
     ranks.order(JOIN, model=name, config=settings.model_dump(mode="json"), folder=str(folder), device=device)
     ranks.join(device)
-    return ShardedLearner(
+    learner = ShardedLearner(
         ranks, copy.deepcopy(model), config, steps=steps, shards=folder / SHARDS, whole=model,
         offload=settings.offload,
     )  # fmt: skip
+    if (members := ranks_with_copies(settings, ranks.size)) > 1:
+        learner.roll_out = LeadingRollouts(ranks, members).collect
+    return learner
 
 
 SHARDS = "shards"
@@ -295,21 +309,27 @@ def follow(ranks: Ranks) -> None:
     learner: ShardedLearner | None = None
     for order, told in ranks.orders():
         if order == JOIN:
-            learner = _joined(ranks, told)
+            learner, rollouts = _joined(ranks, told)
+        elif order in (ROLL_OUT, HAND_IN):
+            rollouts.follow(order)
         elif learner is not None:
             learner.follow(order, told)
 
 
-def _joined(ranks: Ranks, told: dict[str, Any]) -> ShardedLearner:
+def _joined(ranks: Ranks, told: dict[str, Any]) -> tuple[ShardedLearner, FollowingRollouts]:
     config = parse_config(TrainConfig, told["config"])
     ranks.join(told["device"])
     where = f"cuda:{local_rank()}" if told["device"] == "cuda" else "cpu"
-    opened = open_weights(told["model"], dtype=config.dtype, device=where)
+    kv_gib = load_config({}, Path())[0].kv_gib
+    opened = open_weights(told["model"], dtype=config.dtype, device=where, kv_gib=kv_gib)
     model = prepare(
         opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
         gradient_checkpointing=config.gradient_checkpointing,
     )  # fmt: skip
-    return ShardedLearner(
+    whole = copy.deepcopy(model) if ranks.rank < ranks_with_copies(config, ranks.size) else None
+    learner = ShardedLearner(
         ranks, model, config.optimizer, steps=config.steps, shards=Path(told["folder"]) / SHARDS,
-        offload=config.offload,
+        whole=whole, offload=config.offload,
     )  # fmt: skip
+    opened = replace(opened, loaded=replace(opened.loaded, model=learner.model))
+    return learner, FollowingRollouts(ranks, opened, config)

@@ -1,8 +1,8 @@
 """The processes that torchrun starts: rank 0 runs the command, the others follow its orders.
 
-An order is a key in torchrun's store, so that a rank that waits for one is in no collective: rollouts may
-take as long as they like, and a collective as long as `TIMEOUT` alone. While it runs, rank 0 writes a
-heartbeat; the others give up when it has been silent for `TIMEOUT`.
+An order is a key in torchrun's store, so that a rank that waits for one is in no collective, and so is the
+answer to one: rollouts may take as long as they like, and a collective as long as `TIMEOUT` alone. While it
+runs, each rank writes a heartbeat; who waits for a rank gives up when it has been silent for `TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,39 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nano_shared.errors import NanoError
+from nano_shared.errors import NanoError, RolloutsFailed
 
 TIMEOUT = timedelta(minutes=5)
-"""of every collective, and of the silence of rank 0"""
+"""of every collective, and of the silence of a rank"""
 GRACE_SECONDS = 5.0
 """silence of rank 0 after which a rank that was asked to end does"""
 BEAT_SECONDS = 1.0
 POLL_SECONDS = 0.01
 JOIN, LEAVE = "join", "leave"
-_BEAT = "nano/beat"
 
 
 class RankLost(NanoError):
     """A process of the training is gone or silent."""
 
     exit_code = 4
+
+
+class _Pulse:
+    """The heartbeat of a rank, as another one hears it."""
+
+    def __init__(self, store: dist.Store, rank: int) -> None:
+        self._store, self._key = store, f"nano/beat/{rank}"
+        self._beat, self._looked = b"", 0.0
+        self._heard = time.monotonic()
+
+    def silence(self) -> float:
+        """Seconds without a beat."""
+        now = time.monotonic()
+        if now - self._looked >= BEAT_SECONDS:
+            self._looked = now
+            if self._store.check([self._key]) and self._beat != (newest := self._store.get(self._key)):
+                self._beat, self._heard = newest, now
+        return now - self._heard
 
 
 class Ranks:
@@ -93,17 +110,49 @@ class Ranks:
             yield name, told
 
     def _wait(self, key: str, asked_to_end: threading.Event) -> None:
-        beat, heard, looked = b"", time.monotonic(), 0.0
+        first = _Pulse(self._store, 0)
         while not self._store.check([key]):  # a wait with a time-out prints a warning each time
             time.sleep(POLL_SECONDS)
-            now = time.monotonic()
-            if now - looked < BEAT_SECONDS:
-                continue
-            looked = now
-            if self._store.check([_BEAT]) and beat != (newest := self._store.get(_BEAT)):
-                beat, heard = newest, now
-            if now - heard > (GRACE_SECONDS if asked_to_end.is_set() else TIMEOUT.total_seconds()):
-                raise RankLost(f"rank 0 has been silent for {now - heard:.0f} s, so rank {self.rank} ends")
+            limit = GRACE_SECONDS if asked_to_end.is_set() else TIMEOUT.total_seconds()
+            if (silent := first.silence()) > limit:
+                raise RankLost(f"rank 0 has been silent for {silent:.0f} s, so rank {self.rank} ends")
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Do in the block what was ordered last, and let rank 0 know how it ended: a NanoError is raised
+        there and not here, since rank 0 ends all."""
+        failure: tuple[str, int] | None = ("it ended: see its own message above", RankLost.exit_code)
+        try:
+            yield
+            failure = None
+        except NanoError as problem:
+            failure = str(problem), problem.exit_code
+        finally:
+            with lost_explained():
+                self._store.set(self._answer(self.rank), json.dumps(failure))
+
+    def answered(self, rank: int) -> bool:
+        """Whether a rank has done what was ordered last. Raises RolloutsFailed if it failed."""
+        with lost_explained():
+            if not self._store.check([self._answer(rank)]):
+                return False
+            if failure := json.loads(self._store.get(self._answer(rank))):
+                raise RolloutsFailed(f"rank {rank}: {failure[0]}", failure[1])
+        return True
+
+    def await_answers(self) -> None:
+        """Until all other ranks have done what was ordered last. Raises as `answered`, and RankLost."""
+        waiting = {rank: _Pulse(self._store, rank) for rank in range(1, self.size)}
+        while waiting := {rank: pulse for rank, pulse in waiting.items() if not self.answered(rank)}:
+            time.sleep(POLL_SECONDS)
+            with lost_explained():
+                silences = {rank: pulse.silence() for rank, pulse in waiting.items()}
+            for rank, silent in silences.items():
+                if silent > TIMEOUT.total_seconds():
+                    raise RankLost(f"rank {rank} has been silent for {silent:.0f} s")
+
+    def _answer(self, rank: int) -> str:
+        return f"nano/answer/{self._orders}/{rank}"
 
     @contextmanager
     def beating(self) -> Iterator[None]:
@@ -114,7 +163,7 @@ class Ranks:
             count = 0
             with suppress(dist.DistNetworkError):  # torchrun is gone, which the next order finds out
                 while not over.wait(BEAT_SECONDS):
-                    self._store.set(_BEAT, str(count := count + 1))
+                    self._store.set(f"nano/beat/{self.rank}", str(count := count + 1))
 
         thread = threading.Thread(target=beat, name="nano-heartbeat", daemon=True)
         thread.start()
@@ -182,7 +231,8 @@ def run_rank(command: Callable[[], None], follow: Callable[[Ranks], None]) -> No
     os.environ.pop("TORCHELASTIC_RUN_ID", None)  # what this process starts is no rank
     if ranks.rank:
         try:
-            follow(ranks)
+            with ranks.beating():
+                follow(ranks)
         except NanoError as problem:
             print(f"error: rank {ranks.rank}: {problem}", file=sys.stderr)
             sys.exit(problem.exit_code)
