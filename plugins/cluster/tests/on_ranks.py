@@ -4,6 +4,8 @@ on_ranks.py [RANKS] ...      without torchrun
 on_ranks.py exact [CASE ...] loss, gradients and weights of an update, as JSON by case
 on_ranks.py save FOLDER      two updates, saved
 on_ranks.py load FOLDER      restored by another number of ranks, compared, and saved again
+on_ranks.py rollouts FOLDER  two steps from rollouts of a tiny model on: runs, loss and weights
+on_ranks.py failing FOLDER   rollouts, of which those of the last rank fail
 """
 
 from __future__ import annotations
@@ -13,23 +15,38 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from looping import CONFIG, TASKS, parity, runtime_at, scored
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from nano_cluster.learner import ShardedLearner
+from nano_cluster.rank_rollouts import (
+    HAND_IN,
+    ROLL_OUT,
+    FollowingRollouts,
+    LeadingRollouts,
+    RolloutShare,
+    deal,
+)
 from nano_cluster.ranks import LEAVE, Ranks
+from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
+from nano_coder.run.execution import Runtime
+from nano_rl.gather.rollouts import RollOut, collect
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.learner import Learner, LossPart, prepare
 from nano_rl.learn.objectives import RECIPE
-from nano_rl.learn.rows import TrainSample
+from nano_rl.learn.rows import TrainSample, form_groups, group_samples
 from nano_rl.learn.update import PolicyLoss
+from nano_shared.errors import LogError, RolloutsFailed
+from nano_shared.types import Trajectory
 
 torch.set_num_threads(1)
 VOCABULARY = 61
@@ -210,7 +227,125 @@ def _keep(ranks: Ranks, learner: ShardedLearner, state: Any, folder: Path) -> di
     return {"step": learner.step, "tensors": len(found)}
 
 
-KEEPING = {"save": save, "load": load}
+def opened_at(folder: Path) -> OpenedWeights:
+    """The tiny model of the folder in float64, trainable."""
+    opened = open_weights(str(folder / "tiny"))
+    model = prepare(opened.loaded.model.double(), lora_rank=0, seed=0)
+    return replace(opened, loaded=replace(opened.loaded, model=model))
+
+
+def rounded(opened: OpenedWeights) -> OpenedWeights:
+    """Its weights in float32, which the engine decodes."""
+    model = copy.deepcopy(opened.loaded.model).float()
+    return replace(opened, loaded=replace(opened.loaded, model=model))
+
+
+def live(opened: OpenedWeights, log: Path, version: int) -> Runtime:
+    given = rounded(opened)
+    policy = local_policy(given.loaded, given.profile, version=version, scheduler="lockstep")
+    return replace(runtime_at(log), policy=policy)
+
+
+class Rounded(FollowingRollouts):
+    def _roll_out(self, share: RolloutShare) -> list[Trajectory]:
+        trained, self._opened = self._opened, rounded(self._opened)
+        try:
+            return super()._roll_out(share)
+        finally:
+            self._opened = trained
+
+
+def step_of(learner: Learner, opened: OpenedWeights, log: Path, roll_out: RollOut) -> dict[str, Any]:
+    """Roll out five tasks of three runs, and learn from them."""
+    runtime = live(opened, log, learner.step)
+    seen: list[str] = []
+    with runtime.store:
+        runs = roll_out(
+            TASKS, runtime, group_size=3, seed=learner.step, on_run=lambda run: seen.append(run.id)
+        )
+        assert all(runtime.store.get(run.id).turns == run.turns for run in runs)
+        assert len(runtime.store.runs()) == 15 * (learner.step + 1)
+    assert seen == [run.id for run in runs]
+    groups = form_groups(scored(run, parity(run)) for run in runs)
+    samples = [sample for group in groups for sample in group_samples(group)]
+    batches = make_batches(samples, max_tokens=300, dtype=torch.float64)
+    loss = PolicyLoss(objective=RECIPE.with_terms(tis_cap=None))
+    metrics = learner.update([*batches], loss, lambda _: None)
+    return {
+        "keys": [(run.task.key, run.seed) for run in runs],
+        "tokens": [(sample.ids, sample.mask) for sample in samples],
+        "logprobs": [value for sample in samples for value in sample.logprobs],
+        "versions": [sample.versions for sample in samples],
+        "loss": metrics["loss"], "grad_norm": metrics["grad_norm"],
+    }  # fmt: skip
+
+
+def ranked(ranks: Ranks, folder: Path) -> tuple[ShardedLearner, OpenedWeights]:
+    opened = opened_at(folder)
+    learner = ShardedLearner(
+        ranks, copy.deepcopy(opened.loaded.model), RATE, steps=9, shards=folder / "shards",
+        whole=opened.loaded.model,
+    )  # fmt: skip
+    return learner, opened
+
+
+def follow_rollouts(ranks: Ranks, learner: ShardedLearner, following: FollowingRollouts) -> None:
+    for order, told in ranks.orders():
+        if order in (ROLL_OUT, HAND_IN):
+            following.follow(order)
+        else:
+            learner.follow(order, told)
+
+
+def rollouts(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    learner, opened = ranked(ranks, folder)
+    if ranks.rank:
+        follow_rollouts(ranks, learner, Rounded(ranks, opened, CONFIG))
+        return {}
+    leading = LeadingRollouts(ranks, ranks.size).collect
+    steps = [step_of(learner, opened, folder / "ranks.db", leading) for _ in range(2)]
+    ranks.order(LEAVE)
+    alone = opened_at(folder)
+    plain = Learner(alone.loaded.model, RATE, steps=9)
+    expected = [step_of(plain, alone, folder / "alone.db", collect) for _ in range(2)]
+    weights = zip(alone.loaded.model.parameters(), opened.loaded.model.parameters(), strict=True)
+    return {
+        "same": [one[key] == other[key] for one, other in zip(steps, expected, strict=True)
+                 for key in ("keys", "tokens", "versions")],
+        "logprobs": max(abs(a - b) for one, other in zip(steps, expected, strict=True)
+                        for a, b in zip(one["logprobs"], other["logprobs"], strict=True)),
+        "loss": [one["loss"] - other["loss"] for one, other in zip(steps, expected, strict=True)],
+        "weights": max((one - other).abs().max().item() for one, other in weights),
+        "grad_norm": min(one["grad_norm"] for one in expected), "runs": len(steps[0]["keys"]),
+        "dealt": deal([3] * 5, ranks.size),
+    }  # fmt: skip
+
+
+class Broken(FollowingRollouts):
+    """Its disk is full."""
+
+    def _roll_out(self, share: RolloutShare) -> list[Trajectory]:
+        raise LogError("no space left")
+
+
+def failing(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    learner, opened = ranked(ranks, folder)
+    if ranks.rank:
+        kind = Broken if ranks.rank == ranks.size - 1 else Rounded
+        follow_rollouts(ranks, learner, kind(ranks, opened, CONFIG))
+        return {}
+    said = None
+    runtime = live(opened, folder / "failing.db", 0)
+    try:
+        with runtime.store:
+            LeadingRollouts(ranks, ranks.size).collect(TASKS, runtime, group_size=3)
+    except RolloutsFailed as problem:
+        said = [str(problem), problem.exit_code]
+    ranks.order(LEAVE)
+    return {"said": said}
+
+
+ON_FOLDER = {"save": save, "load": load, "rollouts": rollouts, "failing": failing}
 
 
 def forked(ranks: int) -> None:
@@ -235,9 +370,7 @@ def main() -> None:
     ranks = Ranks.connect()
     ranks.join("cpu")
     what, *rest = sys.argv[1:]
-    told = (
-        exact(ranks, *rest) if what == "exact" else {"save": save, "load": load}[what](ranks, Path(rest[0]))
-    )
+    told = exact(ranks, *rest) if what == "exact" else ON_FOLDER[what](ranks, Path(rest[0]))
     if ranks.rank == 0:
         print(json.dumps(told))
     dist.destroy_process_group()
