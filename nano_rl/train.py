@@ -18,7 +18,7 @@ from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import HeldOut, RollOut, collect, hack_metrics, success_metrics
 from nano_rl.gather.sources import CONTROLS, GATHERERS, Gatherer, Sources, pair_term
 from nano_rl.learn.guards import Probe, check_update
-from nano_rl.learn.learner import RANKED_TRAININGS, Learner, Reference, started_ranks
+from nano_rl.learn.learner import RANKED_TRAININGS, Learner, started_ranks
 from nano_rl.learn.logprob import refuse_untrainable
 from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
 from nano_rl.learn.rows import Group, group_metrics, row_tokens
@@ -145,13 +145,13 @@ def train(
 def _open_updater(model: nn.Module, runtime: Runtime, config: TrainConfig, folder: Path) -> Updater:
     """What updates the weights: in this process, or in all those that torchrun started."""
     terms = config.objective.terms
-    reference = Reference(model) if terms.beta > 0 or terms.reads_reference else None
     ranks = started.leader() if (started := started_ranks()) else None
     open_learner: Callable[..., Learner] = Learner
     if ranks:
         open_sharded = RANKED_TRAININGS.find("ranks").open_sharded
         open_learner = partial(open_sharded, ranks, runtime.policy_name, config, folder)
     learner = open_learner(model, config.optimizer, steps=config.steps)
+    reference = learner.reference() if terms.needs_reference else None
     critic = None
     if terms.critic:
         critic = CRITICS.find("ppo")(model, config)

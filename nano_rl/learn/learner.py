@@ -212,6 +212,14 @@ class Learner:
     ) -> dict[str, float]:
         return self.update_parts([(batch, objective) for batch in batches], guard, ends_step=ends_step)
 
+    def reference(self) -> Reference:
+        """The weights as they are now. Call it before the first update."""
+        return Reference(self.model)
+
+    @torch.no_grad()
+    def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
+        return [token_logprobs(self.model, batch) for batch in batches]
+
     @torch.enable_grad()  # code of users may have switched it off for the process
     def update_parts(
         self, work: Sequence[LossPart], guard: Guard, *, ends_step: bool = True

@@ -48,13 +48,6 @@ class RolloutShare:
         )
 
 
-def ranks_with_copies(config: TrainConfig, size: int) -> int:
-    """How many ranks, from rank 0 on, roll out and so have a whole copy of the weights."""
-    if config.engine or config.off_policy_bound or not config.group_size:
-        return 1
-    return min(size, config.rollout_workers or size)
-
-
 def deal(sizes: Sequence[int], ranks: int) -> list[int]:
     """[tasks] the rank of each, ascending, of tasks with so many runs each."""
     total = sum(sizes)

@@ -41,7 +41,7 @@ from nano_coder.run.execution import Runtime
 from nano_rl.gather.rollouts import RollOut, collect
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.learner import Learner, LossPart, prepare
+from nano_rl.learn.learner import Learner, LossPart, Reference, prepare
 from nano_rl.learn.objectives import RECIPE
 from nano_rl.learn.rows import TrainSample, form_groups, group_samples
 from nano_rl.learn.update import PolicyLoss
@@ -255,8 +255,10 @@ class Rounded(FollowingRollouts):
             self._opened = trained
 
 
-def step_of(learner: Learner, opened: OpenedWeights, log: Path, roll_out: RollOut) -> dict[str, Any]:
-    """Roll out five tasks of three runs, and learn from them."""
+def step_of(
+    learner: Learner, reference: Reference, opened: OpenedWeights, log: Path, roll_out: RollOut
+) -> dict[str, Any]:
+    """Roll out five tasks of three runs, score them under current weights and reference, and learn."""
     runtime = live(opened, log, learner.step)
     seen: list[str] = []
     with runtime.store:
@@ -268,14 +270,21 @@ def step_of(learner: Learner, opened: OpenedWeights, log: Path, roll_out: RollOu
     assert seen == [run.id for run in runs]
     groups = form_groups(scored(run, parity(run)) for run in runs)
     samples = [sample for group in groups for sample in group_samples(group)]
-    batches = make_batches(samples, max_tokens=300, dtype=torch.float64)
-    loss = PolicyLoss(objective=RECIPE.with_terms(tis_cap=None))
+    batches = make_batches(samples, max_tokens=150, dtype=torch.float64)
+    loss = PolicyLoss(objective=RECIPE.with_terms(tis_cap=None, beta=0.05))
+    old = learner.logprobs(batches)
+    assert len(batches) > 2, len(batches)
+    batches = [
+        batch.with_old(logprobs_BT) for batch, logprobs_BT in zip(reference.score(batches), old, strict=True)
+    ]
     metrics = learner.update([*batches], loss, lambda _: None)
     return {
         "keys": [(run.task.key, run.seed) for run in runs],
         "tokens": [(sample.ids, sample.mask) for sample in samples],
         "logprobs": [value for sample in samples for value in sample.logprobs],
         "versions": [sample.versions for sample in samples],
+        "scores": [logprobs_BT for batch in batches
+                   for logprobs_BT in (batch.old_logprobs_BT, batch.reference_logprobs_BT)],
         "loss": metrics["loss"], "grad_norm": metrics["grad_norm"],
     }  # fmt: skip
 
@@ -284,7 +293,7 @@ def ranked(ranks: Ranks, folder: Path) -> tuple[ShardedLearner, OpenedWeights]:
     opened = opened_at(folder)
     learner = ShardedLearner(
         ranks, copy.deepcopy(opened.loaded.model), RATE, steps=9, shards=folder / "shards",
-        whole=opened.loaded.model,
+        whole=opened.loaded.model, copies=ranks.size,
     )  # fmt: skip
     return learner, opened
 
@@ -299,21 +308,25 @@ def follow_rollouts(ranks: Ranks, learner: ShardedLearner, following: FollowingR
 
 def rollouts(ranks: Ranks, folder: Path) -> dict[str, Any]:
     learner, opened = ranked(ranks, folder)
+    reference = learner.reference()
     if ranks.rank:
         follow_rollouts(ranks, learner, Rounded(ranks, opened, CONFIG))
         return {}
     leading = LeadingRollouts(ranks, ranks.size).collect
-    steps = [step_of(learner, opened, folder / "ranks.db", leading) for _ in range(2)]
+    steps = [step_of(learner, reference, opened, folder / "ranks.db", leading) for _ in range(2)]
     ranks.order(LEAVE)
     alone = opened_at(folder)
     plain = Learner(alone.loaded.model, RATE, steps=9)
-    expected = [step_of(plain, alone, folder / "alone.db", collect) for _ in range(2)]
+    first = plain.reference()
+    expected = [step_of(plain, first, alone, folder / "alone.db", collect) for _ in range(2)]
     weights = zip(alone.loaded.model.parameters(), opened.loaded.model.parameters(), strict=True)
     return {
         "same": [one[key] == other[key] for one, other in zip(steps, expected, strict=True)
                  for key in ("keys", "tokens", "versions")],
         "logprobs": max(abs(a - b) for one, other in zip(steps, expected, strict=True)
                         for a, b in zip(one["logprobs"], other["logprobs"], strict=True)),
+        "scores": max((a - b).abs().max().item() for one, other in zip(steps, expected, strict=True)
+                      for a, b in zip(one["scores"], other["scores"], strict=True)),
         "loss": [one["loss"] - other["loss"] for one, other in zip(steps, expected, strict=True)],
         "weights": max((one - other).abs().max().item() for one, other in weights),
         "grad_norm": min(one["grad_norm"] for one in expected), "runs": len(steps[0]["keys"]),

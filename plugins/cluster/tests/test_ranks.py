@@ -77,6 +77,7 @@ def rollouts_equal_those_of_one_process(told: dict[str, Any]) -> None:
     assert all(told["same"]), told["same"]  # tasks, seeds, tokens and versions of both steps
     assert told["runs"] == 15
     assert told["logprobs"] < 1e-5  # of float32, in other batches
+    assert told["scores"] <= BOUND  # under the weights of the step, and of the reference
     assert max(map(abs, told["loss"])) <= BOUND
     assert told["weights"] <= BOUND
     assert told["grad_norm"] > 0.05
