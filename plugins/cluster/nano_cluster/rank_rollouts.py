@@ -94,10 +94,11 @@ class LeadingRollouts:
             if on_run:
                 on_run(run)
 
-        self._ranks.order(ROLL_OUT)
-        own = self._ranks.scatter([share(rank) for rank in range(self._ranks.size)])
-        done = own.roll_out(runtime, heard)
-        self._ranks.await_answers()
+        with self._ranks.heeding_signals():
+            self._ranks.order(ROLL_OUT)
+            own = self._ranks.scatter([share(rank) for rank in range(self._ranks.size)])
+            done = own.roll_out(runtime, heard)
+            self._ranks.await_answers()
         self._ranks.order(HAND_IN)
         for run in (run for runs in (self._ranks.gather([]) or ()) for run in runs):
             done.append(run)

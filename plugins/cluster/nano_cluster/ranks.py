@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class Ranks:
         self.rank, self.size, self._store = rank, size, store
         self.joined = False
         """whether the process group is open"""
+        self._asked_to_end = threading.Event()
         self._orders = 0
 
     @property
@@ -96,31 +98,36 @@ class Ranks:
 
     def orders(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The orders of rank 0 until it leaves. Raises RankLost if it is silent for too long."""
-        asked_to_end = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: asked_to_end.set())
+            signal.signal(number, lambda *_: self._asked_to_end.set())
         while True:
             key = f"nano/order/{self._orders}"
             with lost_explained():
-                self._wait(key, asked_to_end)
+                self._wait(key)
             self._orders += 1
             name, told = json.loads(self._store.get(key))
             if name == LEAVE:
                 return
             yield name, told
 
-    def _wait(self, key: str, asked_to_end: threading.Event) -> None:
+    def _wait(self, key: str) -> None:
         first = _Pulse(self._store, 0)
         while not self._store.check([key]):  # a wait with a time-out prints a warning each time
             time.sleep(POLL_SECONDS)
-            limit = GRACE_SECONDS if asked_to_end.is_set() else TIMEOUT.total_seconds()
-            if (silent := first.silence()) > limit:
+            if (silent := first.silence()) > self._patience:
                 raise RankLost(f"rank 0 has been silent for {silent:.0f} s, so rank {self.rank} ends")
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that another rank may be silent."""
+        return GRACE_SECONDS if self._asked_to_end.is_set() else TIMEOUT.total_seconds()
 
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Do in the block what was ordered last, and let rank 0 know how it ended: a NanoError is raised
-        there and not here, since rank 0 ends all."""
+        there and not here, since rank 0 ends all. If rank 0 ends before, this process does at once."""
+        over = threading.Event()
+        threading.Thread(target=self._end_with_rank_0, args=(over,), daemon=True).start()
         failure: tuple[str, int] | None = ("it ended: see its own message above", RankLost.exit_code)
         try:
             yield
@@ -128,8 +135,18 @@ class Ranks:
         except NanoError as problem:
             failure = str(problem), problem.exit_code
         finally:
+            over.set()
             with lost_explained():
                 self._store.set(self._answer(self.rank), json.dumps(failure))
+
+    def _end_with_rank_0(self, over: threading.Event) -> None:
+        first, key = _Pulse(self._store, 0), f"nano/order/{self._orders}"
+        with suppress(dist.DistNetworkError):  # torchrun is gone
+            while not self._store.check([key]) and first.silence() <= self._patience:
+                if over.wait(BEAT_SECONDS):
+                    return
+        if not over.is_set():
+            os._exit(RankLost.exit_code)
 
     def answered(self, rank: int) -> bool:
         """Whether a rank has done what was ordered last. Raises RolloutsFailed if it failed."""
@@ -148,8 +165,29 @@ class Ranks:
             with lost_explained():
                 silences = {rank: pulse.silence() for rank, pulse in waiting.items()}
             for rank, silent in silences.items():
-                if silent > TIMEOUT.total_seconds():
-                    raise RankLost(f"rank {rank} has been silent for {silent:.0f} s")
+                if silent > self._patience:
+                    raise RankLost(
+                        f"rank {rank} has been silent for {silent:.0f} s; the same command goes on from the"
+                        " last saved state"
+                    )
+
+    @contextmanager
+    def heeding_signals(self) -> Iterator[None]:
+        """Note in the block that this process was asked to end, as torchrun asks when a rank has ended."""
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self._asked_to_end.set()
+            before[number](number, frame)  # type: ignore[operator]
+
+        handled = [number for number, handler in before.items() if callable(handler)]
+        for number in handled:
+            signal.signal(number, handle)
+        try:
+            yield
+        finally:
+            for number in handled:
+                signal.signal(number, before[number])
 
     def _answer(self, rank: int) -> str:
         return f"nano/answer/{self._orders}/{rank}"

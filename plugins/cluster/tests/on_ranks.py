@@ -5,7 +5,7 @@ on_ranks.py exact [CASE ...] loss, gradients and weights of an update, as JSON b
 on_ranks.py save FOLDER      two updates, saved
 on_ranks.py load FOLDER      restored by another number of ranks, compared, and saved again
 on_ranks.py rollouts FOLDER  two steps from rollouts of a tiny model on: runs, loss and weights
-on_ranks.py failing FOLDER   rollouts, of which those of the last rank fail
+on_ranks.py RANKS failing FOLDER full|killed|slow  rollouts, of which those of the last rank fail
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from __future__ import annotations
 import copy
 import json
 import os
+import signal
 import socket
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -45,7 +47,7 @@ from nano_rl.learn.learner import Learner, LossPart, Reference, prepare
 from nano_rl.learn.objectives import RECIPE
 from nano_rl.learn.rows import TrainSample, form_groups, group_samples
 from nano_rl.learn.update import PolicyLoss
-from nano_shared.errors import LogError, RolloutsFailed
+from nano_shared.errors import LogError, NanoError
 from nano_shared.types import Trajectory
 
 torch.set_num_threads(1)
@@ -334,31 +336,53 @@ def rollouts(ranks: Ranks, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Broken(FollowingRollouts):
-    """Its disk is full."""
+class Failing(FollowingRollouts):
+    """Its disk is full, it is killed, or it takes a minute."""
+
+    how = ""
 
     def _roll_out(self, share: RolloutShare) -> list[Trajectory]:
-        raise LogError("no space left")
+        if self.how == "full":
+            raise LogError("no space left")
+        if self.how == "killed":
+            os.kill(os.getppid(), signal.SIGTERM)  # as torchrun does to the others
+            os._exit(1)
+        time.sleep(60)
+        return []
 
 
-def failing(ranks: Ranks, folder: Path) -> dict[str, Any]:
+def failing(ranks: Ranks, folder: Path, how: str) -> dict[str, Any]:
     learner, opened = ranked(ranks, folder)
     if ranks.rank:
-        kind = Broken if ranks.rank == ranks.size - 1 else Rounded
+        Failing.how = how
+        kind = Failing if ranks.rank == ranks.size - 1 else Rounded
         follow_rollouts(ranks, learner, kind(ranks, opened, CONFIG))
         return {}
-    said = None
-    runtime = live(opened, folder / "failing.db", 0)
+
+    def on_run(run: Trajectory) -> None:
+        if how == "slow":
+            raise LogError("no space left here")
+
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    told: dict[str, Any] = {}
+    runtime, began = live(opened, folder / "failing.db", 0), time.monotonic()
     try:
         with runtime.store:
-            LeadingRollouts(ranks, ranks.size).collect(TASKS, runtime, group_size=3)
-    except RolloutsFailed as problem:
-        said = [str(problem), problem.exit_code]
+            LeadingRollouts(ranks, ranks.size).collect(TASKS, runtime, group_size=3, on_run=on_run)
+    except NanoError as problem:
+        told = {"said": str(problem), "code": problem.exit_code}
     ranks.order(LEAVE)
-    return {"said": said}
+    codes = [os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) for other in OTHERS]
+    OTHERS.clear()
+    print(json.dumps({**told, "others": codes, "seconds": time.monotonic() - began}), flush=True)
+    os._exit(0)  # the process group cannot be closed without the one that ended
 
 
-ON_FOLDER = {"save": save, "load": load, "rollouts": rollouts, "failing": failing}
+ON_FOLDER: dict[str, Any] = {"save": save, "load": load, "rollouts": rollouts, "failing": failing}
+
+
+OTHERS: list[int] = []
+"""process ids of the other ranks that this one has forked"""
 
 
 def forked(ranks: int) -> None:
@@ -366,16 +390,15 @@ def forked(ranks: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "RANK": "0"}
-    others = []
     for rank in range(1, ranks):
         if (other := os.fork()) == 0:
             os.environ["RANK"] = str(rank)
             main()
             sys.stdout.flush()
             os._exit(0)
-        others.append(other)
+        OTHERS.append(other)
     main()
-    for other in others:
+    for other in OTHERS:
         assert os.waitpid(other, 0)[1] == 0
 
 
@@ -383,7 +406,8 @@ def main() -> None:
     ranks = Ranks.connect()
     ranks.join("cpu")
     what, *rest = sys.argv[1:]
-    told = exact(ranks, *rest) if what == "exact" else ON_FOLDER[what](ranks, Path(rest[0]))
+    with ranks.beating():
+        told = exact(ranks, *rest) if what == "exact" else ON_FOLDER[what](ranks, Path(rest[0]), *rest[1:])
     if ranks.rank == 0:
         print(json.dumps(told))
     dist.destroy_process_group()

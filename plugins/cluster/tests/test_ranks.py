@@ -20,6 +20,7 @@ from looping import TASKS, tiny_model
 from safetensors.torch import load_file
 
 from nano_cluster.rank_rollouts import deal
+from nano_cluster.ranks import RankLost
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.record import read_used
 from nano_shared.errors import LogError
@@ -99,8 +100,27 @@ def test_rollouts_on_four_ranks_equal_those_of_one_process(tmp_path: Path) -> No
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_what_fails_on_one_rank_is_raised_on_rank_0_and_all_end(ranks: int, tmp_path: Path) -> None:
     tiny_model(tmp_path / "tiny")
-    told = on_ranks(ranks, "failing", str(tmp_path), forked=True)
-    assert told["said"] == [f"rank {ranks - 1}: no space left", LogError.exit_code]
+    told = on_ranks(ranks, "failing", str(tmp_path), "full", forked=True)
+    assert (told["said"], told["code"]) == (f"rank {ranks - 1}: no space left", LogError.exit_code)
+    assert told["others"] == [0] * (ranks - 1)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_in_its_rollouts_is_missed_soon(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "tiny")
+    told = on_ranks(3, "failing", str(tmp_path), "killed", forked=True)
+    assert "rank 2 has been silent" in told["said"]
+    assert told["code"] == RankLost.exit_code
+    assert told["seconds"] < 40
+
+
+@pytest.mark.slow
+def test_ranks_whose_rollouts_nobody_waits_for_end_at_once(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "tiny")
+    told = on_ranks(2, "failing", str(tmp_path), "slow", forked=True)
+    assert told["said"] == "no space left here"
+    assert told["others"] == [RankLost.exit_code]
+    assert told["seconds"] < 40
 
 
 def test_groups_are_dealt_whole_in_order_and_evenly() -> None:
