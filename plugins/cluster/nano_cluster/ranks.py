@@ -174,20 +174,20 @@ class Ranks:
     @contextmanager
     def heeding_signals(self) -> Iterator[None]:
         """Note in the block that this process was asked to end, as torchrun asks when a rank has ended."""
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {int(n): handler for n in numbers if callable(handler := signal.getsignal(n))}
 
         def handle(number: int, frame: FrameType | None) -> None:
             self._asked_to_end.set()
-            before[number](number, frame)  # type: ignore[operator]
+            before[number](number, frame)
 
-        handled = [number for number, handler in before.items() if callable(handler)]
-        for number in handled:
+        for number in before:
             signal.signal(number, handle)
         try:
             yield
         finally:
-            for number in handled:
-                signal.signal(number, before[number])
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _answer(self, rank: int) -> str:
         return f"nano/answer/{self._orders}/{rank}"
