@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
@@ -62,7 +63,8 @@ class TrainConfig(UpdateConfig):
     """run agents, jails and graders as actors of a Ray cluster: auto, which starts one here where RAY_ADDRESS
     names none, or HOST:6379; their tokens come from the servers of `engine`"""
     rollout_workers: int | None = Field(None, ge=1)
-    """actors of `ray`, each for up to four runs at a time; None: one for each CPU of the cluster"""
+    """actors of `ray`, each for up to four runs at a time; None: one for each CPU of the cluster. Under
+    torchrun: ranks that roll out, each with a copy of the weights; None: all"""
     asynchronous: bool = False
     """roll out further steps while one is learned from, by at most `max_staleness` updates (None: 4), which
     importance weights correct; without `engine` one step, in a second process with a copy of the weights"""
@@ -111,6 +113,12 @@ class TrainConfig(UpdateConfig):
             raise ValueError(f"{wrong[0]!r} is no URL; give http://HOST:PORT/v1, or vllm:PYTHON alone")
         return named
 
+    def rollout_ranks(self, ranks: int) -> int:
+        """How many of the ranks of torchrun roll out, from rank 0 on."""
+        if self.engine or self.off_policy_bound or not self.group_size:
+            return 1
+        return min(ranks, self.rollout_workers or ranks)
+
     def idle(self, given: Collection[str], *, from_logs: bool = False) -> Iterator[str]:
         """A sentence for each of the settings by their dotted names that cannot act, though nothing is wrong
         with them."""
@@ -125,6 +133,7 @@ class TrainConfig(UpdateConfig):
             "objective.max_staleness": (self.asynchronous or from_logs, "--async or --from-logs"),
             "imitate": (self.lambda_sft > 0, "lambda_sft above 0"),
             "scheduler": (not self.engine, "rollouts of this process, without engine"),
+            "rollout_workers": (self.ray or "WORLD_SIZE" in os.environ, "--ray or under torchrun"),
         }
         for name in (name for name in needed if name in given):
             acts, condition = needed[name]
@@ -161,7 +170,7 @@ class TrainConfig(UpdateConfig):
                 "`ray` needs servers that its machines reach, and vllm:PYTHON is reached from here alone:"
                 " start vLLM there, and give --engine URL"
             )
-        if self.rollout_workers and not self.ray:
+        if self.rollout_workers and self.engine and not self.ray:
             raise ValueError(
                 "`rollout_workers` are actors of `ray`: give --ray auto, or leave `rollout_workers` out"
             )

@@ -15,10 +15,10 @@ from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime
 from nano_rl.config import TrainConfig
-from nano_rl.gather.rollouts import HeldOut, hack_metrics, success_metrics
+from nano_rl.gather.rollouts import HeldOut, RollOut, collect, hack_metrics, success_metrics
 from nano_rl.gather.sources import CONTROLS, GATHERERS, Gatherer, Sources, pair_term
 from nano_rl.learn.guards import Probe, check_update
-from nano_rl.learn.learner import RANKED_TRAININGS, Learner, Reference, started_ranks
+from nano_rl.learn.learner import RANKED_TRAININGS, Learner, started_ranks
 from nano_rl.learn.logprob import refuse_untrainable
 from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
 from nano_rl.learn.rows import Group, group_metrics, row_tokens
@@ -74,7 +74,8 @@ def train(
         if saved := saved_progress(states, identity, resume=config.resume):
             sources = sources.only(saved["logged"], runtime.store.blobs)
         updater = replace(updater, terms=_terms(opened, runtime, sources, config))
-        gatherer = _open_gatherer(opened, runtime, sources, config, folder, learner)
+        roll_out: RollOut = learner.roll_out or collect
+        gatherer = _open_gatherer(opened, runtime, sources, config, folder, learner, roll_out)
         progress = Progress(learner, gatherer, sources, states, identity)
         if saved:
             progress.restore(saved)
@@ -82,7 +83,7 @@ def train(
             seed_all(config.seed)
             progress.save()
         save_every = config.save_every or usual_save_every(model)
-        held_out = HeldOut(tasks=sources.held_out, folder=folder, seed=config.seed)
+        held_out = HeldOut(tasks=sources.held_out, folder=folder, seed=config.seed, roll_out=roll_out)
         used, flops = UsedRuns(folder / USED, step=learner.step), FlopCounter(model)
         phases = Phases(ahead=config.off_policy_bound)
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
@@ -144,13 +145,13 @@ def train(
 def _open_updater(model: nn.Module, runtime: Runtime, config: TrainConfig, folder: Path) -> Updater:
     """What updates the weights: in this process, or in all those that torchrun started."""
     terms = config.objective.terms
-    reference = Reference(model) if terms.beta > 0 or terms.reads_reference else None
     ranks = started.leader() if (started := started_ranks()) else None
     open_learner: Callable[..., Learner] = Learner
     if ranks:
         open_sharded = RANKED_TRAININGS.find("ranks").open_sharded
         open_learner = partial(open_sharded, ranks, runtime.policy_name, config, folder)
     learner = open_learner(model, config.optimizer, steps=config.steps)
+    reference = learner.reference() if terms.needs_reference else None
     critic = None
     if terms.critic:
         critic = CRITICS.find("ppo")(model, config)
@@ -188,11 +189,11 @@ def _terms(opened: OpenedWeights, runtime: Runtime, sources: Sources, config: Tr
 
 def _open_gatherer(
     opened: OpenedWeights, runtime: Runtime, sources: Sources, config: TrainConfig, folder: Path,
-    learner: Learner,
+    learner: Learner, roll_out: RollOut,
 ) -> Gatherer:  # fmt: skip
     """The gatherer: rollouts of each step when it comes, or of further steps ahead, here or on servers."""
     if not (config.engine or config.off_policy_bound):
-        return Gatherer(sources, config)
+        return Gatherer(sources, config, roll_out)
 
     def changed(why: str) -> None:
         print(f"nano: {printable(why)}", file=sys.stderr)

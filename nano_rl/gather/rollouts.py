@@ -205,6 +205,7 @@ class HeldOut:
     tasks: tuple[Task, ...]
     folder: Path
     seed: int
+    roll_out: RollOut = collect
 
     def due(self, step: int, steps: int) -> bool:
         """True if the weights after `step` of `steps` updates are to be measured: about ten times in all."""
@@ -215,7 +216,7 @@ class HeldOut:
         returns the metric `held_out`, nothing where none is due."""
         if not (self.tasks and self.due(step, steps)):
             return {}
-        runs = collect(self.tasks, live, seed=self.seed)
+        runs = self.roll_out(self.tasks, live, seed=self.seed)
         found = row_of("all", runs)
         if not found.graded:
             return {}

@@ -192,6 +192,9 @@ class Stateful(Protocol):
 class Learner:
     """Trains a model in place, the same module that samples."""
 
+    roll_out: Any = None
+    """a `RollOut` on all processes that train; None: rollouts are those of this process"""
+
     def __init__(self, model: nn.Module, config: OptimizerConfig, *, steps: int) -> None:
         """`steps` is the length of the learning-rate schedule."""
         keep_freed_memory()
@@ -208,6 +211,14 @@ class Learner:
         self, batches: Sequence[Batch], objective: BatchLoss, guard: Guard, *, ends_step: bool = True
     ) -> dict[str, float]:
         return self.update_parts([(batch, objective) for batch in batches], guard, ends_step=ends_step)
+
+    def reference(self) -> Reference:
+        """The weights as they are now. Call it before the first update."""
+        return Reference(self.model)
+
+    @torch.no_grad()
+    def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
+        return [token_logprobs(self.model, batch) for batch in batches]
 
     @torch.enable_grad()  # code of users may have switched it off for the process
     def update_parts(

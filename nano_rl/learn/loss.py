@@ -197,7 +197,7 @@ def policy_loss(
         weight_N = weight_N * kept_N
         sums["rejected"] = ~kept_N
     charge_N = reference_N = None
-    if (config.beta > 0 or config.reads_reference) and (reference_N := tokens.reference_N) is None:
+    if config.needs_reference and (reference_N := tokens.reference_N) is None:
         raise ValueError(
             "beta > 0 needs reference_logprobs_BT in the batch; score it with the reference first"
         )

@@ -110,6 +110,10 @@ class Objective(Config):
     """discount per turn: credit each turn with its discounted return; None: with the reward of the rollout"""
 
     @property
+    def needs_reference(self) -> bool:
+        return self.beta > 0 or self.reads_reference
+
+    @property
     def reads_reference(self) -> bool:
         """Whether the surrogate takes log-probs of the reference model."""
         return "reference_N" in inspect.signature(self.surrogate).parameters

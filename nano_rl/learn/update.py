@@ -105,9 +105,9 @@ class Minibatch:
     rows: list[StepRow]
     """the same rollouts, for the critic"""
 
-    def with_old(self, model: nn.Module) -> Minibatch:
-        with torch.no_grad():
-            return replace(self, batches=[b.with_old(token_logprobs(model, b)) for b in self.batches])
+    def with_old(self, learner: Learner) -> Minibatch:
+        scored = zip(self.batches, learner.logprobs(self.batches), strict=True)
+        return replace(self, batches=[batch.with_old(logprobs_BT) for batch, logprobs_BT in scored])
 
 
 OnLogprobs = Callable[[Batch, Tensor], None]
@@ -268,7 +268,7 @@ class Updater:
         """Every pass over the minibatches; each update passes the guards before it is applied."""
         learner, objective, critic = self.learner, self.config.objective.terms, self.critic
         order = _order(len(minibatches), self.config, learner.step)
-        later = {index: minibatches[index].with_old(learner.model) for index in sorted(set(order[1:]))}
+        later = {index: minibatches[index].with_old(learner) for index in sorted(set(order[1:]))}
         for batch in (b for index, part in later.items() if index != order[0] for b in part.batches):
             assert batch.old_logprobs_BT is not None
             monitor.observe(batch, batch.old_logprobs_BT)

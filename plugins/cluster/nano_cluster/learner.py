@@ -2,7 +2,8 @@
 
 Rank 0 runs the training as one process does, on a whole copy of the weights that samples and scores. It
 gives each rank its share of an update's micro-batches and takes back their metrics, so that one rank decides
-what is skipped, stopped and saved. After each update the copy is written from the shards.
+what is skipped, stopped and saved. Ranks that roll out too have a copy as well, which scores its share of old
+and reference log-probs. After each update the copies are written from the shards.
 
 The weights of a loss are those of the whole step (`Batch.weight_BT`), and FSDP averages gradients over ranks:
 each loss is multiplied by their number. A rank with fewer micro-batches than another runs ones that weigh
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,14 +25,21 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from nano_cluster.rank_rollouts import (
+    HAND_IN,
+    ROLL_OUT,
+    FollowingRollouts,
+    LeadingRollouts,
+)
 from nano_cluster.ranks import JOIN, Ranks, local_rank, lost_explained, run_rank
 from nano_cluster.ranks import leader as leader
 from nano_cluster.shards import check_shards, load_shards, save_shards
+from nano_coder.config import load_config
 from nano_coder.models.opening import open_weights
 from nano_rl.config import TrainConfig
 from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.learner import BatchLoss, Guard, Learner, LossPart, prepare
+from nano_rl.learn.learner import BatchLoss, Guard, Learner, LossPart, Reference, prepare, with_weights
 from nano_rl.learn.logprob import can_share, layers_of, token_logprobs
 from nano_rl.learn.loss import mean_metrics
 from nano_rl.learn.rows import TrainSample
@@ -42,7 +50,7 @@ from nano_shared.settings import parse_config
 
 _PREFIX = "model."
 """of the names of weights under `_Root`"""
-_UPDATE, _SAVE, _LOAD = "update", "save", "load"
+_UPDATE, _SCORE, _SAVE, _LOAD = "update", "score", "save", "load"
 
 
 class _Root(nn.Module):
@@ -97,20 +105,37 @@ _Result = tuple[int, dict[str, float], Tensor | None]
 """index of a micro-batch, its metrics, and its log-probs if they are of rollouts"""
 
 
+class RankedReference(Reference):
+    """A reference on each rank that has a copy of the weights."""
+
+    def __init__(self, learner: ShardedLearner) -> None:
+        super().__init__(learner.model)
+        self._learner = learner
+
+    def score(self, batches: Sequence[Batch]) -> list[Batch]:
+        scored = zip(batches, self._learner.logprobs(batches, reference=True), strict=True)
+        return [batch.with_reference(logprobs_BT) for batch, logprobs_BT in scored]
+
+    def weights(self) -> AbstractContextManager[None]:
+        return with_weights(self._model, self._start)
+
+
 class ShardedLearner(Learner):
     """One rank's part of the learner; rank 0's is the learner of the training."""
 
     def __init__(
         self, ranks: Ranks, model: nn.Module, config: OptimizerConfig, *, steps: int, shards: Path,
-        whole: nn.Module | None = None, offload: bool = False,
+        whole: nn.Module | None = None, copies: int = 1, offload: bool = False,
     ) -> None:  # fmt: skip
-        """`model` is sharded in place; `whole` is rank 0's copy of it; `shards` holds the saved ones."""
+        """`model` is sharded in place; `whole` is a copy of it, which so many ranks from rank 0 on have;
+        `shards` holds the saved ones."""
         self._device = next(model.parameters()).device  # offloaded shards are elsewhere
         self._root = shard_model(model, self._device.type, ranks.size, offload=offload)
         super().__init__(self._root, config, steps=steps)
         if self._device.type == "cpu":
             unmap_freed_memory()
-        self._ranks, self._shards = ranks, shards
+        self._ranks, self._shards, self._copies = ranks, shards, copies
+        self._reference: RankedReference | None = None
         self._whole = dict(whole.named_parameters()) if whole is not None else {}
         if whole is not None:
             self.model = whole
@@ -138,11 +163,37 @@ class ShardedLearner(Learner):
 
         return self._update_share(own, decide)
 
+    def reference(self) -> Reference:
+        self._reference = RankedReference(self)
+        return self._reference
+
+    def logprobs(self, batches: Sequence[Batch], *, reference: bool = False) -> list[Tensor]:
+        """As Learner; of the `reference` on request."""
+        numbered, copies = list(enumerate(batches)), self._copies
+        if copies == 1:
+            return [logprobs_BT for _, logprobs_BT in self._score(numbered, reference)]
+        self._ranks.order(_SCORE, reference=reference)
+        shares = [numbered[rank::copies] if rank < copies else [] for rank in range(self._ranks.size)]
+        gathered = self._gathered_scores(self._ranks.scatter(shares), reference) or []
+        found = dict(scored for of_rank in gathered for scored in of_rank)
+        return [found[index].to(self._device) for index, _ in numbered]
+
+    def _gathered_scores(self, share: list[tuple[int, Batch]], reference: bool) -> list[Any] | None:
+        scored = self._score(share, reference)
+        return self._ranks.gather([(index, logprobs_BT.cpu()) for index, logprobs_BT in scored])
+
+    @torch.no_grad()
+    def _score(self, share: list[tuple[int, Batch]], reference: bool) -> list[tuple[int, Tensor]]:
+        with self._reference.weights() if reference and self._reference else nullcontext():
+            return [(index, token_logprobs(self.model, batch)) for index, batch in share]
+
     def follow(self, order: str, told: dict[str, Any]) -> None:
         """Do what rank 0 orders."""
         if order == _UPDATE:
             with suppress(GuardTripped):  # rank 0 says why
                 self._update_share(self._ranks.scatter())
+        elif order == _SCORE:
+            self._gathered_scores(self._ranks.scatter(), told["reference"])
         elif order == _SAVE:
             save_shards(self._shards / told["name"], self._trained, self._optimizer, self._ranks)
         elif order == _LOAD:
@@ -193,7 +244,7 @@ class ShardedLearner(Learner):
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """Write rank 0's copy from the shards of all."""
+        """Write the copy, if this rank has one, from the shards of all."""
         for name, weight in self._trained.items():
             gathered = weight.full_tensor()  # type: ignore[attr-defined]
             if self._whole:
@@ -208,7 +259,8 @@ class ShardedLearner(Learner):
             if self._whole:
                 own = self._whole[name.removeprefix(_PREFIX)]
                 alike &= torch.equal(gathered.to(own), own)
-        if not self._ranks.agree(alike):
+        votes = self._ranks.gather(alike)
+        if not self._ranks.agree(votes is not None and all(votes)):
             raise ConfigError(
                 "the ranks began from different weights: give all machines the same model files"
             )
@@ -275,10 +327,14 @@ def open_sharded(
     device = next(model.parameters()).device.type
     ranks.order(JOIN, model=name, config=settings.model_dump(mode="json"), folder=str(folder), device=device)
     ranks.join(device)
-    return ShardedLearner(
-        ranks, copy.deepcopy(model), config, steps=steps, shards=folder / SHARDS, whole=model,
+    copies = settings.rollout_ranks(ranks.size)
+    learner = ShardedLearner(
+        ranks, copy.deepcopy(model), config, steps=steps, shards=folder / SHARDS, whole=model, copies=copies,
         offload=settings.offload,
     )  # fmt: skip
+    if copies > 1:
+        learner.roll_out = LeadingRollouts(ranks, copies).collect
+    return learner
 
 
 SHARDS = "shards"
@@ -295,21 +351,30 @@ def follow(ranks: Ranks) -> None:
     learner: ShardedLearner | None = None
     for order, told in ranks.orders():
         if order == JOIN:
-            learner = _joined(ranks, told)
+            learner, rollouts = _joined(ranks, told)
+        elif order in (ROLL_OUT, HAND_IN):
+            rollouts.follow(order)
         elif learner is not None:
             learner.follow(order, told)
 
 
-def _joined(ranks: Ranks, told: dict[str, Any]) -> ShardedLearner:
+def _joined(ranks: Ranks, told: dict[str, Any]) -> tuple[ShardedLearner, FollowingRollouts]:
     config = parse_config(TrainConfig, told["config"])
     ranks.join(told["device"])
     where = f"cuda:{local_rank()}" if told["device"] == "cuda" else "cpu"
-    opened = open_weights(told["model"], dtype=config.dtype, device=where)
+    kv_gib = load_config({}, Path())[0].kv_gib
+    opened = open_weights(told["model"], dtype=config.dtype, device=where, kv_gib=kv_gib)
     model = prepare(
         opened.loaded.model, lora_rank=config.lora_rank, seed=config.seed,
         gradient_checkpointing=config.gradient_checkpointing,
     )  # fmt: skip
-    return ShardedLearner(
+    copies = config.rollout_ranks(ranks.size)
+    whole = copy.deepcopy(model) if ranks.rank < copies else None
+    learner = ShardedLearner(
         ranks, model, config.optimizer, steps=config.steps, shards=Path(told["folder"]) / SHARDS,
-        offload=config.offload,
+        whole=whole, copies=copies, offload=config.offload,
     )  # fmt: skip
+    if whole is not None and config.objective.terms.needs_reference:
+        learner.reference()
+    opened = replace(opened, loaded=replace(opened.loaded, model=learner.model))
+    return learner, FollowingRollouts(ranks, opened, config)

@@ -1,4 +1,4 @@
-"""What Ray workers are given: for a training, and for `nano-rl rollout`."""
+"""What Ray workers and ranks are given: for a training, and for `nano-rl rollout`."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def open_rollout_workers(
     )  # fmt: skip
 
 
-def setup_of(runtime: Runtime, open_policy: OpenWorkerPolicy, config: AgentConfig) -> WorkerSetup:
+def setup_of(runtime: Runtime, open_policy: OpenWorkerPolicy | None, config: AgentConfig) -> WorkerSetup:
     store: Any = runtime.store
     address = store.address if "://" in store.address else str(Path(store.address).resolve())
     return WorkerSetup(
         version=__version__, machine=machine(), log=address, blobs=store.blobs.address,
         witness=store.put_blob(new_run_id().encode()), open_policy=open_policy,
         config=config if store.user is None else config.model_copy(update={"owner": store.user.name}),
-        profile=runtime.profile, policy_name=runtime.policy_name, limits=dict(runtime.settings.limits),
-        hosts=runtime.settings.hosts, tool_files=TOOLS.files, environments=runtime.environments.references,
+        profile=runtime.profile, policy_name=runtime.policy_name, settings=runtime.settings,
+        tool_files=TOOLS.files, environments=runtime.environments.references,
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""What runs in a Ray actor: agents, their jails and graders, for a trainer in another process.
+"""What runs in a Ray actor: agents, their jails and graders, for a trainer in another process. Its runtime is
+opened here, and so is that of a rank.
 
 A job is one rollout, whose run id the trainer chose. So a job that is given to a second worker, after the
 first one was lost, finds in the log what the first has done: it goes on with that run, or grades it, or takes
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSetup:
-    """What a worker opens once."""
+    """What a worker or a rank opens once."""
 
     version: str
     """of nano"""
@@ -54,13 +56,13 @@ class WorkerSetup:
     blobs: str
     witness: str
     """a blob that the trainer has put into the log"""
-    open_policy: OpenWorkerPolicy
+    open_policy: OpenWorkerPolicy | None
+    """None: the rank has the weights"""
     config: AgentConfig
     """the trainer's: of sandbox, interpreter, search and redaction"""
     profile: InterfaceProfile
     policy_name: str
-    limits: dict[str, Any]
-    hosts: frozenset[str]
+    settings: RunSettings
     tool_files: tuple[str, ...]
     environments: tuple[str, ...]
 
@@ -193,39 +195,44 @@ class RolloutExecutor:
         return run.id
 
     def _open(self, setup: WorkerSetup) -> None:
-        if setup.version != __version__:
-            raise UsageError(
-                f"nano {__version__} is installed there, and the trainer is {setup.version}: install the same"
-            )
-        if setup.log_is_local and machine() != setup.machine:
-            raise UsageError(
-                f"the log {setup.log} is an SQLite file, which a worker on another machine cannot write: give"
-                " --log postgresql://... (docs/running.md#the-log), or workers on the trainer's machine alone"
-            )
-        store = LogStore.open(setup.log, blobs=setup.blobs, create=False)
-        try:
-            store.get_blob(setup.witness)
-        except (LogError, OSError):
-            raise UsageError(
-                f"the blobs at {setup.blobs} are not the trainer's there: give"
-                " --log ...?blobs=s3://BUCKET/PREFIX, or a folder that all machines share"
-                " (docs/running.md#the-log)"
-            ) from None
-        for tool in setup.tool_files:
-            TOOLS.give(tool)
-        config = setup.config
-        self._policy = policy = setup.open_policy(self._tell)
-        self._runtime = Runtime(
-            policy=policy, sandbox=open_sandbox(config.sandbox, python=config.python, image=config.image),
-            store=redacting_store(store, getattr(policy, "decode", None), config), profile=setup.profile,
-            policy_name=setup.policy_name,
-            settings=RunSettings(limits=setup.limits, hosts=setup.hosts, search=config.search),
-            environments=Environments.open(setup.environments),
-        )  # fmt: skip
+        assert setup.open_policy is not None
+        self._runtime = open_runtime(setup, partial(setup.open_policy, self._tell))
+        self._policy = self._runtime.policy
 
     def _tell(self, what: str) -> None:
         with self._lock:
             self._told.append(what)
+
+
+def open_runtime(setup: WorkerSetup, open_policy: Callable[[], Policy]) -> Runtime:
+    """The trainer's runtime, opened in this process; raises UsageError if the log is not the trainer's."""
+    if setup.version != __version__:
+        raise UsageError(
+            f"nano {__version__} is installed there, and the trainer is {setup.version}: install the same"
+        )
+    if setup.log_is_local and machine() != setup.machine:
+        raise UsageError(
+            f"the log {setup.log} is an SQLite file, which a worker on another machine cannot write: give"
+            " --log postgresql://... (docs/running.md#the-log), or workers on the trainer's machine alone"
+        )
+    store = LogStore.open(setup.log, blobs=setup.blobs, create=False)
+    try:
+        store.get_blob(setup.witness)
+    except (LogError, OSError):
+        raise UsageError(
+            f"the blobs at {setup.blobs} are not the trainer's there: give"
+            " --log ...?blobs=s3://BUCKET/PREFIX, or a folder that all machines share"
+            " (docs/running.md#the-log)"
+        ) from None
+    for tool in setup.tool_files:
+        TOOLS.give(tool)
+    config, policy = setup.config, open_policy()
+    return Runtime(
+        policy=policy, sandbox=open_sandbox(config.sandbox, python=config.python, image=config.image),
+        store=redacting_store(store, getattr(policy, "decode", None), config), profile=setup.profile,
+        policy_name=setup.policy_name, settings=setup.settings,
+        environments=Environments.open(setup.environments),
+    )  # fmt: skip
 
 
 def gone_on_with(job: RolloutJob, runtime: Runtime) -> Trajectory | Redo:

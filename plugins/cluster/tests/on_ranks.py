@@ -4,6 +4,8 @@ on_ranks.py [RANKS] ...      without torchrun
 on_ranks.py exact [CASE ...] loss, gradients and weights of an update, as JSON by case
 on_ranks.py save FOLDER      two updates, saved
 on_ranks.py load FOLDER      restored by another number of ranks, compared, and saved again
+on_ranks.py rollouts FOLDER  two steps from rollouts of a tiny model on: runs, loss and weights
+on_ranks.py RANKS failing FOLDER full|killed|slow  rollouts, of which those of the last rank fail
 """
 
 from __future__ import annotations
@@ -11,25 +13,42 @@ from __future__ import annotations
 import copy
 import json
 import os
+import signal
 import socket
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from looping import CONFIG, TASKS, parity, runtime_at, scored
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from nano_cluster.learner import ShardedLearner
+from nano_cluster.rank_rollouts import (
+    HAND_IN,
+    ROLL_OUT,
+    FollowingRollouts,
+    LeadingRollouts,
+    RolloutShare,
+    deal,
+)
 from nano_cluster.ranks import LEAVE, Ranks
+from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
+from nano_coder.run.execution import Runtime
+from nano_rl.gather.rollouts import RollOut, collect
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.config import OptimizerConfig
-from nano_rl.learn.learner import Learner, LossPart, prepare
+from nano_rl.learn.learner import Learner, LossPart, Reference, prepare
 from nano_rl.learn.objectives import RECIPE
-from nano_rl.learn.rows import TrainSample
+from nano_rl.learn.rows import TrainSample, form_groups, group_samples
 from nano_rl.learn.update import PolicyLoss
+from nano_shared.errors import LogError, NanoError
+from nano_shared.types import Trajectory
 
 torch.set_num_threads(1)
 VOCABULARY = 61
@@ -210,7 +229,160 @@ def _keep(ranks: Ranks, learner: ShardedLearner, state: Any, folder: Path) -> di
     return {"step": learner.step, "tensors": len(found)}
 
 
-KEEPING = {"save": save, "load": load}
+def opened_at(folder: Path) -> OpenedWeights:
+    """The tiny model of the folder in float64, trainable."""
+    opened = open_weights(str(folder / "tiny"))
+    model = prepare(opened.loaded.model.double(), lora_rank=0, seed=0)
+    return replace(opened, loaded=replace(opened.loaded, model=model))
+
+
+def rounded(opened: OpenedWeights) -> OpenedWeights:
+    """Its weights in float32, which the engine decodes."""
+    model = copy.deepcopy(opened.loaded.model).float()
+    return replace(opened, loaded=replace(opened.loaded, model=model))
+
+
+def live(opened: OpenedWeights, log: Path, version: int) -> Runtime:
+    given = rounded(opened)
+    policy = local_policy(given.loaded, given.profile, version=version, scheduler="lockstep")
+    return replace(runtime_at(log), policy=policy)
+
+
+class Rounded(FollowingRollouts):
+    def _roll_out(self, share: RolloutShare) -> list[Trajectory]:
+        trained, self._opened = self._opened, rounded(self._opened)
+        try:
+            return super()._roll_out(share)
+        finally:
+            self._opened = trained
+
+
+def step_of(
+    learner: Learner, reference: Reference, opened: OpenedWeights, log: Path, roll_out: RollOut
+) -> dict[str, Any]:
+    """Roll out five tasks of three runs, score them under current weights and reference, and learn."""
+    runtime = live(opened, log, learner.step)
+    seen: list[str] = []
+    with runtime.store:
+        runs = roll_out(
+            TASKS, runtime, group_size=3, seed=learner.step, on_run=lambda run: seen.append(run.id)
+        )
+        assert all(runtime.store.get(run.id).turns == run.turns for run in runs)
+        assert len(runtime.store.runs()) == 15 * (learner.step + 1)
+    assert seen == [run.id for run in runs]
+    groups = form_groups(scored(run, parity(run)) for run in runs)
+    samples = [sample for group in groups for sample in group_samples(group)]
+    batches = make_batches(samples, max_tokens=150, dtype=torch.float64)
+    loss = PolicyLoss(objective=RECIPE.with_terms(tis_cap=None, beta=0.05))
+    old = learner.logprobs(batches)
+    assert len(batches) > 2, len(batches)
+    batches = [
+        batch.with_old(logprobs_BT) for batch, logprobs_BT in zip(reference.score(batches), old, strict=True)
+    ]
+    metrics = learner.update([*batches], loss, lambda _: None)
+    return {
+        "keys": [(run.task.key, run.seed) for run in runs],
+        "tokens": [(sample.ids, sample.mask) for sample in samples],
+        "logprobs": [value for sample in samples for value in sample.logprobs],
+        "versions": [sample.versions for sample in samples],
+        "scores": [logprobs_BT for batch in batches
+                   for logprobs_BT in (batch.old_logprobs_BT, batch.reference_logprobs_BT)],
+        "loss": metrics["loss"], "grad_norm": metrics["grad_norm"],
+    }  # fmt: skip
+
+
+def ranked(ranks: Ranks, folder: Path) -> tuple[ShardedLearner, OpenedWeights]:
+    opened = opened_at(folder)
+    learner = ShardedLearner(
+        ranks, copy.deepcopy(opened.loaded.model), RATE, steps=9, shards=folder / "shards",
+        whole=opened.loaded.model, copies=ranks.size,
+    )  # fmt: skip
+    return learner, opened
+
+
+def follow_rollouts(ranks: Ranks, learner: ShardedLearner, following: FollowingRollouts) -> None:
+    for order, told in ranks.orders():
+        if order in (ROLL_OUT, HAND_IN):
+            following.follow(order)
+        else:
+            learner.follow(order, told)
+
+
+def rollouts(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    learner, opened = ranked(ranks, folder)
+    reference = learner.reference()
+    if ranks.rank:
+        follow_rollouts(ranks, learner, Rounded(ranks, opened, CONFIG))
+        return {}
+    leading = LeadingRollouts(ranks, ranks.size).collect
+    steps = [step_of(learner, reference, opened, folder / "ranks.db", leading) for _ in range(2)]
+    ranks.order(LEAVE)
+    alone = opened_at(folder)
+    plain = Learner(alone.loaded.model, RATE, steps=9)
+    first = plain.reference()
+    expected = [step_of(plain, first, alone, folder / "alone.db", collect) for _ in range(2)]
+    weights = zip(alone.loaded.model.parameters(), opened.loaded.model.parameters(), strict=True)
+    return {
+        "same": [one[key] == other[key] for one, other in zip(steps, expected, strict=True)
+                 for key in ("keys", "tokens", "versions")],
+        "logprobs": max(abs(a - b) for one, other in zip(steps, expected, strict=True)
+                        for a, b in zip(one["logprobs"], other["logprobs"], strict=True)),
+        "scores": max((a - b).abs().max().item() for one, other in zip(steps, expected, strict=True)
+                      for a, b in zip(one["scores"], other["scores"], strict=True)),
+        "loss": [one["loss"] - other["loss"] for one, other in zip(steps, expected, strict=True)],
+        "weights": max((one - other).abs().max().item() for one, other in weights),
+        "grad_norm": min(one["grad_norm"] for one in expected), "runs": len(steps[0]["keys"]),
+        "dealt": deal([3] * 5, ranks.size),
+    }  # fmt: skip
+
+
+class Failing(FollowingRollouts):
+    """Its disk is full, it is killed, or it takes a minute."""
+
+    how = ""
+
+    def _roll_out(self, share: RolloutShare) -> list[Trajectory]:
+        if self.how == "full":
+            raise LogError("no space left")
+        if self.how == "killed":
+            os.kill(os.getppid(), signal.SIGTERM)  # as torchrun does to the others
+            os._exit(1)
+        time.sleep(60)
+        return []
+
+
+def failing(ranks: Ranks, folder: Path, how: str) -> dict[str, Any]:
+    learner, opened = ranked(ranks, folder)
+    if ranks.rank:
+        Failing.how = how
+        kind = Failing if ranks.rank == ranks.size - 1 else Rounded
+        follow_rollouts(ranks, learner, kind(ranks, opened, CONFIG))
+        return {}
+
+    def on_run(run: Trajectory) -> None:
+        if how == "slow":
+            raise LogError("no space left here")
+
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    told: dict[str, Any] = {}
+    runtime, began = live(opened, folder / "failing.db", 0), time.monotonic()
+    try:
+        with runtime.store:
+            LeadingRollouts(ranks, ranks.size).collect(TASKS, runtime, group_size=3, on_run=on_run)
+    except NanoError as problem:
+        told = {"said": str(problem), "code": problem.exit_code}
+    ranks.order(LEAVE)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) for other in OTHERS]
+    OTHERS.clear()
+    print(json.dumps({**told, "others": codes, "seconds": time.monotonic() - began}), flush=True)
+    os._exit(0)  # the process group cannot be closed without the one that ended
+
+
+ON_FOLDER: dict[str, Any] = {"save": save, "load": load, "rollouts": rollouts, "failing": failing}
+
+
+OTHERS: list[int] = []
+"""process ids of the other ranks that this one has forked"""
 
 
 def forked(ranks: int) -> None:
@@ -218,16 +390,15 @@ def forked(ranks: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "RANK": "0"}
-    others = []
     for rank in range(1, ranks):
         if (other := os.fork()) == 0:
             os.environ["RANK"] = str(rank)
             main()
             sys.stdout.flush()
             os._exit(0)
-        others.append(other)
+        OTHERS.append(other)
     main()
-    for other in others:
+    for other in OTHERS:
         assert os.waitpid(other, 0)[1] == 0
 
 
@@ -235,9 +406,8 @@ def main() -> None:
     ranks = Ranks.connect()
     ranks.join("cpu")
     what, *rest = sys.argv[1:]
-    told = (
-        exact(ranks, *rest) if what == "exact" else {"save": save, "load": load}[what](ranks, Path(rest[0]))
-    )
+    with ranks.beating():
+        told = exact(ranks, *rest) if what == "exact" else ON_FOLDER[what](ranks, Path(rest[0]), *rest[1:])
     if ranks.rank == 0:
         print(json.dumps(told))
     dist.destroy_process_group()

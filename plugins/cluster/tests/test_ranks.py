@@ -13,15 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import looping
 import pytest
 import torch
 from looping import TASKS, tiny_model
 from safetensors.torch import load_file
 
+from nano_cluster.rank_rollouts import deal
+from nano_cluster.ranks import RankLost
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.record import read_used
+from nano_shared.errors import LogError
 
 SCRIPT = Path(__file__).with_name("on_ranks.py")
+LOOPING = Path(looping.__file__).parent
 BOUND = 1e-10
 
 
@@ -31,7 +36,8 @@ def torchrun(ranks: int, *arguments: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    path = os.pathsep.join(filter(None, (str(LOOPING), os.environ.get("PYTHONPATH", ""))))
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **more}
 
 
 def on_ranks(ranks: int, *arguments: str, forked: bool = False) -> dict[str, Any]:
@@ -66,6 +72,62 @@ def test_two_ranks_equal_one_process() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_any_number_of_ranks_equals_one_process(ranks: int) -> None:
     equal_to_one_process(on_ranks(ranks, "exact"), 8)
+
+
+def rollouts_equal_those_of_one_process(told: dict[str, Any]) -> None:
+    assert all(told["same"]), told["same"]  # tasks, seeds, tokens and versions of both steps
+    assert told["runs"] == 15
+    assert told["logprobs"] < 1e-5  # of float32, in other batches
+    assert told["scores"] <= BOUND  # under the weights of the step, and of the reference
+    assert max(map(abs, told["loss"])) <= BOUND
+    assert told["weights"] <= BOUND
+    assert told["grad_norm"] > 0.05
+
+
+def test_rollouts_on_two_ranks_equal_those_of_one_process(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "tiny")
+    told = on_ranks(2, "rollouts", str(tmp_path), forked=True)
+    rollouts_equal_those_of_one_process(told)
+    assert told["dealt"] == [0, 0, 1, 1, 1]
+
+
+@pytest.mark.slow
+def test_rollouts_on_four_ranks_equal_those_of_one_process(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "tiny")
+    rollouts_equal_those_of_one_process(on_ranks(4, "rollouts", str(tmp_path)))
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_what_fails_on_one_rank_is_raised_on_rank_0_and_all_end(ranks: int, tmp_path: Path) -> None:
+    tiny_model(tmp_path / "tiny")
+    told = on_ranks(ranks, "failing", str(tmp_path), "full", forked=True)
+    assert (told["said"], told["code"]) == (f"rank {ranks - 1}: no space left", LogError.exit_code)
+    assert told["others"] == [0] * (ranks - 1)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_in_its_rollouts_is_missed_soon(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "tiny")
+    told = on_ranks(3, "failing", str(tmp_path), "killed", forked=True)
+    assert "rank 2 has been silent" in told["said"]
+    assert told["code"] == RankLost.exit_code
+    assert told["seconds"] < 40
+
+
+@pytest.mark.slow
+def test_ranks_whose_rollouts_nobody_waits_for_end_at_once(tmp_path: Path) -> None:
+    tiny_model(tmp_path / "tiny")
+    told = on_ranks(2, "failing", str(tmp_path), "slow", forked=True)
+    assert told["said"] == "no space left here"
+    assert told["others"] == [RankLost.exit_code]
+    assert told["seconds"] < 40
+
+
+def test_groups_are_dealt_whole_in_order_and_evenly() -> None:
+    assert deal([4] * 8, 4) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert deal([4, 4], 4) == [1, 3]
+    assert deal([9, 1, 1, 1], 2) == [0, 1, 1, 1]
+    assert deal([5], 1) == [0]
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ def plan_of(
         group_size=config.group_size,
     )  # fmt: skip
     plan = partial(
-        plan_memory, skeleton, device=placed, ranks=ranks,
+        plan_memory, skeleton, device=placed, ranks=ranks, rollout_ranks=config.rollout_ranks(ranks),
         offload=config.offload and placed.type != "cpu",
     )  # fmt: skip
     sharing = (ranks - 1 if beside is None else beside) * (placed.type == "cpu")

@@ -71,7 +71,7 @@ class MemoryPlan:
     parts: dict[str, int]
     """bytes at the peak, of rank 0 if there are ranks"""
     other_rank: int = 0
-    """bytes at the peak of each rank but rank 0"""
+    """bytes at the peak of each rank but rank 0, of one that rolls out if any does"""
 
     @property
     def total(self) -> int:
@@ -85,11 +85,12 @@ def plan_memory(
     device: torch.device,
     *,
     ranks: int = 1,
+    rollout_ranks: int = 1,
     offload: bool = False,
 ) -> MemoryPlan:
     """Memory of a training. `skeleton` makes the model on the meta device; an adapter that it carries is
-    trained. With `offload` shards are kept in the memory of the host. Raises ConfigError for a model that
-    cannot be trained."""
+    trained. Of its `ranks` so many roll out, each with a copy of the weights. With `offload` shards are kept
+    in the memory of the host. Raises ConfigError for a model that cannot be trained."""
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     with torch.device("meta"):
         model: Any = prepare(skeleton(dtype).eval(), lora_rank=config.lora_rank, seed=0)
@@ -110,10 +111,9 @@ def plan_memory(
         "optimizer": (2 if config.optimizer.states == "8bit" else 8) * count,
     }
     terms = config.objective.terms
-    compared = terms.beta > 0 or terms.reads_reference
     sampled = {
         "weights": base,
-        "reference": sum(p.numel() * p.element_size() for p in trained) * compared,
+        "reference": sum(p.numel() * p.element_size() for p in trained) * terms.needs_reference,
         "critic": (base + sum(learner.values())) * terms.critic,
     }
     if ranks > 1:
@@ -145,9 +145,10 @@ def plan_memory(
     parts = {**sampled, **learner, **sampler}
     if not on_cpu:  # a CPU's allocator keeps what the sampler frees before learning begins
         parts["used in turn"] = -min(sum(sampler.values()), learner["activations"] + learner["logits"])
+    alone = ("critic",) if rollout_ranks > 1 else (*sampled, *sampler, "used in turn")
     return MemoryPlan(
         parameters=sum(p.numel() for p in weights), trained=count, parts=parts,
-        other_rank=sum(learner.values()) * (ranks > 1),
+        other_rank=sum(size for name, size in parts.items() if name not in alone) * (ranks > 1),
     )  # fmt: skip
 
 

@@ -109,6 +109,18 @@ def test_ranks_share_what_is_trained_and_rank_0_has_a_copy_besides(lora_rank: in
     assert one.other_rank == 0
 
 
+def test_a_rank_that_rolls_out_has_a_copy_as_rank_0_has() -> None:
+    def of(rollout_ranks: int) -> Any:
+        config = UpdateConfig(lora_rank=2)
+        return plan_memory(
+            lambda dtype: build("llama", dtype), config, WORK, CPU, ranks=2, rollout_ranks=rollout_ranks
+        )
+
+    assert of(2).total == of(1).total
+    assert of(2).other_rank == of(2).total - of(2).parts["critic"]
+    assert of(2).other_rank - of(1).other_rank >= of(1).parts["weights"]
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(
