@@ -24,8 +24,6 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from nano_coder.sandbox.protocol import open_sandbox
-
 from integration.tiny_model import build_tiny
 from nano_cluster.rank_rollouts import HAND_IN, FollowingRollouts, LeadingRollouts
 from nano_cluster.ranks import LEAVE, Ranks
@@ -33,6 +31,7 @@ from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
+from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.config import TrainConfig
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split
