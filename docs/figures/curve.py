@@ -69,7 +69,11 @@ def repair(data: list[dict[str, Any]]) -> str:
     solved = [bug["greedy"]["solved"] for bug in trained]
     arms = [
         ("random mutations, as many checks", "b", [bug["search"] is not None for bug in trained]),
-        ("untrained coder-1.5b, twelve answers", "b", [b["greedy"]["solved"] for b in blocks["coder-1.5b"]]),
+        *(
+            (f"untrained {name}, twelve answers", "b", [bug["greedy"]["solved"] for bug in found])
+            for name, found in blocks.items()
+            if name != "coder-repair"
+        ),
         ("trained, its first answer", "a",
          [bug["greedy"]["solved"] and bug["greedy"]["turns"] == 1 for bug in trained]),
         ("trained, the likeliest twelve answers", "a", solved),

@@ -17,9 +17,8 @@ from nano_cluster.ray_worker import WorkerSetup, open_runtime
 from nano_coder.config import load_config
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime
-from nano_coder.run.side_by_side import OnRun
 from nano_rl.config import TrainConfig
-from nano_rl.gather.rollouts import collect
+from nano_rl.gather.rollouts import OnRun, collect
 from nano_rl.rewards import Reward
 from nano_shared.process import return_freed_memory
 from nano_shared.types import Sampling, Task, Trajectory
