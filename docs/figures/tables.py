@@ -175,23 +175,6 @@ def repair_kinds(data: list[Row]) -> str:
     return table(columns, rows)
 
 
-def choice(data: Row) -> str:
-    """Percent with the right first call and percent solved, by arm; last the difference of the first."""
-    arms = {"start": "start", "GRPO": "trained", "random rewards": "random"}
-    rows: list[Row] = [
-        {name: f"{row[arm]['right']:.0f}, {row[arm]['success']:.0f}" for name, arm in arms.items()}
-        | {"seed": row["seed"]}
-        for row in data["rows"]
-    ]
-    gain = {
-        name: over_seeds([row[arm]["right"] - row["start"]["right"] for row in data["rows"]])
-        for name, arm in arms.items()
-        if arm != "start"
-    }
-    columns = {name: of(f"{{{name}}}", name) for name in ("seed", *arms)}
-    return table(columns, [*rows, {"seed": "right, over the start", **gain}])
-
-
 def grpo_step(data: Row) -> str:
     return table(
         {
@@ -313,7 +296,6 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "shipped_policy": ("shipped_policy", shipped_policy),
     "flywheel": ("flywheel", flywheel),
     "improve_gate": ("improve_gate", improve_gate),
-    "choice": ("choice", choice),
     "repair": ("repair", repair),
     "repair_kinds": ("repair", repair_kinds),
     "grpo_step": ("grpo_step", grpo_step),
