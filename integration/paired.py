@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from nano_coder.grading.grade import outcome
+from nano_coder.grading import outcome
 from nano_rl.checkpoints.evaluate import bootstrap, by_cluster, cluster_of
 from nano_shared.types import Trajectory
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.loop import in_dialect
 from nano_coder.agent.profiles import first_started, open_conversation, rendered, serving_profile, shown_files
-from nano_coder.grading.grade import outcome
+from nano_coder.grading import outcome
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime, as_served
 from nano_coder.run.side_by_side import OnRun

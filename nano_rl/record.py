@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from nano_coder import __version__ as runtime_version
-from nano_coder.grading.grade import outcome
+from nano_coder.grading import outcome
 from nano_coder.views import VIEWS, TrainingView
 from nano_rl.learn.metrics import SHORTEST, SUCCESS, MetricsRow, RowWriter, read_rows
 from nano_rl.learn.rows import Group

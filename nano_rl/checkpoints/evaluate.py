@@ -19,7 +19,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from nano_coder import __version__ as runtime_version
-from nano_coder.grading.grade import outcome
+from nano_coder.grading import outcome
 from nano_coder.models.opening import SHIPPED
 from nano_coder.run.execution import Runtime
 from nano_shared.checkpoint import MANIFEST

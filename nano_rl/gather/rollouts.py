@@ -24,7 +24,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.loop import derived_seed
 from nano_coder.agent.profiles import offered_tools, serving_profile
 from nano_coder.config import note_scrub
-from nano_coder.grading.grade import is_composed, outcome
+from nano_coder.grading import is_composed, outcome
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import (
     Project,

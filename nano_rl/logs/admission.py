@@ -18,7 +18,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.profiles import API_1, serving_profile
-from nano_coder.grading.grade import outcome
+from nano_coder.grading import outcome
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.verify.trainable import RefusalCode, blocking, imitation_refusal, interface_refusal
 from nano_coder.verify.trainable import hashes as profile_hashes

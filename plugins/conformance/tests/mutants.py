@@ -16,13 +16,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import nano_rl
 from nano_conformance.adapter import Subject
 from nano_conformance.case import CheckResult, ConformanceCheck, Status, run_check
 from nano_conformance.suite import checks
-from nano_rl.learn import config
+from nano_rl.learn import objectives
 from nano_shared import extensions
 
 ROOT = Path(str(nano_rl.__file__)).parent
@@ -288,10 +289,14 @@ def changed(path: Path, source: str) -> Iterator[Subject]:
     """Our losses with another source for one of their modules."""
     name = ".".join(("nano_rl", *path.relative_to(ROOT).with_suffix("").parts))
     before = {n: module for n, module in sys.modules.items() if n.startswith(AGAIN)}
+    # objectives are extensions, which are loaded once: ours stay those of our modules, and the others load anew
+    for entry in entry_points(group="nano.objectives"):
+        objectives.find_objective(entry.name)
+    for draw in DRAWS:
+        _checks(draw)
+    extensions._loaded.cache_clear()
     for gone in before:
         del sys.modules[gone]
-    # objectives are extensions, which are loaded once
-    forget_objectives()
     try:
         spec = importlib.util.spec_from_loader(name, None, origin=str(path))
         assert spec is not None
@@ -303,15 +308,10 @@ def changed(path: Path, source: str) -> Iterator[Subject]:
         for again in [n for n in sys.modules if n.startswith(AGAIN)]:
             del sys.modules[again]
         sys.modules |= before
-        forget_objectives()
+        extensions._loaded.cache_clear()
         for name, module in before.items():
             package, _, attribute = name.rpartition(".")
             setattr(sys.modules[package], attribute, module)
-
-
-def forget_objectives() -> None:
-    extensions._loaded.cache_clear()
-    config._installed_objective.cache_clear()
 
 
 @cache

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from nano_coder.config import load_config
+from nano_coder.config import catalogue, load_config
 from nano_rl.commands.options import DeviceOption, ModelOption
 from nano_rl.config import TrainConfig
 from nano_shared.command_line import JsonOption
@@ -28,6 +29,7 @@ FLAGS = {
     "Memory": ("dtype", "gradient_checkpointing", "quantise"),
 }
 _MIB = 2**20
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 @settings_options(TrainConfig, FLAGS, names={"prompts_per_step": "--prompts"})
@@ -53,13 +55,19 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Say what `nano-rl train` with these options would take, and which settings make it fit."""
-    from nano_plan.fit import known_shape, plan_of
     from nano_rl.session import adapter_rank
 
     room = named_memory(memory)
     chosen = load_config({"model": model, "device": device}, Path())[0]
-    known = chosen.model is not None and known_shape(chosen.model) is not None
-    config = settings.config({} if known else adapter_rank(settings, model))
+    name = chosen.model or ""
+    if name in catalogue() or _HUB_ID.fullmatch(name):  # it need not be here
+        from nano_plan.fit import known_shape
+
+        config = settings.config(adapter_rank(settings, model) if known_shape(name) is None else {})
+    else:
+        config = settings.config(adapter_rank(settings, model))
+    from nano_plan.fit import plan_of
+
     placed = _place(chosen.device, room)
     prompt = row_tokens // 4 if prompt_tokens is None else prompt_tokens
     if prompt >= row_tokens:

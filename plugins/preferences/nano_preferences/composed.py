@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from nano_coder.grading.grade import composed_grader, grade_trajectory, outcome
+from nano_coder.grading import composed_grader, outcome
+from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards.reward import IMPOSSIBLE, SILENT, TESTS, Part, Score
 from nano_shared.errors import UsageError

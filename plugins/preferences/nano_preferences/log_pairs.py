@@ -9,7 +9,7 @@ from random import Random
 from typing import Literal
 
 from nano_coder.agent.profiles import logged_profile, serving_profile
-from nano_coder.grading.grade import outcome
+from nano_coder.grading import outcome
 from nano_coder.verify.trainable import RefusalCode
 from nano_preferences.edit_pairs import edit_pairs
 from nano_preferences.pairs import Exact, PreferencePair, TokenRow

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import Field, PrivateAttr
 
-from nano_coder.grading.grade import outcome
+from nano_coder.grading import outcome
 from nano_coder.run.execution import Runtime
 from nano_preferences.composed import ComposedReward, Gate
 from nano_rl.config import RewardConfig

@@ -8,7 +8,7 @@ import pytest
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
 from typer.testing import CliRunner
 
-from nano_coder.grading.grade import outcome
+from nano_coder.grading import outcome
 from nano_coder.run.execution import Runtime
 from nano_preferences.registry import open_reward, parse_reward
 from nano_rl.checkpoints.evaluate import component_means, table

@@ -12,7 +12,7 @@ from builders import verdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.grading.grade import composed_grader
+from nano_coder.grading import composed_grader
 from nano_preferences.reward_model import Bin, RewardModelReport
 from nano_rl.cli import cli
 from nano_rl.gather.rollouts import success_metrics
