@@ -470,6 +470,7 @@ def test_calls_that_a_server_left_in_the_text_are_tool_calls_in_every_api(
     assert roles == ["user", "assistant", "user"], "a result of a call that the server did not make"
 
 
+@pytest.mark.slow
 def test_other_apis_reach_a_server_that_has_chat_alone(before: Callable[..., Served]) -> None:
     says = (Say("Adding.", calls=(call("add", a=1),)), Say("ok"), Say("hm"))
     with strict_api(*says) as (behind, script):

@@ -84,6 +84,7 @@ def invoke(program: Any, *arguments: object, code: int | None = 0) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_the_whole_way(home: Path, family: str) -> None:
     model, small = home / "model", ("--limit", "max_turns=2", "--limit", "max_completion_tokens=6")
     invoke(

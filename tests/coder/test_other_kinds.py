@@ -150,6 +150,7 @@ def _mutants(sandbox: Sandbox, folder: Path, tests: str) -> Verdict:
     return grade_folder(task, folder, None, sandbox)
 
 
+@pytest.mark.slow
 def test_tests_that_find_every_mutant_earn_one(sandbox: Sandbox, folder: Path) -> None:
     verdict = _mutants(sandbox, folder, GOOD)
     assert (verdict.reward, verdict.components) == (1.0, {"mutants_killed": 1.0})

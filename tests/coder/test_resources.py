@@ -67,6 +67,7 @@ def count():
 }
 
 
+@pytest.mark.slow
 @pytest.mark.some(3)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_jail_outlives_what_its_program_takes(name: str) -> None:

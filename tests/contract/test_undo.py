@@ -142,6 +142,7 @@ def test_apply_then_undo_gives_the_tree_back(tree, turns, data):
         assert run.undo() == []
 
 
+@pytest.mark.slow
 @given(tree=trees, turns=turns, applied=st.booleans(), data=st.data())
 @settings(max_examples=50, deadline=None)
 def test_with_a_concurrent_edit_nothing_is_touched(tree, turns, applied, data):

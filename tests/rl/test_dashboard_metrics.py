@@ -62,6 +62,7 @@ def test_statistics_of_advantages_and_weights_do_not_depend_on_micro_batches() -
         assert metrics["weight_min"] == pytest.approx(torch.e**0.1, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_training_writes_them_and_only_the_machine_may_change_them(tmp_path: Path) -> None:
     tiny, rows = tiny_model(tmp_path / "tiny"), []
     for name in ("one", "two"):

@@ -278,6 +278,7 @@ def test_ordinary_runs_train_at_whatever_temperature_they_were_sampled(home: Pat
     assert row["mismatch_max"] < 1e-4
 
 
+@pytest.mark.slow
 def test_what_cannot_be_learned_from_ends_with_a_sentence(home: Path, roomy: Path, train: Train) -> None:
     greedy_runs(home, roomy, ["false", "true", "false"])
     with pytest.raises(GuardTripped, match="from the 3 logged tasks: 1 are solved in all of 2 rollouts"):

@@ -100,6 +100,7 @@ def test_a_failure_is_a_zero(runtime: Callable[..., Runtime]) -> None:
     assert grade_run(run_task(task(), made, seed=0), made).reward == 0.0
 
 
+@pytest.mark.slow
 def test_limits_end_the_run_and_are_named(runtime: Callable[..., Runtime]) -> None:
     made = runtime(ScriptedPolicy([calls("true")] * 9), limits={"max_turns": 2})
     run = run_task(task(), made, seed=0)

@@ -87,6 +87,7 @@ def test_modules_of_the_directory_are_not_ours(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_and_applied(tmp_path: Path) -> None:
     project, home = tmp_path / "project", tmp_path / "home"
     for folder in (project, home):

@@ -147,6 +147,7 @@ def test_tasks_of_the_higher_levels_are_admitted(view: object, runtime: Runtime)
     assert any(f.admitted for f in found), [f.reasons for f in found]
 
 
+@pytest.mark.slow
 def test_the_command_filters_a_file_and_names_the_reasons(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

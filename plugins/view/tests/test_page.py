@@ -285,6 +285,7 @@ def test_a_browser_shows_the_page_and_runs_nothing_of_it(shown: Page, folder: Pa
     assert shown.complaints == []
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_curve_tells_its_values_to_pointer_and_keys(shown: Page, folder: Path) -> None:
     page = shown.open((folder / "report.html").as_uri())

@@ -93,6 +93,7 @@ def test_a_view_runs_nothing_and_asks_nobody_else(shown: Page, root: str, view: 
     assert all(url.startswith((root, "data:", "about:")) for url in shown.asked)
 
 
+@pytest.mark.slow
 def test_a_hostile_run_is_shown_as_text(shown: Page, root: str) -> None:
     page = shown.open(f"{root}#/run?id=hostile")
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
@@ -186,6 +187,7 @@ def test_a_list_is_put_in_order_and_added_up(shown: Page, root: str) -> None:
     page.wait_for_function("() => document.querySelector('[name=policy]')?.value === 'tiny'")
 
 
+@pytest.mark.slow
 def test_commands_and_the_first_lines_of_their_output_stand_open(chromium: Browser, tmp_path: Path) -> None:
     output, named = "\n".join(f"line {n}" for n in range(40)), "sha256:" + "0123456789abcdef" * 4
     log = log_of(tmp_path / "log.db", [
@@ -327,6 +329,7 @@ def test_a_file_of_the_hostile_run_alone_opens(shown: Page, store: LogStore, tmp
     assert page.title().startswith("Run hostile")
 
 
+@pytest.mark.slow
 def test_beside_the_server_the_log_is_shown_below_its_path(chromium: Browser, tmp_path: Path) -> None:
     log = LogStore.open(tmp_path / "log.db")
     policy = ScriptedPolicy(["Nice to meet you."], tokens=True)

@@ -113,6 +113,7 @@ def test_nothing_is_fetched_without_consent(context: ToolContext) -> None:
 # ------------------------------------------------------------------------------------------ search
 
 
+@pytest.mark.slow
 def test_an_engine_is_asked(context: ToolContext, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"http://127.0.0.1:{port}/search?q={{query}}"
     settings = SearchSettings(engine=url, results="web.results", token_env_var="NO_SUCH_KEY")
