@@ -213,7 +213,7 @@ def test_a_training_that_cannot_fit_is_refused(tiny: str, monkeypatch: pytest.Mo
     ],
 )
 def test_the_peak_of_a_step_is_predicted_within_15_percent(case: str) -> None:
-    script = Path(__file__).with_name("measured_memory.py")
+    script = Path(__file__).parents[3] / "tests" / "rl" / "measured_memory.py"
     # through a shell, since a process's peak begins with that of the one that it was forked from: this one
     command = ["/bin/sh", "-c", '"$@"; exit $?', "sh", sys.executable, str(script), *case.split()]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
@@ -224,7 +224,7 @@ def test_the_peak_of_a_step_is_predicted_within_15_percent(case: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["0 float32 512", "16 float32 1024", "0 bfloat16 1024"])
 def test_the_peak_of_each_rank_is_predicted_within_10_percent(case: str) -> None:
-    script = Path(__file__).parents[2] / "benchmarks" / "rank_memory.py"
+    script = Path(__file__).parents[3] / "benchmarks" / "rank_memory.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run([*command, str(script), *case.split()], stdout=subprocess.PIPE, check=True)
     found = json.loads(done.stdout)
