@@ -23,7 +23,7 @@ import torch
 
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.local.sampler import GenerationRequest
-from nano_coder.models.weights import load_policy
+from nano_coder.models.opening import open_weights
 from nano_shared.types import Sampling
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "floor.json"
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
-    model = load_policy(asked.model).model
+    model: Any = open_weights(asked.model, dtype="auto").loaded.model
     layers, head = used_weights(model)
     size = model.dtype.itemsize
     engine = Engine(model, eos_ids=frozenset(), context_limit=2 * (PROMPT + STEPS))
