@@ -91,8 +91,8 @@ def measured(ranks: Ranks, opened: Any, folder: Path, rounds: int) -> dict[str, 
         name: [round(statistics.median(column), 2) for column in zip(*rows, strict=True)]
         for name, rows in found.items()
     }
-    told = {name: {"wall": wall, "cpu": cpu} for name, (wall, *cpu) in medians.items()}
-    return {**told, "load": os.getloadavg()[0], "rounds": rounds}
+    seconds = {name: {"wall": wall, "cpu": cpu} for name, (wall, *cpu) in medians.items()}
+    return {**seconds, "load": os.getloadavg()[0], "rounds": rounds}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def next_beginning(
     """The likeliest beginning that none of the greedy answers has; empty before the first one, None where
     nothing is left.
 
-    Each answer comes with the likeliest tokens of each place behind its own beginning. The answers have to
+    Each answer comes with the likeliest tokens of each position behind its own beginning. The answers have to
     be those to the beginnings that this function gave, in order: they part the set of all texts, as in
     Lawler, "A procedure for computing the k best solutions" (Management Science 18, 1972). The order is that
     of the beginnings: what follows one greedily may be less likely than what follows a later one.

@@ -73,7 +73,7 @@ class Dialogue:
     compaction: Compaction | None = None
     """None: the run ends where its context is full"""
     likeliest: dict[int, list[Likeliest]] = field(default_factory=dict)
-    """by row, the likeliest tokens of each place of its completion"""
+    """by row, the likeliest tokens of each position of its completion"""
 
     def complete(
         self, number: int, most: int, deadline: float, earlier: Sequence[Completion] | None = None
@@ -93,9 +93,9 @@ class Dialogue:
         return completion
 
     @property
-    def ranks(self) -> bool:
+    def best_first(self) -> bool:
         """Whether it can answer one prompt again and again, from the likeliest answer on."""
-        return self.sampling.temperature == 0 and hasattr(self.policy, "complete_ranked")
+        return self.sampling.temperature == 0 and hasattr(self.policy, "complete_beginning")
 
     def _next_likeliest(self, earlier: Sequence[Completion], sampling: Sampling) -> Completion:
         """The likeliest answer behind those. Raises GivenUp where there is no other."""
@@ -104,13 +104,13 @@ class Dialogue:
         for one, its in zip(earlier, tokens, strict=True):
             if its.row not in self.likeliest:  # it is of a process before this one
                 given = tuple(zip(its.sampled_ids, its.logprobs, strict=True))[: one.sampling.given]
-                _, self.likeliest[its.row] = policy.complete_ranked(self.conversation, sampling, given)
+                _, self.likeliest[its.row] = policy.complete_beginning(self.conversation, sampling, given)
         answers = [(its, self.likeliest[its.row]) for its in tokens]
         beginning = next_beginning(answers, policy.engine.eos_ids)
         if beginning is None:
             raise GivenUp(f"the model has no answer but the {len(answers)} that failed")
         completion: Completion
-        completion, found = policy.complete_ranked(self.conversation, sampling, beginning)
+        completion, found = policy.complete_beginning(self.conversation, sampling, beginning)
         assert completion.tokens is not None
         self.likeliest[completion.tokens.row] = found
         return completion
@@ -195,16 +195,16 @@ class Agent:
         places = find_places(actions.context, key, self.profile.places)
         if number >= len(places):
             raise GivenUp(f"the check fails after {number} answers to {len({*places})} places")
-        ranks = self.dialogue.ranks
+        best_first = self.dialogue.best_first
         earlier = [t.completion for t, p in zip(self.turns, places, strict=False) if p == places[number]]
-        texts = dict.fromkeys(one.text.strip() for one in earlier if not ranks)
+        texts = dict.fromkeys(one.text.strip() for one in earlier if not best_first)
         tried = [text[:_TRIED] for text in texts]
         shown = first_messages(self.profile, self.task, (), places[number], tried)
         if number:
             conversation.begin_row(shown)
         else:
             conversation.replace_new(shown)
-        return earlier if ranks else None
+        return earlier if best_first else None
 
     def _summarise(self, compaction: Compaction) -> Turn:
         """Let the policy summarise the row. Raises ContextFull if there is no room."""

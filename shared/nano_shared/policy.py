@@ -14,7 +14,7 @@ from nano_shared.types import Completion, Message, Role, Sampling, ToolSpec, Tur
 DecodeIds = Callable[[Sequence[int]], str]
 """token ids -> text, control tokens included"""
 Likeliest = tuple[tuple[int, float], ...]
-"""the likeliest tokens of a place, likeliest first, with their log-probs"""
+"""the likeliest tokens of a position, likeliest first, with their log-probs"""
 Beginning = tuple[tuple[int, float], ...]
 """tokens that an answer has to begin with, with their log-probs"""
 

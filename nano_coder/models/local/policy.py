@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 SchedulerKind = Literal["lockstep", "free"]
 StepUntilDone = Callable[["Future[Any]"], None]
 """steps the engine in the calling thread until the future is done"""
-_RANKED = 6
-"""of the likeliest tokens of a place"""
+_ALTERNATIVES = 6
+"""likeliest tokens of a position that are kept"""
 _INTERRUPTED = "the thread that served this batch was interrupted; run it again"
 
 
@@ -128,11 +128,11 @@ class LocalPolicy:
         conversation.waited += time.monotonic() - began - sampled.seconds
         return self._completion(sampled, number, delta, sampling)
 
-    def complete_ranked(
+    def complete_beginning(
         self, conversation: Conversation, sampling: Sampling, beginning: Beginning
     ) -> tuple[Completion, list[Likeliest]]:
-        """The next turn, which begins with these tokens, and the likeliest tokens of each place behind them.
-        Raises as `complete`."""
+        """The next turn, which begins with these tokens, and the likeliest tokens of each position behind
+        them. Raises as `complete`."""
         found, stop = list[Likeliest](), conversation.stop
 
         def keep(_token: int, _logprob: float, likeliest: Likeliest) -> bool:
@@ -140,7 +140,7 @@ class LocalPolicy:
             return stop is None or not stop.is_set()
 
         completion = self.complete(
-            conversation, sampling, on_token=keep, top_logprobs=_RANKED, beginning=beginning
+            conversation, sampling, on_token=keep, top_logprobs=_ALTERNATIVES, beginning=beginning
         )
         return completion, found
 

@@ -99,7 +99,7 @@ def test_the_likeliest_answers_are_given_one_after_another(policy: GgufPolicy) -
         beginning = next_beginning(answers, policy.engine.eos_ids)
         assert beginning is not None
         sampling = Sampling(temperature=0.0, max_tokens=8)
-        completion, found = policy.complete_ranked(conversation(), sampling, beginning)
+        completion, found = policy.complete_beginning(conversation(), sampling, beginning)
         assert completion.tokens is not None
         assert completion.sampling.given == len(beginning)
         answers.append((completion.tokens, found))
