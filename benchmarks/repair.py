@@ -6,6 +6,11 @@ Fetches the packages' sources, plants `--bugs` single mutations in each, each in
 failing the package's tests, and writes them to DIR before anything runs. Each bug is tried greedily, then by
 `--tries` runs at 0.7, and by a search without a model: random mutations of the same places in turn, with as
 many checks as the arm before. Appends rows and settings to `--out`, and leaves out bugs that it holds.
+
+    nano-rl tasks mine --releases boltons --out DIR/boltons.jsonl --log DIR/log.db
+    python benchmarks/repair.py --model coder-repair --fixes DIR/*.jsonl --work DIR --tries 0 --out FIXES.json
+
+does the same with real fixes: the check is the test file of the newer release on the source of the older.
 """
 
 from __future__ import annotations
@@ -15,11 +20,12 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -36,8 +42,11 @@ from nano_coder.tools.repair import ANSWERS, RepairPlace, find_places
 from nano_coder.tools.tool import ToolContext
 from nano_mining.releases import source_folder
 from nano_rl.tasks.mutate import mutant_of, splices_by_function
+from nano_rl.tasks.places import functions_of
+from nano_rl.tasks.task_file import read_tasks
 from nano_shared import snapshot
 from nano_shared.errors import GivenUp
+from nano_shared.hidden_checks import CommandChecks
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Sampling, Task, Trajectory
 
@@ -119,6 +128,25 @@ def planted(name: str, work: Path, count: int) -> list[dict[str, Any]]:
     return bugs
 
 
+def fixes(files: Sequence[Path]) -> Iterator[tuple[dict[str, Any], Task]]:
+    """The bug and the task of each mined fix. A run sees the test file that shows the bug, as its check."""
+    for file in files:
+        for task in read_tasks(file):
+            hidden = task.hidden
+            assert isinstance(hidden, CommandChecks)
+            assert task.provenance is not None
+            check = re.sub(r"(\S+?)::\S+( \1::\S+)*", r"\1", hidden.command)
+            releases, _, places = task.provenance.source.partition(": ")
+            edits = [action.arguments for action in task.oracle or () if action.name == "edit_file"]
+            size = sum(str(edit.get("new", "")).count("\n") for edit in edits)
+            bug: dict[str, Any]
+            bug = {"package": releases.split()[0], "releases": releases, "path": task.key, "kind": "fix"}
+            bug |= {"line": 0, "places": places.split(", "), "edits": len(edits), "size": size}
+            yield bug, task.model_copy(update={
+                "prompt": PROMPT, "check": check, "hidden": None, "oracle": (), "limits": LIMITS,
+            })  # fmt: skip
+
+
 def task_of(bug: dict[str, Any], work: Path, store: LogStore) -> Task:
     """The package with the bug in it."""
     folder = work / f"planted-{os.getpid()}"
@@ -152,18 +180,32 @@ def candidates(
                 yield path, source, mutant.source
 
 
+def wrong_lines(bug: dict[str, Any], jail: Jail) -> Iterator[tuple[str, int, int]]:
+    """Path, first and last line of the parts that hold the bug; of a fix, the functions that it changes."""
+    if bug["kind"] != "fix":
+        yield bug["path"], bug["line"], bug["line"]
+    for one in bug.get("places", ()):
+        path, _, changed = one.partition("::")
+        if changed:
+            for name, first, last, _ in functions_of(jail.read(path).decode()):
+                if name == changed:
+                    yield path, first, last
+
+
 def searched(bug: dict[str, Any], task: Task, runtime: Runtime, checks: int, work: Path) -> dict[str, Any]:
     """The ranks of the place that holds the bug and of its line there, and how many checks a search without a
     model makes until one passes; None: not within `checks`."""
     row: dict[str, Any] = {"place": None, "likely": None, "search": None, "searched": checks}
     shutil.rmtree(folder := work / f"searched-{os.getpid()}", ignore_errors=True)
-    snapshot.materialise(str(task.snapshot), runtime.store.blobs, folder)
+    start = task.snapshot or snapshot.snapshot_texts(task.files, runtime.store.blobs)
+    snapshot.materialise(start, runtime.store.blobs, folder)
     jail = runtime.sandbox.open(folder, task.limits)
     try:
         context = ToolContext(jail=jail, limits=task.limits, check=task.check)
         places = tuple(dict.fromkeys(find_places(context, task.key, runtime.profile.places)))
         for rank, place in enumerate(places, 1):
-            if place.path == bug["path"] and place.first <= bug["line"] <= place.last:
+            if any(place.path == path and place.first <= last and first <= place.last
+                   for path, first, last in wrong_lines(bug, jail)):  # fmt: skip
                 row["place"] = rank
                 if bug["line"] in place.likely:
                     row["likely"] = 1 + place.likely.index(bug["line"])
@@ -186,7 +228,7 @@ def searched(bug: dict[str, Any], task: Task, runtime: Runtime, checks: int, wor
 def figures(runs: list[Trajectory], seconds: float, bug: dict[str, Any]) -> dict[str, Any]:
     turns = [turn for run in runs for turn in run.turns]
     right = any(
-        call["line"] == bug["line"] and call["text"].strip() == bug["old"].strip()
+        call["line"] == bug["line"] and call["text"].strip() == bug.get("old", "").strip()
         for turn in turns for one in turn.calls for call in one.arguments["edits"]  # type: ignore[union-attr]
     )  # fmt: skip
     return {
@@ -199,9 +241,9 @@ def figures(runs: list[Trajectory], seconds: float, bug: dict[str, Any]) -> dict
     }
 
 
-def measured(bug: dict[str, Any], work: Path, runtime: Runtime, tries: int) -> dict[str, Any]:
+def measured(bug: dict[str, Any], task: Task, work: Path, runtime: Runtime, tries: int) -> dict[str, Any]:
     """The row of a bug."""
-    task, row, checks = task_of(bug, work, runtime.store), dict(bug), CHECKS
+    row, checks = dict(bug), CHECKS
     if isinstance(runtime.policy, ScriptedPolicy):
         return row | searched(bug, task, runtime, checks, work)
     began = time.monotonic()
@@ -219,6 +261,7 @@ def main() -> None:
     parser.add_argument("--model", default="coder-1.5b", help="none: the search alone")
     parser.add_argument("--profile", default="repair-1")
     parser.add_argument("--packages", nargs="*", default=["humanize", "tabulate", "toolz"], choices=PACKAGES)
+    parser.add_argument("--fixes", type=Path, nargs="*", help="files of `nano-rl tasks mine --releases`")
     parser.add_argument("--bugs", type=int, default=6, help="of each package")
     parser.add_argument("--tries", type=int, default=4, help="0: greedy alone")
     parser.add_argument("--work", type=Path, required=True, help="folder for sources, bugs and the log")
@@ -227,8 +270,12 @@ def main() -> None:
     asked = parser.parse_args()
     names, tries = (["inflection"], 0) if asked.smoke else (asked.packages, asked.tries)
     asked.work.mkdir(parents=True, exist_ok=True)
-    drawn = [planted(name, asked.work, 1 if asked.smoke else asked.bugs) for name in names]
-    bugs = [bug for one_each in zip_longest(*drawn) for bug in one_each if bug is not None]
+    tasks: list[tuple[dict[str, Any], Task | None]]
+    if asked.fixes:
+        tasks = [*fixes(asked.fixes)]
+    else:
+        drawn = [planted(name, asked.work, 1 if asked.smoke else asked.bugs) for name in names]
+        tasks = [(bug, None) for one_each in zip_longest(*drawn) for bug in one_each if bug is not None]
     profile = find_profile(asked.profile)
     config = CoreConfig(profile=asked.profile)
     policy = ScriptedPolicy([]) if asked.model == "none" else open_policy(asked.model, config).policy
@@ -241,17 +288,18 @@ def main() -> None:
         "model": asked.model, "policy": policy.id, "profile": profile.name, "hash": profile.hash,
         "draw": DRAW, "answers": ANSWERS, "tries": tries, "temperature": 0.7,
         "machine": f"{platform.machine()}, {platform.python_version()}",
-        "versions": {name: PACKAGES[name][0] for name in sorted(names)},
     }  # fmt: skip
+    if not asked.fixes:
+        settings["versions"] = {name: PACKAGES[name][0] for name in sorted(names)}
     results = json.loads(asked.out.read_text()) if asked.out.is_file() else []
     block = next((one for one in results if one["settings"] == settings), None)
     if block is None:
         results.append(block := {"settings": settings, "rows": []})
     done = {(row["package"], row["path"], row["line"]) for row in block["rows"]}
-    for bug in bugs:
+    for bug, task in tasks:
         if (bug["package"], bug["path"], bug["line"]) in done:
             continue
-        row = measured(bug, asked.work, runtime, tries)
+        row = measured(bug, task or task_of(bug, asked.work, store), asked.work, runtime, tries)
         block["rows"].append(row)
         asked.out.write_text(json.dumps(results, indent=1) + "\n")
         arms = [arm for arm in ("greedy", "tries") if arm in row]

@@ -2,8 +2,8 @@
 
 A state is a folder a step: a tree of tensors and, written last, `state.json` with the hash of every file and
 the identity of the training, which must be equal to resume. A thread writes it during the next rollouts,
-while the weights do not change; `join` waits for the thread before the next update. A killed process loses at
-most its current step.
+while the weights do not change; `join` waits for the thread before the next update. A killed process loses
+the steps since the last state that was written.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ class Progress:
         self._states, self._identity = states, identity.model_dump(mode="json")
         self._saved: int | None = None
 
-    def judge(self, values: Mapping[str, float], *, off_policy_steps: int = 0) -> None:
+    def note_best(self, values: Mapping[str, float], *, off_policy_steps: int = 0) -> None:
         """Update `best` if the weights that sampled this step's groups, `off_policy_steps` ago, are saved.
         Compared by the level of the curriculum, then by the mean reward; later weights win ties."""
         step, reward = self._learner.step - off_policy_steps, values.get("reward_mean")

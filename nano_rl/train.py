@@ -1,4 +1,4 @@
-"""The training loop. A step has four phases: gather groups, credit them, update the policy, save."""
+"""The training loop. A step gathers groups, makes rows of tokens, updates the policy, and saves."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def train(
 
     `runtime` makes the rollouts; each step gives it the current weights, and samples over the whole
     vocabulary. A training on logs alone ends when their runs are used up. Raises CheckpointError for a saved
-    state of another model, other tasks or other settings; GuardTripped, with the state before that step on
-    disk; TrainingStopped after a signal, with the last step on disk; PolicyError or SandboxError if every
-    rollout of a step failed for a reason that is not the policy's.
+    state of another model, other tasks or other settings; GuardTripped, with the last saved state on disk, up
+    to `save_every` steps back; TrainingStopped after a signal, with the last step on disk; PolicyError or
+    SandboxError if every rollout of a step failed for a reason that is not the policy's.
     """
     if not (sources.tasks or sources.from_logs):
         raise UsageError(
@@ -71,6 +71,7 @@ def train(
     updater = _open_updater(model, runtime, config, folder)
     identity, learner = identify(opened, runtime, sources, config), updater.learner
     with States(folder / STATES).claimed() as states, interruptible() as interrupt:
+        # a saved state is always continued; `resume` demands one, and lets the settings `FREE` differ
         if saved := saved_progress(states, identity, resume=config.resume):
             sources = sources.only(saved["logged"], runtime.store.blobs)
         updater = replace(updater, terms=_terms(opened, runtime, sources, config))
@@ -89,8 +90,8 @@ def train(
         with gatherer, MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
             while learner.step < config.steps and not (interrupt.requested or watch.enough()):
                 step, version = learner.step, opened.version + learner.step
-                live = _live(opened, runtime, config, version)
-                measured = held_out.measure(live, step, config.steps)
+                live = _current_runtime(opened, runtime, config, version)
+                measured = held_out.measure(live, step, config.steps)  # in ten steps of a training or so
 
                 # 1. gather: groups of rollouts of each task, fresh, from logs, or both
                 with phases("rollout"):
@@ -98,28 +99,30 @@ def train(
                     if batch.exhausted:
                         break
                     controls: list[Trajectory] = []
-                    if config.controls:  # the impossible rollouts that are due, which are never trained on
-                        due = len(batch.groups) * config.group_size
+                    if config.controls:  # impossible tasks, a share of the rollouts, never trained on
+                        rolled_out = len(batch.groups) * config.group_size
                         roll = CONTROLS.find("impossible")
-                        controls = roll(sources, live, config, step=step, rollouts=due, on_run=watch.on_run)
+                        controls = roll(
+                            sources, live, config, step=step, rollouts=rolled_out, on_run=watch.on_run
+                        )
                 watch.on_groups(step, batch.groups, controls)
                 runs = [run for group in batch.groups for run in group.trajectories]
                 values = {**group_metrics(batch.groups), **success_metrics(batch.groups), **batch.metrics}
                 values |= {"step": float(step), **hack_metrics(runs, controls)}
                 with phases("save"):
-                    states.join()  # what is being written are the weights that change now
+                    states.join()  # its weights change now, and `note_best` counts only what is on disk
                 with_signal = [c.group for c in batch.credited if c.has_signal]
                 _refuse_long_row(model, with_signal, config)
 
                 with phases("train"), flops():
-                    progress.judge(values, off_policy_steps=batch.off_policy_steps)
-                    # preferably a row that is trained on
+                    progress.note_best(values, off_policy_steps=batch.off_policy_steps)
+                    # a row, preferably a trained one, whose log-probs are compared before and after
                     probe = Probe.of([*with_signal, *batch.groups], model)
-                    # 2. credit: token rows, each token with its advantage
+                    # 2. rows: tokens with their advantage, the group's or a critic's, none too stale
                     rows = updater.credit(batch, version)
-                    # 3. update: the loss, its gradient, and the guards before the weights change
+                    # 3. update: loss, gradient, guards, weights; `learner.step` goes on by one
                     values |= updater.update(rows, values, probe, version, progress.history)
-                    values |= _checked(values, probe, opened, config, version + 1)
+                    values |= _check_after_update(values, probe, opened, config, version + 1)
                     values |= gatherer.record(batch.credited)
                 values |= phases.metrics([*runs, *controls], trained_tokens=values.get("tokens", 0.0))
                 values |= utilisation(values, flops, model, config) | measured
@@ -135,7 +138,7 @@ def train(
                 watch.on_step(learner.step, config.steps, values)
         progress.save()
         if not interrupt.requested:
-            live = _live(opened, runtime, config, opened.version + learner.step)
+            live = _current_runtime(opened, runtime, config, opened.version + learner.step)
             held_out.measure(live, learner.step, config.steps)
     if interrupt.requested and learner.step < config.steps:
         raise TrainingStopped(learner.step, config.steps, folder)
@@ -203,13 +206,13 @@ def _open_gatherer(
     return gatherer(sources, opened, runtime, config, folder, changed)
 
 
-def _live(opened: OpenedWeights, runtime: Runtime, config: TrainConfig, version: int) -> Runtime:
+def _current_runtime(opened: OpenedWeights, runtime: Runtime, config: TrainConfig, version: int) -> Runtime:
     policy = local_policy(opened.loaded, opened.profile, version=version, scheduler=config.scheduler)
     pinned = {"temperature": config.temperature, "top_p": 1.0, "top_k": 0}
     return replace(runtime, policy=policy, sampling=runtime.sampling.model_copy(update=pinned))
 
 
-def _checked(
+def _check_after_update(
     values: dict[str, float], probe: Probe | None, opened: OpenedWeights, config: TrainConfig, version: int
 ) -> dict[str, float]:
     """Metrics of the probe after the update, checked by the guards. Raises GuardTripped."""

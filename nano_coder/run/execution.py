@@ -201,7 +201,7 @@ class Runtime:
     environments: Environments = Environments()  # noqa: RUF009
     """external environments whose tasks may be run"""
     hooks: RunHooks = RunHooks()
-    """what follows the runs; all but `stop` for one run at a time"""
+    """what follows the runs; runs side by side take `stop` alone"""
 
 
 def with_limits(task: Task, limits: Mapping[str, Any]) -> Task:
@@ -279,7 +279,8 @@ def attempt_task(
 
 
 def can_reflect(run: Trajectory) -> bool:
-    """Whether another attempt makes sense: a reward below 1 on a run that can continue."""
+    """Whether another attempt makes sense: a reward below 1 on a run that can continue, and was not ended by
+    a failure of ours or an interruption."""
     ended = run.stop is not None and not run.stop.ours and run.stop is not StopReason.CONTEXT_FULL
     goes_on = ended and bool(run.own_turns) and not isinstance(run.task.hidden, EnvironmentChecks)
     return goes_on and run.reward is not None and run.reward < 1
@@ -309,25 +310,25 @@ def reflect_run(failed: Trajectory, runtime: Runtime, *, seed: int | None = None
 
 
 def escalate_run(failed: Trajectory, runtime: Runtime, *, from_best: bool = False) -> Trajectory:
-    """Run the task of a failed run anew under the hosted policy of `runtime`, graded, with it as its parent.
+    """Run the task of a failed run, its parent, anew under the policy of `runtime`, an API's; graded.
 
     `from_best` continues the failed run instead, as a second attempt that reads its diff and its check's
-    output; a run that nothing can follow is begun anew all the same. The profile is that of an API which
-    works in the place of the failed run's policy. Raises as `run_task` does.
+    output; a run that nothing can follow is begun anew all the same. Raises as
+    `run_task` does.
     """
     if from_best and can_reflect(failed):
-        return grade_run(reflect_run(_told_to_api(failed), runtime), runtime)
+        return grade_run(reflect_run(_as_api_run(failed), runtime), runtime)
     return grade_run(branch_run(failed, (), runtime), runtime)
 
 
-def _told_to_api(run: Trajectory) -> Trajectory:
+def _as_api_run(run: Trajectory) -> Trajectory:
     """The run as if an API had made its calls: a server reads the history as calls, not as text of another
     dialect. Tokens are left out, since no server takes them."""
-    turns = tuple(turn if turn.is_summary else _told(turn) for turn in run.turns)
+    turns = tuple(turn if turn.is_summary else _as_api_turn(turn) for turn in run.turns)
     return run.model_copy(update={"turns": turns})
 
 
-def _told(turn: Turn) -> Turn:
+def _as_api_turn(turn: Turn) -> Turn:
     calls = tuple(
         ApiCall(id=f"call_{turn.index}_{number}", name=call.name, arguments=json.dumps(call.arguments))
         for number, call in enumerate(turn.calls)
@@ -387,8 +388,8 @@ def branch_run(
     seed: int | None = None,
 ) -> Trajectory:  # fmt: skip
     """Continue from the first turns of a logged run, in a new run, with the files and tokens of the log.
-    `task` replaces the parent's, for other limits or checks. Raises as `run_task` does, and UsageError for a
-    run without a workspace."""
+    No turns: it begins anew. `task` replaces the parent's, for other limits or checks. Raises as `run_task`
+    does, and UsageError for a run without a workspace."""
     task = as_served(task or parent.task, runtime)
     profile = continuing_profile(runtime.profile, parent.model_copy(update={"task": task}))
     runtime = replace(runtime, profile=profile)
@@ -449,6 +450,7 @@ def execute(
     """One execution, from behind the turns that the run has (a fork's, a resumed run's) to a reason to stop.
     The only place that turns exceptions into stop reasons: a failed rollout is data, not a crash."""
     agent = _agent(run, runtime, jail, session, record)
+    # turns of the parent cannot end this run, its own of before a resume can
     for turn in run.turns:
         whose = agent.of(turn)
         whose.restore(turn)

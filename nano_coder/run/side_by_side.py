@@ -32,7 +32,7 @@ def run_side_by_side(
     `policy` is the one that all share, and which this thread steps meanwhile if it is a local one. `at_once`
     None: as many as keep it busy."""
     most = min(at_once or getattr(policy, "agents_together", AT_ONCE), max(1, len(episodes)))
-    agents_of, hosted = getattr(policy, "agents", None), getattr(policy, "hosted", None)
+    agents_of, steps_here = getattr(policy, "agents", None), getattr(policy, "hosted", None)
     # one for each agent; policies without a scheduler need none
     slots: list[AbstractContextManager[object]]
     slots = list(agents_of(len(episodes), most)) if agents_of else [nullcontext() for _ in episodes]
@@ -42,7 +42,7 @@ def run_side_by_side(
         ThreadPoolExecutor(_GRADERS) as graders,
         ThreadPoolExecutor(most) as agents,
         # with a local policy this thread decodes while it waits for a future
-        hosted() if hosted else nullcontext(lambda future: None) as lead,
+        steps_here() if steps_here else nullcontext(lambda future: None) as lead,
         ExitStack() as stack,
     ):
 
@@ -85,7 +85,8 @@ def run_tries(
     on_end: Callable[[int, Trajectory], object] = lambda member, run: None,
 ) -> list[Trajectory]:  # fmt: skip
     """Run a task up to `count` times, until one passes its check, which ends the others as interrupted; so
-    does `stop`, from any thread. Returns those that began, graded; they are one group.
+    does `stop`, from any thread. Returns those that began, one group; those that were ended
+    have no verdict.
 
     `on_end` is called in another thread with the index and the run, as each has been graded. Notes that a run
     writes are seen by it alone. Raises as `run_task` does.

@@ -211,8 +211,7 @@ def _diverged(metrics: StepMetrics) -> str | None:
     rate = f" of {metrics['learning_rate']:g}" if "learning_rate" in metrics else ""
     return (
         f"one update moved the log-probs of a row by {shift:.3g} nats in the mean, more than"
-        f" {SHIFT_MAX:g}: the learning rate{rate} diverges; lower it (the state before this update is"
-        " kept)"
+        f" {SHIFT_MAX:g}: the learning rate{rate} diverges; lower it (the last saved state is kept)"
     )
 
 
