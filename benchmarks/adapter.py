@@ -33,9 +33,9 @@ from nano_coder.models.local.sampler import GenerationRequest
 from nano_coder.models.weights import BASE, load_policy
 from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.learner import Learner, prepare
 from nano_rl.learn.logprob import token_logprobs
-from nano_rl.learn.rows import TrainSample
 from nano_shared.lora import merge_adapter
 from nano_shared.types import Sampling
 

@@ -70,7 +70,7 @@ def slow_engine() -> None:
 
 def slow_tools_and_trainer() -> None:
     from nano_coder.tools.tool import Tool
-    from nano_rl.learn.update import Updater
+    from nano_rl.learn.train_step import Updater
 
     call, learn, draw = Tool.__call__, Updater.update, random.Random(0)
 

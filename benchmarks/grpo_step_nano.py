@@ -24,10 +24,11 @@ from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.weights import load_policy
 from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.config import TrainConfig
+from nano_rl.learn.advantages import RolloutBatch, credit_group
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
+from nano_rl.learn.groups import form_groups, group_metrics
 from nano_rl.learn.learner import Learner, prepare
-from nano_rl.learn.rows import RolloutBatch, credit_group, form_groups, group_metrics
-from nano_rl.learn.update import Updater
+from nano_rl.learn.train_step import Updater
 from nano_rl.learn.utilisation import FlopCounter
 from nano_shared.policy import Conversation
 from nano_shared.process import return_freed_memory

@@ -185,10 +185,10 @@ def long_row(model: Any, shape: str, tokens: int) -> dict[str, Any]:
     from nano_rl.config import TrainConfig
     from nano_rl.learn.batch import make_batches
     from nano_rl.learn.config import OptimizerConfig
+    from nano_rl.learn.groups import TrainSample
     from nano_rl.learn.learner import Learner, prepare
     from nano_rl.learn.logprob import can_share
-    from nano_rl.learn.rows import TrainSample
-    from nano_rl.learn.update import PolicyLoss
+    from nano_rl.learn.train_step import PolicyLoss
 
     config = TrainConfig(
         dtype="bfloat16", lora_rank=LORA.get(shape, 0), gradient_checkpointing=True, max_tokens=tokens,

@@ -25,9 +25,9 @@ from nano_cluster.ranks import LEAVE, Ranks
 from nano_plan.memory import Workload, plan_memory
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.config import UpdateConfig
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.learner import prepare
-from nano_rl.learn.rows import TrainSample
-from nano_rl.learn.update import PolicyLoss
+from nano_rl.learn.train_step import PolicyLoss
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,

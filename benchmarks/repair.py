@@ -36,13 +36,13 @@ from nano_coder.config import CoreConfig
 from nano_coder.models.opening import open_policy
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, Stop, grade_run, run_task
-from nano_coder.run.side_by_side import passed, run_tries
+from nano_coder.run.tries import passed, run_tries
 from nano_coder.sandbox.protocol import Jail, open_sandbox
 from nano_coder.tools.repair import ANSWERS, RepairPlace, find_places
 from nano_coder.tools.tool import ToolContext
 from nano_mining.releases import source_folder
+from nano_rl.tasks.code_places import functions_of
 from nano_rl.tasks.mutate import mutant_of, splices_by_function
-from nano_rl.tasks.places import functions_of
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared import snapshot
 from nano_shared.errors import GivenUp

@@ -34,12 +34,12 @@ from nano_coder.models.scripted import ScriptedPolicy  # noqa: E402
 from nano_coder.run.execution import Runtime  # noqa: E402
 from nano_rl.config import TrainConfig  # noqa: E402
 from nano_rl.gather.rollouts import OnRun  # noqa: E402
-from nano_rl.gather.sources import Gatherer, Sources  # noqa: E402
+from nano_rl.gather.step_groups import Gatherer, Sources  # noqa: E402
 from nano_rl.learn.config import GuardConfig, OptimizerConfig  # noqa: E402
+from nano_rl.learn.groups import RolloutBatch  # noqa: E402
 from nano_rl.learn.learner import prepare  # noqa: E402
 from nano_rl.learn.metrics import METRICS, read_metrics  # noqa: E402
 from nano_rl.learn.objectives import RECIPE, ObjectiveConfig  # noqa: E402
-from nano_rl.learn.rows import RolloutBatch  # noqa: E402
 from nano_shared.errors import GuardTripped  # noqa: E402
 from nano_shared.store import LogStore  # noqa: E402
 

@@ -28,12 +28,12 @@ from torch import nn
 
 from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.learner import Learner, prepare
 from nano_rl.learn.logprob import can_share, independent_rows
 from nano_rl.learn.objectives import RECIPE
 from nano_rl.learn.prefix_tree import build_tree
-from nano_rl.learn.rows import TrainSample
-from nano_rl.learn.update import PolicyLoss
+from nano_rl.learn.train_step import PolicyLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

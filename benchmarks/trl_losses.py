@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "shared")]
 
 from nano_conformance.adapter import Subject, our_loss  # noqa: E402
 from nano_conformance.case import LossCase, make_case  # noqa: E402
-from nano_rl.learn.rows import group_advantages  # noqa: E402
+from nano_rl.learn.groups import group_advantages  # noqa: E402
 
 PACKAGES = ("trl==1.16.0", "torch==2.13.0")
 LOSS_TYPES = {"token": "dapo", "sequence": "grpo", "constant": "dr_grpo"}

@@ -36,8 +36,8 @@ from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.record import USED, read_used
 from nano_rl.tasks.task_file import write_tasks
+from nano_rl.training_record import USED, read_used
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.store import LogStore
 

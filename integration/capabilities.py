@@ -44,12 +44,12 @@ from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.commands.eval import without_tools
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import ORACLE, collect, execute
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.imitation import RunEncoder, oracle_runs, reader_of, train_sft
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
-from nano_rl.record import Watch
 from nano_rl.train import train
+from nano_rl.training_record import Watch
 from nano_shared.policy import CompactionFormat, Conversation, InterfaceProfile
 from nano_shared.settings import Config
 from nano_shared.store import LogStore

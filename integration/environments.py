@@ -31,7 +31,7 @@ from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages, with_specs
 from nano_coder.environment import ENVIRONMENTS, Environments, open_environment
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.record import ROLLOUTS, read_rollouts
+from nano_rl.training_record import ROLLOUTS, read_rollouts
 from nano_shared.store import LogStore
 from nano_shared.types import Split
 

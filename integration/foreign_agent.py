@@ -40,9 +40,9 @@ from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, open_agent
+from nano_rl.command_setup import oracle_runtime
 from nano_rl.gather.rollouts import execute
 from nano_rl.imitation import run_messages
-from nano_rl.session import oracle_runtime
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.types import Task, Trajectory
 

@@ -36,14 +36,14 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.config import TrainConfig
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import MEASURED, METRICS, read_metrics
-from nano_rl.record import USED, read_used
 from nano_rl.resume import STATES
 from nano_rl.rewards import Reward
 from nano_rl.train import train
+from nano_rl.training_record import USED, read_used
 from nano_shared.errors import NanoError
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory, Trust, Verdict

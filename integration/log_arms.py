@@ -34,16 +34,16 @@ from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.checkpoints.evaluate import cluster_of, table
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import ORACLE, collect, execute, oracle_policy
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.imitation import imitation_samples, logged_successes, reader_of, train_sft
 from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.objectives import ObjectiveConfig
-from nano_rl.learn.rows import TrainSample
-from nano_rl.logs.reader import lineage, read_logs
-from nano_rl.record import Watch, learned_from
+from nano_rl.logs.logged_groups import lineage, read_logs
 from nano_rl.train import train
+from nano_rl.training_record import Watch, learned_from
 from nano_shared.policy import Policy
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory

@@ -14,10 +14,11 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from nano_rl.learn import update
+from nano_rl.learn import train_step
+from nano_rl.learn.advantages import RolloutBatch, credit_group
+from nano_rl.learn.groups import Group, TrainSample
 from nano_rl.learn.objectives import RECIPE
-from nano_rl.learn.rows import Group, RolloutBatch, TrainSample, credit_group
-from nano_rl.learn.update import StepRows, Updater
+from nano_rl.learn.train_step import StepRows, Updater
 
 
 def dealt_over_tasks(groups: Sequence[Group]) -> list[Group]:
@@ -92,12 +93,12 @@ def wrong_groups() -> AbstractContextManager[None]:
 def mask_off() -> Iterator[None]:
     """Within, policy gradients train every token. The sampler gave no log-prob for most of them: train
     without importance weights (NO_WEIGHTS) and without the guard on the mismatch."""
-    samples = update.group_samples
+    samples = train_step.group_samples
 
     def whole(*arguments: Any, **more: Any) -> list[TrainSample]:
         return [unmasked(sample) for sample in samples(*arguments, **more)]
 
-    with patch("nano_rl.learn.update.group_samples", whole):
+    with patch("nano_rl.learn.train_step.group_samples", whole):
         yield
 
 

@@ -29,9 +29,9 @@ from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
-from nano_rl.record import USED, read_used
 from nano_rl.resume import STATES
 from nano_rl.tasks.task_file import write_tasks
+from nano_rl.training_record import USED, read_used
 from nano_shared.types import Split
 from nano_suites.drawing import make_tasks
 

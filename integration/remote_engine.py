@@ -31,8 +31,8 @@ from integration.tiny_model import build_tiny
 from nano_cluster.adapter_publisher import ADAPTERS
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.record import USED, read_events, read_used
 from nano_rl.tasks.task_file import write_tasks
+from nano_rl.training_record import USED, read_events, read_used
 from nano_shared.store import LogStore
 from nano_shared.types import Split
 from nano_suites.drawing import make_tasks

@@ -51,14 +51,14 @@ from nano_preferences.reward_model import held_out, measure, train_reward_model
 from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.imitation import reader_of, train_sft
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.objectives import ObjectiveConfig
-from nano_rl.record import Watch
 from nano_rl.train import train
+from nano_rl.training_record import Watch
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.logged_run import Feedback, FeedbackKind

@@ -32,7 +32,7 @@ from smoke import parse
 
 from integration.tiny_model import build_tiny
 from nano_coder.models.opening import local_policy, open_weights
-from nano_coder.verify.deep import MAX_GAP, TokenCheck, rescored
+from nano_coder.verify.tokens import MAX_GAP, TokenCheck, rescored
 from nano_shared.store import LogStore
 from nano_shared.types import Finish, Trajectory
 

@@ -30,7 +30,7 @@ import negative_controls
 from log_arms import GROUP, SMOKE, Bench, Scale, rate
 from smoke import parse
 
-from nano_rl.learn import update
+from nano_rl.learn import train_step
 from nano_rl.learn.config import LogsConfig
 from nano_rl.learn.objectives import ObjectiveConfig
 
@@ -110,7 +110,7 @@ def _report(out: Path) -> int:
         harmless &= not arm.startswith("corrected") or gain >= 0
     corrected = [r for r in results if r["arm"].startswith("corrected")]
     ages = [r["age"] for r in corrected if r["learned_from"].get("weight_dropped")]
-    bounds = f"min_ess {update.MIN_ESS:g}, max_drift {update.MAX_DRIFT:g}"
+    bounds = f"min_ess {train_step.MIN_ESS:g}, max_drift {train_step.MAX_DRIFT:g}"
     print(
         f"the default bounds ({bounds}) "
         + (

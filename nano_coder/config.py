@@ -31,10 +31,10 @@ from pydantic import (
 )
 
 from nano_coder.trust import is_trusted
+from nano_shared.agent_notes import Scrub
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import PLUGINS, Extensions, call_extension, missing_plugin
+from nano_shared.extension_points import PLUGINS, Extensions, call_extension, missing_plugin
 from nano_shared.files import NotReadable, read_regular, real_path
-from nano_shared.notes import Scrub
 from nano_shared.owners import User
 from nano_shared.policy import DecodeIds
 from nano_shared.printable import printable

@@ -25,7 +25,7 @@ from nano_coder.grading.grade import ungraded
 from nano_coder.tools.run_control import submit
 from nano_coder.tools.tool import Tool, ToolFailure, ToolResult, object_schema
 from nano_shared.errors import ConfigError, EnvironmentFailed, UsageError
-from nano_shared.extensions import (
+from nano_shared.extension_points import (
     Extensions,
     absolute_reference,
     call_extension,

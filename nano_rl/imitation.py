@@ -17,11 +17,11 @@ from nano_coder.agent.profiles import first_started, open_conversation, rendered
 from nano_coder.grading import outcome
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime, as_served
-from nano_coder.run.side_by_side import OnRun
+from nano_coder.run.tries import OnRun
 from nano_coder.verify.trainable import RefusalCode, imitation_refusal, interface_refusal, may_teach
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import ORACLE, execute, oracle_policy
-from nano_rl.learn.rows import Group, TrainSample, to_samples
+from nano_rl.learn.groups import Group, TrainSample, to_samples
 from nano_rl.tasks.task_file import read_models
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.policy import Conversation, InterfaceProfile
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from nano_rl.learn.batch import Batch
     from nano_rl.learn.learner import Learner
-    from nano_rl.offline import OnStep
+    from nano_rl.train_fixed_rows import OnStep
 
 
 class LongRow(UsageError):
@@ -442,7 +442,7 @@ class ImitationTerm:
     def draw(self, step: int, groups: Sequence[Group]) -> Sequence[TrainSample]:
         if self.rows is None:
             return own_successes(groups)
-        from nano_rl.offline import step_indices
+        from nano_rl.train_fixed_rows import step_indices
 
         size = len(self.rows)
         chosen = step_indices(step, size=size, batch=min(self.batch, size), seed=self.seed)
@@ -484,7 +484,7 @@ def train_sft(
     the same weight. Returns the total of steps done. Raises UsageError without rows."""
     from nano_rl.learn.batch import enough_tokens, make_batches
     from nano_rl.learn.logprob import can_share
-    from nano_rl.offline import train_rows, usual_guards
+    from nano_rl.train_fixed_rows import train_rows, usual_guards
 
     if not samples:
         raise UsageError("there is nothing to imitate: no row is left; name other tasks, runs or messages")

@@ -33,12 +33,12 @@ from torch import Tensor
 from nano_coder.models.opening import open_weights
 from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.config import TrainConfig
-from nano_rl.gather.sources import Gatherer, Sources, curriculum_metrics
+from nano_rl.gather.step_groups import Gatherer, Sources, curriculum_metrics
 from nano_rl.learn.learner import Learner, prepare, restore_weights
-from nano_rl.record import USED, read_used
+from nano_rl.training_record import USED, read_used
 from nano_shared.checkpoint import Manifest
 from nano_shared.errors import CheckpointError, Interrupted, UsageError
-from nano_shared.extensions import leave_hanging_calls
+from nano_shared.extension_points import leave_hanging_calls
 from nano_shared.files import durable_folder, file_hash, sweep, write_text
 from nano_shared.settings import parse_config
 from nano_shared.store import LogStore

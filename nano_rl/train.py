@@ -14,17 +14,17 @@ from torch import nn
 from nano_coder import __version__ as runtime_version
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime
+from nano_rl.command_setup import PLANS
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import HeldOut, RollOut, collect, hack_metrics, success_metrics
-from nano_rl.gather.sources import CONTROLS, GATHERERS, Gatherer, Sources, pair_term
+from nano_rl.gather.step_groups import CONTROLS, GATHERERS, Gatherer, Sources, pair_term
+from nano_rl.learn.groups import Group, group_metrics, row_tokens
 from nano_rl.learn.guards import Probe, check_update
 from nano_rl.learn.learner import RANKED_TRAININGS, Learner, started_ranks
 from nano_rl.learn.logprob import refuse_untrainable
 from nano_rl.learn.metrics import METRICS, MetricsWriter, dashboard_names
-from nano_rl.learn.rows import Group, group_metrics, row_tokens
-from nano_rl.learn.update import CRITICS, Updater
+from nano_rl.learn.train_step import CRITICS, Updater
 from nano_rl.learn.utilisation import FlopCounter, utilisation
-from nano_rl.record import USED, EventKind, Phases, UsedRuns, Watch, note
 from nano_rl.resume import (
     STATES,
     Identity,
@@ -36,9 +36,9 @@ from nano_rl.resume import (
     seed_all,
     usual_save_every,
 )
-from nano_rl.session import PLANS
+from nano_rl.training_record import USED, EventKind, Phases, UsedRuns, Watch, note
 from nano_shared.errors import UsageError
-from nano_shared.extensions import source_hashes
+from nano_shared.extension_points import source_hashes
 from nano_shared.files import content_hash
 from nano_shared.printable import printable
 from nano_shared.process import return_freed_memory

@@ -53,7 +53,7 @@ def test_nobody_imports_the_packages_of_the_repository_that_are_not_installed() 
 
 @pytest.mark.slow
 def test_whoever_wants_the_losses_alone_loads_few_of_our_modules() -> None:
-    code = "import sys, nano_rl.learn.update; print(*[m for m in sys.modules if m.startswith('nano_')])"
+    code = "import sys, nano_rl.learn.train_step; print(*[m for m in sys.modules if m.startswith('nano_')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert len(loaded) <= 90
@@ -77,7 +77,7 @@ def test_one_place_turns_any_exception_into_data() -> None:
     ]
     # the grading of what a policy left always gives a verdict; code of strangers may raise anything,
     # and so may the client of MCP servers, by what they send
-    ours = ["connection.py", *4 * ["extensions.py"], "grade.py"]
+    ours = ["connection.py", *4 * ["extension_points.py"], "grade.py"]
     assert sorted(place.partition(":")[0] for place in broad) == ours
 
 

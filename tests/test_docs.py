@@ -69,7 +69,7 @@ def test_the_readme_is_true_about_its_license() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_path_that_a_page_names_exists(page: str) -> None:
-    """`nano_rl/learn/update.py` from the root; `launcher/archive.py` or `engine.py` somewhere below it."""
+    """`nano_rl/learn/loss.py` from the root; `launcher/archive.py` or `engine.py` somewhere below it."""
     named = re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./-]*\w", PAGES[page])
     gone = [path for path in named if not (ROOT / path.removesuffix(".")).exists()]
     modules = re.findall(r"`([\w/]+\.py)(?:::\w+)?`", PAGES[page])
@@ -79,7 +79,7 @@ def test_every_path_that_a_page_names_exists(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_module_name_of_a_page_exists(page: str) -> None:
-    """`nano_rl.learn.update.Updater`: a module, and names that its text holds."""
+    """`nano_rl.learn.train_step.Updater`: a module, and names that its text holds."""
     gone = []
     for name in re.findall(rf"(?<![\w/.-])(?:{'|'.join(MODULES)})(?:\.\w+)+", PAGES[page]):
         path, parts = MODULES[name.split(".")[0]], name.split(".")

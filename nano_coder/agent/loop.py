@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nano_coder.agent.actions import Actions
+from nano_coder.agent.best_first import next_beginning
 from nano_coder.agent.compaction import Compaction, compaction_of
 from nano_coder.agent.dialects.api import FILTERED, Api
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed
-from nano_coder.agent.likeliest import next_beginning
 from nano_coder.agent.profiles import (
     delegating,
     first_messages,

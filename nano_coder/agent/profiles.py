@@ -26,7 +26,7 @@ from nano_coder.tools.run_control import DELEGATE
 from nano_coder.tools.tool import TOOLS
 from nano_shared import snapshot
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import Extensions, is_reference, refuse_missing
+from nano_shared.extension_points import Extensions, is_reference, refuse_missing
 from nano_shared.hidden_checks import EnvironmentChecks
 from nano_shared.policy import CompactionFormat, Conversation, InterfaceProfile, ObservationFormat
 from nano_shared.run_facts import RunFacts

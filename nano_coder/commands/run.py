@@ -35,14 +35,14 @@ from nano_coder.commands.options import (
 )
 from nano_coder.config import ASKED, SPREADING, UNTRUSTED_CHECK, open_store, task_limits
 from nano_coder.run.execution import Runtime, Stop, attempt_task, escalate_run, passed, refuse_unpriced
-from nano_coder.run.side_by_side import best_of, run_tries
-from nano_coder.sandbox.request import say_unread
+from nano_coder.run.tries import best_of, run_tries
+from nano_coder.sandbox.jail_request import say_unread
 from nano_coder.tools.tool import load_image
 from nano_shared import snapshot, snapshot_change
 from nano_shared.checkpoint import latest_checkpoint
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.extensions import leave_hanging_calls
+from nano_shared.extension_points import leave_hanging_calls
 from nano_shared.files import content_hash, nano_home
 from nano_shared.logged_run import Feedback, FeedbackKind, edited_workspace, workspace_edit
 from nano_shared.owners import project_id

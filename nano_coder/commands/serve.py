@@ -16,10 +16,10 @@ from typer import Option
 
 from nano_coder.commands.options import Setup, agent_options
 from nano_coder.config import AgentConfig, open_store
+from nano_coder.installed_views import VIEWS
 from nano_coder.serve.access import Access, opened_access
-from nano_coder.views import VIEWS
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import call_extension
+from nano_shared.extension_points import call_extension
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from nano_coder.grading import GRADER
 from nano_coder.grading.impossible_tests import impossible, impossible_files, test_names
-from nano_coder.grading.inside.probe import DECEIVED, ENDED, STARTED
+from nano_coder.grading.inside.equality_probe import DECEIVED, ENDED, STARTED
 from nano_coder.grading.protected_files import RUNNERS, UNLISTED, ShellLine, is_test, named_editable
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared import snapshot

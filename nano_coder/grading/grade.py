@@ -8,18 +8,18 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from nano_coder.grading import GRADER
-from nano_coder.grading.cases import CHECKS, GradingOutcome, Submission, names, run_cases, same_answer
 from nano_coder.grading.command_check import CommandRun, grade_command, laid_over, restored, tree_hash
-from nano_coder.grading.live_use import live_use
+from nano_coder.grading.hidden_cases import CHECKS, GradingOutcome, Submission, names, run_cases, same_answer
 from nano_coder.grading.one_process_suite import run_strict
 from nano_coder.grading.protected_files import LINTERS
 from nano_coder.grading.reward_file import grade_reward_file
+from nano_coder.grading.solution_use import live_use
 from nano_coder.grading.submitted_folder import changed_since, read_folder
 from nano_coder.grading.two_jail_suite import Job, NeedsStrict, of_reference, run_suite
 from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_shared import snapshot
 from nano_shared.errors import LogError, UsageError
-from nano_shared.extensions import refuse_missing
+from nano_shared.extension_points import refuse_missing
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import (
     AnswerChecks,

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from nano_shared.process import parse
 
-_PROBE = (Path(__file__).parent / "inside" / "probe.py").read_text(encoding="utf-8")
+_PROBE = (Path(__file__).parent / "inside" / "equality_probe.py").read_text(encoding="utf-8")
 _NAME = "_nano_probe_"
 _EXITS = re.compile(r"\bos\._exit\b|\bos\.(exec|abort|kill)|\bos\.fork\b")
 """ways for a test file to end its process that its variant cannot see"""

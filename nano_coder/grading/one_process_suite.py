@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 
-from nano_coder.grading.cases import GradingOutcome, program
+from nano_coder.grading.hidden_cases import GradingOutcome, program
 from nano_coder.grading.impossible_tests import impossible_files, test_names
 from nano_coder.grading.two_jail_suite import (
     CPU_SECONDS,

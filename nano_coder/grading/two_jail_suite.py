@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from nano_coder.grading.cases import GradingOutcome, program
+from nano_coder.grading.hidden_cases import GradingOutcome, program
 from nano_coder.grading.inside.report import Malformed, read
-from nano_coder.grading.live_use import starred, used_names
+from nano_coder.grading.solution_use import starred, used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.files import content_hash

@@ -21,7 +21,7 @@ from nano_coder.models import weights
 from nano_coder.models.catalogue import fetch, fetched, offer
 from nano_shared.checkpoint import MANIFEST, Manifest, latest_checkpoint, read_checkpoint
 from nano_shared.errors import CheckpointError, ConfigError, PolicyError, UsageError
-from nano_shared.extensions import PLUGINS, Extensions, call_extension, described, is_reference, takes
+from nano_shared.extension_points import PLUGINS, Extensions, call_extension, described, is_reference, takes
 from nano_shared.files import checkpoints_dir, user_path
 from nano_shared.policy import InterfaceProfile, Policy
 

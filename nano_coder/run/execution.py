@@ -36,6 +36,7 @@ from nano_coder.tools.bash import ANEW, bash
 from nano_coder.tools.repair import NEEDS
 from nano_coder.tools.tool import RecordedAnswers, ToolContext
 from nano_shared import snapshot
+from nano_shared.agent_notes import Notes
 from nano_shared.errors import (
     BudgetExhausted,
     ConfigError,
@@ -47,10 +48,9 @@ from nano_shared.errors import (
     SandboxError,
     UsageError,
 )
-from nano_shared.extensions import Extensions, refuse_missing
+from nano_shared.extension_points import Extensions, refuse_missing
 from nano_shared.files import in_memory, scratch_folder
 from nano_shared.hidden_checks import EnvironmentChecks
-from nano_shared.notes import Notes
 from nano_shared.policy import InterfaceProfile, Policy, sees
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import (

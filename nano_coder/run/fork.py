@@ -14,8 +14,8 @@ from functools import partial
 from nano_coder.agent.loop import SAID, cut_turns, derived_seed, observed_last, plain_observation
 from nano_coder.agent.profiles import continuing_profile
 from nano_coder.run.execution import Runtime, as_much_again, branch_run, grade_run, refuse_served
-from nano_coder.run.side_by_side import run_side_by_side, with_private_notes
-from nano_coder.verify.deep import PromptRenderer, prove_prompts
+from nano_coder.run.tries import run_side_by_side, with_private_notes
+from nano_coder.verify.tokens import PromptRenderer, prove_prompts
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CommandChecks

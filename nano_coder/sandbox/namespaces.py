@@ -22,12 +22,7 @@ from concurrent.futures import TimeoutError as NotYet
 from pathlib import Path
 from typing import Any, Unpack
 
-from nano_coder.sandbox.launcher import message
-from nano_coder.sandbox.launcher.message import RequestOutcome
-from nano_coder.sandbox.launcher.root import LAUNCHER_INSIDE
-from nano_coder.sandbox.protocol import SANDBOXES, ExecResult, RunOptions, Sandbox, proven
-from nano_coder.sandbox.proxy import PORT, VARIABLES, Proxy, ProxyCall, Resolve, resolve
-from nano_coder.sandbox.request import (
+from nano_coder.sandbox.jail_request import (
     FLOOD_BYTES,
     MOST_ENTRIES,
     WORK_MB,
@@ -44,6 +39,11 @@ from nano_coder.sandbox.request import (
     python_program,
     snapshot_error,
 )
+from nano_coder.sandbox.launcher import message
+from nano_coder.sandbox.launcher.message import RequestOutcome
+from nano_coder.sandbox.launcher.root import LAUNCHER_INSIDE
+from nano_coder.sandbox.protocol import SANDBOXES, ExecResult, RunOptions, Sandbox, proven
+from nano_coder.sandbox.proxy import PORT, VARIABLES, Proxy, ProxyCall, Resolve, resolve
 from nano_coder.sandbox.root_plan import (
     FILE_MB,
     PROCESSES,

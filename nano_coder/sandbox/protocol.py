@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict, Unpack, runtime_checkable
 
 from nano_shared.errors import ConfigError, SandboxError, UsageError
-from nano_shared.extensions import Extensions, call_extension, described, is_reference, refuse_missing, takes
+from nano_shared.extension_points import (
+    Extensions,
+    call_extension,
+    described,
+    is_reference,
+    refuse_missing,
+    takes,
+)
 from nano_shared.files import scratch_folder
 from nano_shared.printable import printable
 from nano_shared.types import Denials, Limits

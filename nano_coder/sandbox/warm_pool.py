@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from nano_coder.sandbox.jail_request import Drain, Output, RunnerClient
 from nano_coder.sandbox.launcher import cgroup, message
 from nano_coder.sandbox.launcher.message import RequestOutcome
-from nano_coder.sandbox.request import Drain, Output, RunnerClient
 from nano_coder.sandbox.root_plan import cannot_isolate
 from nano_shared.errors import SandboxError
 from nano_shared.process import own_python

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve.request import SHAPED, BadRequest
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -20,7 +20,7 @@ from nano_coder.serve.api import APIS
 from nano_coder.serve.request import BadRequest, RunEnded
 from nano_coder.serve.served_models import status_behind
 from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, NanoError, PolicyError, Refused
-from nano_shared.extensions import PLUGINS, missing_plugin
+from nano_shared.extension_points import PLUGINS, missing_plugin
 from nano_shared.printable import printable
 from nano_shared.strict_json import decoded, json_object
 

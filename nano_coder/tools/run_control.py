@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from nano_coder.tools.tool import ToolContext, ToolFailure, ToolResult, tool
+from nano_shared.agent_notes import Notes
 from nano_shared.errors import UsageError
-from nano_shared.notes import Notes
 from nano_shared.printable import printable
 
 MOST_STEPS, LONGEST_STEP = 40, 300

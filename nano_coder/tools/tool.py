@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, 
 from nano_coder.config import TABLES, AgentConfig
 from nano_coder.sandbox.protocol import ExecResult, Jail, RunOptions, Sandbox, SupportsKeeping
 from nano_shared.errors import ConfigError, NanoError, UsageError
-from nano_shared.extensions import (
+from nano_shared.extension_points import (
     Extensions,
     absolute_reference,
     call_extension,
@@ -35,7 +35,7 @@ from nano_shared.types import ImageRef, Limits, Observation, ToolCall, ToolSpec,
 
 if TYPE_CHECKING:
     from nano_coder.config import SearchSettings
-    from nano_shared.notes import Notes
+    from nano_shared.agent_notes import Notes
 
 
 C = TypeVar("C", bound="Closable")

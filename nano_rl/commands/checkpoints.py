@@ -25,10 +25,10 @@ from nano_rl.checkpoints.promotion import (
     roll_back,
     stored_evidence,
 )
+from nano_rl.command_setup import checkpoint_target, look_first, trainings_dir
 from nano_rl.commands.eval import print_differences
 from nano_rl.commands.options import Log
 from nano_rl.improve.project import directory_named
-from nano_rl.session import checkpoint_target, look_first, trainings_dir
 from nano_shared.checkpoint import (
     Manifest,
     checkpoint_names,

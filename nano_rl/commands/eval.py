@@ -25,10 +25,10 @@ from nano_rl.checkpoints.evaluate import (
 from nano_rl.checkpoints.evaluate import SuccessRow as Row
 from nano_rl.checkpoints.promotion import SuccessDifference as Difference
 from nano_rl.checkpoints.promotion import compare
+from nano_rl.command_setup import all_tasks, chosen_reward, dtype_of, look_first, policy_runtime
 from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
 from nano_rl.commands.progress import LOGGED, bar, print_components, print_rows, tell_ungraded
 from nano_rl.gather.rollouts import collect, number_of_runs
-from nano_rl.session import all_tasks, chosen_reward, dtype_of, look_first, policy_runtime
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.policy import InterfaceProfile

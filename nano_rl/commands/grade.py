@@ -13,8 +13,8 @@ from typer import Argument, Option
 from nano_coder.commands.options import DirectoryOption, open_log
 from nano_coder.grading.grade import GRADERS, by_grader, find_grader, grade_folder
 from nano_coder.run.execution import regrade_run
+from nano_rl.command_setup import sandbox_opener
 from nano_rl.commands.options import Log
-from nano_rl.session import sandbox_opener
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.command_line import Console, JsonOption, emit
 from nano_shared.errors import UsageError

@@ -142,7 +142,7 @@ def _cycle(project: ImprovedProject, setup: Setup, minutes: float, as_json: bool
 def _model(project: ImprovedProject, setup: Setup) -> str:
     """The local model that the project uses. Raises UsageError for a hosted one."""
     from nano_coder.models.opening import default_model, find_opener
-    from nano_rl.session import look_first
+    from nano_rl.command_setup import look_first
 
     name = setup.config.model or default_model(project.id)
     if find_opener(name):

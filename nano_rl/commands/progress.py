@@ -23,11 +23,11 @@ from rich.progress import (
 from rich.table import Table
 
 from nano_rl.checkpoints.evaluate import SuccessRow as Row
+from nano_rl.command_setup import training_folder, weights_to_train
 from nano_rl.config import SftConfig
 from nano_rl.gather.rollouts import none_graded, why_ungraded
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.record import print_metrics
-from nano_rl.session import training_folder, weights_to_train
+from nano_rl.training_record import print_metrics
 from nano_shared.command_line import Console
 from nano_shared.errors import Interrupted
 from nano_shared.types import Trajectory

@@ -14,11 +14,11 @@ from nano_coder.commands.options import Setup, agent_options
 from nano_coder.models.opening import find_opener
 from nano_coder.run.execution import is_reflection
 from nano_rl.checkpoints.evaluate import component_means, row_of, table
+from nano_rl.command_setup import all_tasks, chosen_reward, oracle_runtime, policy_runtime
 from nano_rl.commands.eval import vars_of
 from nano_rl.commands.options import EnvOption, RewardOption, Seed, Tasks
 from nano_rl.commands.progress import LOGGED, bar, print_components, print_rows, tell_ungraded
 from nano_rl.gather.rollouts import WORKERS, collect, execute, number_of_runs, oracle_policy
-from nano_rl.session import all_tasks, chosen_reward, oracle_runtime, policy_runtime
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.types import Split, Trajectory

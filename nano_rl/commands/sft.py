@@ -39,8 +39,8 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Imitate and write checkpoint NAME. Several sources may be given: their rows are put together."""
+    from nano_rl.command_setup import adapter_rank, looked_first
     from nano_rl.commands.progress import train_offline
-    from nano_rl.session import adapter_rank, looked_first
 
     config = settings.config(adapter_rank(settings, model))
     if not (tasks or from_logs or messages):
@@ -61,10 +61,10 @@ def _lessons(
     log: str | None,
 ) -> OfflineRows:  # fmt: skip
     """All rows to imitate. Raises UsageError for bad rows, oracles that fail and sources without any row."""
+    from nano_rl.command_setup import oracle_runtime
     from nano_rl.commands.progress import LOGGED, OfflineRows, bar
     from nano_rl.gather.rollouts import ORACLE
     from nano_rl.imitation import all_that_fit, logged_successes, oracle_runs, read_messages, reader_of, why
-    from nano_rl.session import oracle_runtime
     from nano_rl.tasks.task_file import read_tasks
 
     reader = reader_of(opened)

@@ -10,8 +10,8 @@ from typer import Argument, Option
 
 from nano_coder.commands.options import DirectoryOption, open_log
 from nano_coder.verify.trainable import RefusalCode
+from nano_rl.command_setup import sandbox_opener
 from nano_rl.commands.options import Log, Seed
-from nano_rl.session import sandbox_opener
 from nano_rl.tasks.from_log import LoggedTask, MutantSearch, distinct, mutant_tasks, task_from_run
 from nano_rl.tasks.task_file import refuse_unwritable, write_tasks
 from nano_shared.command_line import JsonOption, emit

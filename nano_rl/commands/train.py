@@ -14,7 +14,7 @@ from typer import Option
 
 from nano_coder.commands.options import Limit, Net, ToolOption, log_of_environment
 from nano_coder.config import parse_limits
-from nano_coder.views import TrainingView
+from nano_coder.installed_views import TrainingView
 from nano_rl.commands.options import DeviceOption, EnvOption, ModelOption, NameOption, RewardOption
 from nano_rl.config import TrainConfig
 from nano_shared.command_line import JsonOption, emit
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from nano_coder.environment import Environments
     from nano_coder.models.opening import OpenedWeights
     from nano_coder.run.execution import Runtime
-    from nano_rl.gather.sources import Sources
-    from nano_rl.logs.reader import LogContents
-    from nano_rl.record import TrainArguments
+    from nano_rl.gather.step_groups import Sources
+    from nano_rl.logs.logged_groups import LogContents
     from nano_rl.rewards import Reward
+    from nano_rl.training_record import TrainArguments
     from nano_shared.store import LogStore
     from nano_shared.types import Task
 
@@ -113,7 +113,7 @@ def command(
     With --resume, what is not given is what the training was started with. With --from-logs several --log may
     be given: all are read, and fresh runs are written to the first.
     """
-    from nano_rl.record import TrainArguments
+    from nano_rl.training_record import TrainArguments
 
     arguments = TrainArguments(
         name=name or "", model=model, tasks=tasks, held_out=held_out, from_logs=from_logs,
@@ -126,7 +126,7 @@ def command(
         arguments, settings = _resumed(arguments, settings, says_fresh=fresh is not None)
     config = _config(settings, reward, arguments)
     refuse_contradictions(arguments, settings.flags, config)
-    from nano_rl.session import look_first, model_to_train
+    from nano_rl.command_setup import look_first, model_to_train
 
     model_to_train(arguments.model)  # before torch is imported, which takes seconds
     for sentence in config.idle(given, from_logs=arguments.from_logs):
@@ -143,8 +143,8 @@ def _names(text: str) -> list[str]:
 def _resumed(
     given: TrainArguments, settings: Settings[TrainConfig], *, says_fresh: bool
 ) -> tuple[TrainArguments, Settings[TrainConfig]]:
-    from nano_rl.record import TrainArguments, read_record
-    from nano_rl.session import trainings_dir
+    from nano_rl.command_setup import trainings_dir
+    from nano_rl.training_record import TrainArguments, read_record
 
     record = read_record(trainings_dir() / given.name)
     names_source = bool(given.tasks or given.envs or given.from_logs)
@@ -161,7 +161,7 @@ def _resumed(
 
 def _config(settings: Settings[TrainConfig], reward: str | None, arguments: TrainArguments) -> TrainConfig:
     """The settings; with --from-logs the group size is what is added to each logged group."""
-    from nano_rl.session import adapter_rank, model_to_train
+    from nano_rl.command_setup import adapter_rank, model_to_train
 
     more: dict[str, Any] = {}
     if reward:
@@ -223,8 +223,8 @@ def refuse_contradictions(given: TrainArguments, flags: Collection[str], config:
 
 
 def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], quiet: bool) -> None:
+    from nano_rl.command_setup import training_folder, training_runtime
     from nano_rl.rewards import COMPOSERS
-    from nano_rl.session import training_folder, training_runtime
     from nano_rl.tasks.task_file import read_tasks
 
     composed = COMPOSERS.find("composed").open_reward(config.reward) if config.reward else None
@@ -234,12 +234,12 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
     environments, tasks = fresh_tasks(given, config.seed, folder)
     if composed and tasks:
         composed.probe(tasks)
-    from nano_rl.gather.sources import Sources, open_curriculum, refuse_trained
+    from nano_rl.command_setup import PLANS
+    from nano_rl.gather.step_groups import Sources, open_curriculum, refuse_trained
+    from nano_rl.learn.advantages import probe_advantage
     from nano_rl.learn.learner import started_ranks
     from nano_rl.learn.loss import probe_objective  # torch
-    from nano_rl.learn.rows import probe_advantage
-    from nano_rl.record import open_sinks
-    from nano_rl.session import PLANS
+    from nano_rl.training_record import open_sinks
 
     refuse_trained(Sources(tasks=tasks, held_out=held_out))
     probe_objective(config.objective.terms)
@@ -257,9 +257,9 @@ def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], qui
     from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
     from nano_rl.learn.learner import prepare
     from nano_rl.learn.metrics import METRICS, read_metrics
-    from nano_rl.record import Watch, Watcher, open_view, write_record
     from nano_rl.resume import STATES, States, accepted_step
     from nano_rl.train import identify, train
+    from nano_rl.training_record import Watch, Watcher, open_view, write_record
 
     say: Say = (lambda _: None) if quiet else partial(print, file=sys.stderr)
     sources = open_sources(given, tasks, config, opened, runtime, further, composed, folder, say)
@@ -334,9 +334,9 @@ def open_sources(
     runtime: Runtime, further: Sequence[LogStore], composed: Reward | None, folder: Path, say: Say,
 ) -> Sources:  # fmt: skip
     from nano_coder.models.opening import local_policy
-    from nano_rl.gather.sources import Sources, pair_term
+    from nano_rl.gather.step_groups import Sources, pair_term
     from nano_rl.imitation import solved_oracles, succeeded
-    from nano_rl.logs.reader import LoggedGroup, LoggedRuns, lineage, read_logs
+    from nano_rl.logs.logged_groups import LoggedGroup, LoggedRuns, lineage, read_logs
 
     if not given.from_logs:
         return Sources(tasks=tasks)
@@ -430,7 +430,7 @@ def _report(
 
     from nano_rl.gather.rollouts import HELD_OUT_FILE
     from nano_rl.learn.metrics import read_rows
-    from nano_rl.record import learned_from, print_metrics
+    from nano_rl.training_record import learned_from, print_metrics
 
     held_out = read_rows(folder / HELD_OUT_FILE) if (folder / HELD_OUT_FILE).exists() else []
     finite = {name: value if math.isfinite(value) else None for name, value in last.items()}

@@ -35,16 +35,16 @@ from nano_coder.run.execution import (
     reflect_run,
     run_task,
 )
-from nano_coder.run.side_by_side import AT_ONCE, OnRun, member_seed, run_side_by_side
+from nano_coder.run.tries import AT_ONCE, OnRun, member_seed, run_side_by_side
 from nano_coder.sandbox.protocol import Sandbox, SupportsListening, SupportsMounts, connected, in_image
 from nano_rl.checkpoints.evaluate import row_of
+from nano_rl.learn.groups import Group
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, RowWriter
-from nano_rl.learn.rows import Group
 from nano_rl.rewards import Reward
 from nano_rl.rewards.reward import IMPOSSIBLE
+from nano_shared.agent_notes import attempt_notes
 from nano_shared.errors import NanoError, PolicyError, SandboxError, UsageError
-from nano_shared.extensions import Extensions
-from nano_shared.notes import attempt_notes
+from nano_shared.extension_points import Extensions
 from nano_shared.policy import Conversation, InterfaceProfile, Policy
 from nano_shared.types import Completion, Finish, Limits, OracleAction, Sampling, StopReason, Task, Trajectory
 

@@ -18,14 +18,14 @@ from nano_coder.commands.options import Setup
 from nano_coder.models.opening import usual_profile
 from nano_rl.checkpoints.evaluate import TaskOutcome, task_outcome
 from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote
+from nano_rl.command_setup import oracle_runtime, policy_runtime
 from nano_rl.gather.rollouts import collect
 from nano_rl.improve.gate import decide
 from nano_rl.improve.project import Cycle, ImprovedProject, ProjectTask, Tell, counts
 from nano_rl.improve.tasks import TASKS, Gathering, checked_runs
-from nano_rl.session import oracle_runtime, policy_runtime
-from nano_rl.tasks.places import SplitPart
+from nano_rl.tasks.code_places import SplitPart
 from nano_shared.errors import UsageError
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 from nano_shared.files import checkpoints_dir, content_hash
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from pydantic import Field, ValidationError
 
 from nano_rl.improve.gate import GateDecision
-from nano_rl.tasks.places import SplitPart
+from nano_rl.tasks.code_places import SplitPart
 from nano_shared.errors import UsageError
 from nano_shared.files import full_disk_explained, nano_home, write_text
 from nano_shared.owners import project_id

@@ -19,11 +19,18 @@ from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.verify.trainable import may_teach
 from nano_rl.gather.rollouts import ORACLE, oracle_policy
 from nano_rl.improve.project import ImprovedProject, ProjectTask, Tell
+from nano_rl.tasks.code_places import (
+    SplitPart,
+    changed_places,
+    codes_of,
+    edit_actions,
+    hunks_between,
+    part_of,
+)
 from nano_rl.tasks.from_log import MutantSearch, mutant_tasks, task_from_run
-from nano_rl.tasks.places import SplitPart, changed_places, codes_of, edit_actions, hunks_between, part_of
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 from nano_shared.files import content_hash
 from nano_shared.printable import one_line
 from nano_shared.run_facts import RunFacts, RunFilter

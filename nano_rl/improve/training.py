@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from nano_coder.models.opening import dtype_to_train, open_weights, rank_of
 from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
+from nano_rl.command_setup import oracle_runtime, training_folder, training_runtime, trainings_dir
 from nano_rl.config import SftConfig, TrainConfig
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.imitation import all_that_fit, reader_of, solved_oracles, train_sft
 from nano_rl.improve.project import Tell
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.offline import OtherRows
-from nano_rl.record import TrainArguments, Watch
 from nano_rl.resume import STATES
-from nano_rl.session import oracle_runtime, training_folder, training_runtime, trainings_dir
 from nano_rl.train import train
+from nano_rl.train_fixed_rows import OtherRows
+from nano_rl.training_record import TrainArguments, Watch
 from nano_shared.errors import GuardTripped
 from nano_shared.types import Task
 

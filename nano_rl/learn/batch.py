@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.prefix_tree import common_prefix
-from nano_rl.learn.rows import TrainSample
 
 ENOUGH = 1024
 """tokens of a micro-batch beyond which larger ones are no faster on a CPU and need more memory"""

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import GuardConfig
+from nano_rl.learn.groups import Group, TrainSample, to_samples
 from nano_rl.learn.learner import with_weights
 from nano_rl.learn.logprob import can_share, plain_rows, token_logprobs
 from nano_rl.learn.loss import relative_gap
-from nano_rl.learn.rows import Group, TrainSample, to_samples
 from nano_shared.errors import GuardTripped
 
 StepMetrics = Mapping[str, float]

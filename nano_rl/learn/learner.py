@@ -18,7 +18,7 @@ from nano_rl.learn.config import LearningRateSchedule, OptimizerConfig
 from nano_rl.learn.logprob import checkpoint_layers, token_logprobs
 from nano_rl.learn.loss import mean_metrics
 from nano_shared.errors import CheckpointError, ConfigError
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 from nano_shared.lora import round_once
 from nano_shared.process import keep_freed_memory
 

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from nano_rl.learn.batch import Batch
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.objectives import KL, Aggregation, Objective, weighted
-from nano_rl.learn.rows import TrainSample
 from nano_shared.errors import UsageError
-from nano_shared.extensions import call_extension, is_ours
+from nano_shared.extension_points import call_extension, is_ours
 
 
 def token_weights(

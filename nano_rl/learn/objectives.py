@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, model_validator
 
 from nano_shared.errors import ConfigError
-from nano_shared.extensions import find_extension, takes
+from nano_shared.extension_points import find_extension, takes
 from nano_shared.settings import Config
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ KL = Literal["k1", "k2", "k3", "k3+"]
 
 class Objective(Config):
     """An objective: its surrogate loss, and the terms around it that its paper names. A file of yours can
-    hold another than those below, `--objective ./mine.py:MINE`. Formulas are in `loss.py` and `rows.py`."""
+    hold another than those below, `--objective ./mine.py:MINE`. Formulas are in `loss.py` and
+    `advantages.py`."""
 
     surrogate: Callable[..., Any]
     """(new_N, ratio_N, advantages_N, config) -> [N] loss of each token, to be minimised, before importance

@@ -22,14 +22,14 @@ from nano_coder.grading import outcome
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.verify.trainable import RefusalCode, blocking, imitation_refusal, interface_refusal
 from nano_coder.verify.trainable import hashes as profile_hashes
-from nano_rl.learn.rows import is_dead
+from nano_rl.learn.groups import is_dead
 from nano_shared.policy import InterfaceProfile
 from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Trajectory, Trust
 
 if TYPE_CHECKING:
-    from nano_coder.verify.deep import Scored
+    from nano_coder.verify.tokens import Scored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class RunVerifier:
     """Checks the tokens of runs of one log against one policy: texts, template, and log-probs."""
 
     def __init__(self, opened: OpenedWeights, store: LogStore) -> None:
-        from nano_coder.verify.deep import TokenCheck
+        from nano_coder.verify.tokens import TokenCheck
 
         policy = local_policy(opened.loaded, opened.profile, version=opened.version)
         self.template_hash = policy.template_hash
@@ -57,7 +57,7 @@ class RunVerifier:
 
     def verify(self, run: Trajectory, *, score: bool) -> VerifiedRun:
         """Why a run is refused, or None; with `score` also its tokens scored by this policy."""
-        from nano_coder.verify.deep import gap_of, rescored
+        from nano_coder.verify.tokens import gap_of, rescored
 
         refusal = self._check.refusal(run)
         if refusal is not None or not score:

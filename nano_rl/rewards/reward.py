@@ -14,7 +14,7 @@ from pydantic import Field
 
 from nano_coder.run.execution import Runtime
 from nano_rl.config import RewardConfig
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 from nano_shared.settings import Config
 from nano_shared.types import Task, Trajectory
 

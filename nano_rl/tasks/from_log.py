@@ -18,8 +18,8 @@ from nano_coder.grading.command_check import restored, tree_hash
 from nano_coder.grading.grade import Delivery, grade_delivery, grade_trajectory
 from nano_coder.grading.protected_files import ShellLine
 from nano_coder.sandbox.protocol import Sandbox
+from nano_rl.tasks.code_places import text_of
 from nano_rl.tasks.mutate import Mutant, mutant_of, splices_by_function
-from nano_rl.tasks.places import text_of
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.files import content_hash

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pydantic import ValidationError
 
 from nano_shared.errors import UsageError
-from nano_shared.extensions import (
+from nano_shared.extension_points import (
     Extensions,
     call_extension,
     described,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from nano_shared.errors import Refusal, Refused, UsageError
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 from nano_shared.hidden_checks import Case, CaseChecks, MutantChecks, SuiteChecks, WorkspaceChecks
 from nano_shared.strict_json import (
     GZIP,

@@ -192,7 +192,7 @@ class LazyGroup(TyperGroup):
         return get_command(found) if isinstance(found, typer.Typer) else as_command(name, found)
 
     def _of_plugin(self, name: str, plugin: str) -> Any:
-        from nano_shared.extensions import extension_names, find_extension, missing_plugin
+        from nano_shared.extension_points import extension_names, find_extension, missing_plugin
 
         entry = f"{self.path}.{name}"
         if plugin and entry not in extension_names("nano.commands"):
@@ -207,7 +207,7 @@ class LazyGroup(TyperGroup):
 
     def _further(self) -> dict[str, TyperCommand]:
         """Stubs of the commands that other packages bring."""
-        from nano_shared.extensions import Extensions
+        from nano_shared.extension_points import Extensions
 
         known = Extensions[Any]("nano.commands")
         names = [name.removeprefix(f"{self.path}.") for name in known if name.startswith(f"{self.path}.")]
@@ -334,7 +334,7 @@ def interrupted_in_time() -> Iterator[None]:
     usual = {number: usual for number, usual in _ENDING.items() if signal.getsignal(number) == usual and ours}
 
     def handle(number: int, frame: Any) -> None:
-        if (extensions := sys.modules.get("nano_shared.extensions")) is not None:
+        if (extensions := sys.modules.get("nano_shared.extension_points")) is not None:
             extensions.leave_hanging_calls(number)
         if number == signal.SIGTERM:
             signal.signal(number, signal.SIG_DFL)

@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from nano_shared.errors import LogError
-from nano_shared.extensions import Extensions, refuse_missing
+from nano_shared.extension_points import Extensions, refuse_missing
 from nano_shared.files import WAY_OUT, content_hash, full_disk_explained, nano_home, user_path
 from nano_shared.printable import without_password
 from nano_shared.schema import FIRST, HEAD, VERSION_TABLE

@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 
 from nano_shared.errors import LogError, UsageError
-from nano_shared.extensions import Extensions, refuse_missing
+from nano_shared.extension_points import Extensions, refuse_missing
 from nano_shared.files import canonical_json, content_hash, full_disk_explained, replacing, user_path
 
 # ------------------------------------------------------------------------------------ blobs

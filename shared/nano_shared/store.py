@@ -15,11 +15,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from nano_shared import schema
+from nano_shared.agent_notes import Notes, Scrub
 from nano_shared.database import Database, open_database
 from nano_shared.errors import LogError, NanoError
 from nano_shared.files import new_run_id
 from nano_shared.logged_run import Feedback, LoggedRun, Said
-from nano_shared.notes import Notes, Scrub
 from nano_shared.owners import EVERYBODY, User, project_of
 from nano_shared.run_facts import RunFacts, RunFilter, stream_facts
 from nano_shared.schema import HINT, ClientRequest, ExactText

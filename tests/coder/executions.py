@@ -11,7 +11,7 @@ from nano_coder.agent.profiles import COMPACT_1, logged_profile
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime
 from nano_coder.sandbox.protocol import ExecResult, open_sandbox
-from nano_coder.verify.deep import PromptProof, PromptRenderer, prove_prompts
+from nano_coder.verify.tokens import PromptProof, PromptRenderer, prove_prompts
 from nano_shared.policy import InterfaceProfile
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Task, ToolCall, Trajectory

@@ -24,7 +24,7 @@ link = socket.socket(fileno=int(sys.argv[1]))
 for name in sys.argv[2:]:
     importlib.import_module(name)
 sys.modules["empty_log"].empty_log()
-sys.modules["nano_shared.extensions"]._entry_points()
+sys.modules["nano_shared.extension_points"]._entry_points()
 gc.freeze()
 while True:
     request, fds, _, _ = socket.recv_fds(link, 1 << 20, 3)

@@ -12,7 +12,7 @@ from nano_coder.agent.loop import turn_seed
 from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task
-from nano_shared import extensions
+from nano_shared import extension_points
 from nano_shared.types import Finish, StopReason, Task, Trajectory
 
 
@@ -108,14 +108,14 @@ def test_a_call_of_an_installed_tool_that_is_broken_and_not_offered_is_an_unknow
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: teapot\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[nano.tools]\npour = no_such_module:pour\n")
     monkeypatch.syspath_prepend(info.parent)
-    extensions._entry_points.cache_clear()
-    extensions._registered.cache_clear()
+    extension_points._entry_points.cache_clear()
+    extension_points._registered.cache_clear()
     try:
         trajectory, _ = run(tmp_path / "run", ["@pour", SUBMIT])
     finally:
         monkeypatch.undo()
-        extensions._entry_points.cache_clear()
-        extensions._registered.cache_clear()
+        extension_points._entry_points.cache_clear()
+        extension_points._registered.cache_clear()
     assert trajectory.stop is StopReason.FINISHED
     assert seen(trajectory)[0].startswith("error: unknown tool pour; the tools are read_file, ")
 

@@ -30,7 +30,7 @@ from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.serve.conversations import ClientSession, Conversations, UnknownSession
 from nano_coder.serve.request import ClientMessage, ModelRequest
 from nano_coder.serve.served_models import ServedModel
-from nano_coder.verify.deep import TokenCheck
+from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, refusal_of
 from nano_shared.command_line import run_command

@@ -19,7 +19,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunHooks, Runtime, resume_run, run_task
 from nano_coder.run.fork import fork_run, say_to_run
 from nano_coder.verify.trainable import verify
-from nano_rl.learn.rows import to_samples
+from nano_rl.learn.groups import to_samples
 from nano_shared.types import Role, Sampling, StopReason, Trajectory
 
 DAY = find_profile("workday-2-hermes-json")

@@ -19,7 +19,7 @@ from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.commands.log import command
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.run.execution import Runtime, grade_run, run_task
-from nano_coder.verify.deep import MAX_GAP, MEAN_GAP, Scored, gap_of
+from nano_coder.verify.tokens import MAX_GAP, MEAN_GAP, Scored, gap_of
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Trajectory

@@ -19,7 +19,7 @@ from nano_coder.run.fork import fork_run, say_to_run
 from nano_coder.verify.trainable import findings, verify
 from nano_formats.token_triple import TokenRows, triples
 from nano_rl.imitation import run_messages
-from nano_rl.learn.rows import to_samples
+from nano_rl.learn.groups import to_samples
 from nano_shared.run_facts import RunFilter, facts_of
 from nano_shared.types import Sampling, StopReason, Trajectory
 

@@ -21,9 +21,9 @@ from strict_api import KEY, Call, Fail, Handler, Say, call, stream_bytes, strict
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import API_1, COMPACT_1, HERMES_1
 from nano_coder.config import Price
-from nano_coder.formats import message_rows
 from nano_coder.models.endpoint.policy import EndpointPolicy, Patience
 from nano_coder.run.execution import RunSettings, grade_run, resume_run, run_task
+from nano_coder.run_formats import message_rows
 from nano_coder.verify.trainable import verify
 from nano_rl.imitation import RunEncoder, run_messages
 from nano_shared.errors import ConfigError, UsageError

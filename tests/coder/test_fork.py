@@ -15,7 +15,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, resume_run, run_task
 from nano_coder.run.fork import fork_run
 from nano_coder.verify.trainable import verify
-from nano_rl.learn.rows import form_groups, to_samples
+from nano_rl.learn.groups import form_groups, to_samples
 from nano_shared.command_line import run_command
 from nano_shared.errors import LogError, UsageError
 from nano_shared.types import Sampling, StopReason, Task, Trajectory, Trust

@@ -14,9 +14,9 @@ import pytest
 from hacks import FAIR, HANGS, NOT_PLAIN, SILENT, TOLD
 
 from nano_coder.grading import GRADER
-from nano_coder.grading.cases import same, same_answer
 from nano_coder.grading.command_check import CommandRun, grade_command
 from nano_coder.grading.grade import grade
+from nano_coder.grading.hidden_cases import same, same_answer
 from nano_coder.grading.protected_files import ShellLine
 from nano_coder.sandbox.namespaces import NsJail
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox, open_sandbox

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_verdicts import FORGE, FORGE_STRICT, STRICT, _cases, _suite
 
-from nano_coder.grading.cases import _reports, judged
+from nano_coder.grading.hidden_cases import _reports, judged
 from nano_coder.grading.two_jail_suite import _judged, read_reports
 from nano_coder.run.execution import grade_run, run_task
 from nano_coder.sandbox.protocol import ExecResult, ResourceUse, Sandbox, open_sandbox

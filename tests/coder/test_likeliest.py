@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_repair import CHECK, broken, seven_answers, shown
 
-from nano_coder.agent.likeliest import next_beginning
+from nano_coder.agent.best_first import next_beginning
 from nano_coder.agent.profiles import REPAIR_1
 from nano_coder.config import CoreConfig
 from nano_coder.models.opening import open_policy

@@ -12,7 +12,7 @@ from executions import SUBMIT, a_runtime, a_task, act, limits, prompt_proof
 from nano_coder.cli import cli
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import REFLECTION, attempt_task, grade_run, is_reflection, reflect_run, run_task
-from nano_rl.learn.rows import to_samples
+from nano_rl.learn.groups import to_samples
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks

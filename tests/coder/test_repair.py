@@ -18,16 +18,16 @@ from nano_coder.agent.profiles import REPAIR_1
 from nano_coder.commands.options import Setup
 from nano_coder.commands.run import with_advice
 from nano_coder.config import AgentConfig
-from nano_coder.formats import message_rows
 from nano_coder.models import catalogue, opening
 from nano_coder.run.execution import Runtime, Stop, grade_run, resume_run, run_task
-from nano_coder.run.side_by_side import run_tries
+from nano_coder.run.tries import run_tries
+from nano_coder.run_formats import message_rows
 from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools import repair
 from nano_coder.verify.trainable import verify
 from nano_rl.cli import cli as rl
 from nano_rl.imitation import imitated_samples, row_conversations, solved_oracles
-from nano_shared import extensions
+from nano_shared import extension_points
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks
@@ -270,7 +270,7 @@ def test_a_checkpoint_of_a_package_goes_before_the_fetched_model_that_it_is_trai
         "from pathlib import Path\nFOLDER = Path(__file__).parent / 'p'\n"
     )
     monkeypatch.syspath_prepend(tmp_path / "site")
-    for cached in (extensions._entry_points, extensions._registered):
+    for cached in (extension_points._entry_points, extension_points._registered):
         cached.cache_clear()
     assert advised(check=CHECK, model="little") == ("little", "repair-1"), "its base is not fetched"
     file = catalogue._place(config.catalogue()["little"])
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_a_package_goes_before_the_fetched_model_that_it_is_trai
     assert advised(check=CHECK, model="little", profile="repair-1") == ("little", "repair-1")
     assert opening.at_hand("mender") == str(tmp_path / "site" / "p")
     monkeypatch.undo()
-    for cached in (extensions._entry_points, extensions._registered):
+    for cached in (extension_points._entry_points, extension_points._registered):
         cached.cache_clear()
 
 

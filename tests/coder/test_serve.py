@@ -29,7 +29,7 @@ from nano_coder.serve.given_reward import give_reward
 from nano_coder.serve.http_json import BoundedConnection
 from nano_coder.serve.request import TextDelta
 from nano_coder.serve.served_models import ServedModel
-from nano_coder.verify.deep import TokenCheck
+from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.store import LogStore
@@ -357,7 +357,7 @@ def test_sessions_are_kept_apart_and_rewarded(tiny: Served) -> None:
 
 
 def test_what_was_served_trains(tiny: Served) -> None:
-    from nano_rl.learn.rows import form_groups, to_samples
+    from nano_rl.learn.groups import form_groups, to_samples
 
     for number in range(4):
         tiny.openai(f"/sessions/{number}/v1").chat.completions.create(

@@ -31,7 +31,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access
 from nano_coder.serve.request import AnswerForm, BadRequest, ModelAnswer, TextDelta, grammar_of
 from nano_coder.serve.served_models import Adapters, ServedModel
-from nano_coder.verify.deep import logprob_gap
+from nano_coder.verify.tokens import logprob_gap
 from nano_coder.verify.trainable import verify
 from nano_shared.store import LogStore
 from nano_shared.types import Completion, Finish, Sampling, StopReason, ToolCall, ToolSpec, TurnTokens
@@ -344,7 +344,7 @@ def test_completions_are_logged_as_runs(tiny: Served) -> None:
             update={"messages": (runs[0].turns[0].messages[0].model_copy(update={"content": "other"}),)}
         )
     )
-    from nano_coder.verify.deep import TokenCheck
+    from nano_coder.verify.tokens import TokenCheck
 
     policy: Any = tiny.policy
     check = TokenCheck(template=policy.template, eos_ids=policy.engine.eos_ids, blobs=tiny.store.blobs)

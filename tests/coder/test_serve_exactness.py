@@ -20,7 +20,7 @@ import httpx
 import pytest
 from test_serve import Served, serve, tiny  # noqa: F401 (fixtures)
 
-from nano_coder.verify.deep import MAX_GAP, TokenCheck, rescored
+from nano_coder.verify.tokens import MAX_GAP, TokenCheck, rescored
 from nano_shared.types import AMBIGUOUS_TOOLS, Finish, Trajectory, Turn
 
 Said = tuple[str, str]

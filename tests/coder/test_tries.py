@@ -24,9 +24,9 @@ from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.opening import open_policy
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, Stop
-from nano_coder.run.side_by_side import best_of, member_seed, run_tries
+from nano_coder.run.tries import best_of, member_seed, run_tries
 from nano_rl.cli import cli as rl
-from nano_rl.learn.rows import form_groups
+from nano_rl.learn.groups import form_groups
 from nano_shared.command_line import run_command
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore

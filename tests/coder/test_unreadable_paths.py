@@ -15,10 +15,10 @@ from executions import a_runtime, a_task, act
 from nano_coder.agent.actions import Workspace
 from nano_coder.agent.profiles import find_profile
 from nano_coder.run.execution import run_task
+from nano_coder.sandbox.jail_request import pack_workspace
 from nano_coder.sandbox.launcher import files
 from nano_coder.sandbox.launcher.kernel import as_file_user
 from nano_coder.sandbox.protocol import SupportsKeeping, open_sandbox
-from nano_coder.sandbox.request import pack_workspace
 from nano_containers.folder_jail import NoSandbox
 from nano_shared import snapshot, snapshot_change
 from nano_shared.snapshot import BlobStore, Snapshot

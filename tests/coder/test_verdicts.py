@@ -17,7 +17,7 @@ from nano_coder.grading.inside.report import DEEPEST, Malformed, read
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.namespaces import NsJail
 from nano_coder.sandbox.protocol import Jail, Sandbox, open_sandbox
-from nano_coder.verify.deep import expected_hash
+from nano_coder.verify.tokens import expected_hash
 from nano_shared.hidden_checks import Case, CaseChecks, Suite, SuiteChecks
 from nano_shared.snapshot import Quota, snapshot_directory
 from nano_shared.snapshot_change import apply

@@ -24,10 +24,10 @@ from nano_preferences.registry import part_kind
 from nano_rl.cli import cli as rl_cli
 from nano_rl.learn.objectives import find_objective
 from nano_rl.tasks.suite import find_suite
-from nano_shared import extensions
+from nano_shared import extension_points
 from nano_shared.command_line import run_command
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.extensions import find_extension
+from nano_shared.extension_points import find_extension
 from nano_shared.types import Task
 
 Write = Callable[[str], Path]
@@ -62,14 +62,14 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         for module, source in modules.items():
             (folder / f"{module}.py").write_text(source)
         monkeypatch.syspath_prepend(folder)
-        extensions._entry_points.cache_clear()
-        extensions._registered.cache_clear()
+        extension_points._entry_points.cache_clear()
+        extension_points._registered.cache_clear()
         return folder
 
     yield put
     monkeypatch.undo()
-    extensions._entry_points.cache_clear()
-    extensions._registered.cache_clear()
+    extension_points._entry_points.cache_clear()
+    extension_points._registered.cache_clear()
 
 
 def refused(find: Callable[[], object], *words: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from log_values import a_run, a_turn, a_verdict, texts, trajectories, verdicts
 
-from nano_coder.formats import read_log, write_log
+from nano_coder.run_formats import read_log, write_log
 from nano_formats import atif
 from nano_formats.nemo_gym import rollouts as nemo_gym
 from nano_shared.logged_run import Feedback, FeedbackKind, LoggedRun

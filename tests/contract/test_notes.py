@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from nano_logs.redact.redactor import Redactor
-from nano_shared import notes as module
+from nano_shared import agent_notes as module
+from nano_shared.agent_notes import LONGEST_NOTE, Notes
 from nano_shared.errors import UsageError
-from nano_shared.notes import LONGEST_NOTE, Notes
 from nano_shared.store import LogStore
 
 SECRET = "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"

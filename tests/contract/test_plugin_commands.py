@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from nano_shared import extensions
+from nano_shared import extension_points
 from nano_shared.command_line import lazy_app, run_command
 
 app = lazy_app("program", {"see": ("+view", "Look."), "own": (f"{__name__}:own", "Ours.")}, help="A program.")
@@ -35,7 +35,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Register:
             f"program.{name}": (EntryPoint(f"program.{name}", target, "nano.commands"),)
             for name, target in targets.items()
         }
-        monkeypatch.setattr(extensions, "_registered", lambda group: entries)
+        monkeypatch.setattr(extension_points, "_registered", lambda group: entries)
 
     return of
 
@@ -86,7 +86,7 @@ def test_two_packages_of_one_command_are_both_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = tuple(EntryPoint("program.see", f"{name}:command", "nano.commands") for name in ("one", "other"))
-    monkeypatch.setattr(extensions, "_registered", lambda group: {"program.see": both})
+    monkeypatch.setattr(extension_points, "_registered", lambda group: {"program.see": both})
     code, told = ends(capsys, "see")
     assert code == 3
     assert "several 'program.see': one:command" in told

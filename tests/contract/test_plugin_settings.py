@@ -23,7 +23,7 @@ from nano_coder.config import (
 from nano_coder.sandbox.protocol import open_sandbox
 from nano_coder.tools.tool import TOOLS, Place, Tool, ToolContext, further_tools, tool
 from nano_coder.trust import trust
-from nano_shared import extensions
+from nano_shared import extension_points
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.store import LogStore
 
@@ -70,11 +70,11 @@ def register(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Register:
     """Of a group nothing but these names is registered, and the configuration has the tables of them."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
-    real = extensions._registered
+    real = extension_points._registered
 
     def of(group: str, **targets: str) -> None:
         entries = {name: (EntryPoint(name, target, group),) for name, target in targets.items()}
-        monkeypatch.setattr(extensions, "_registered", lambda of: entries if of == group else real(of))
+        monkeypatch.setattr(extension_points, "_registered", lambda of: entries if of == group else real(of))
         monkeypatch.setattr(configuration, "AgentConfig", with_tables("AgentConfig", CoreConfig))
         monkeypatch.setattr(configuration, "_environment", lambda: ({}, {}))
 
@@ -138,7 +138,7 @@ def test_a_setting_of_our_plugin_that_is_missing_names_it_and_the_way(
 
 
 def test_a_variable_of_a_missing_plugin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions, "_registered", lambda group: {})
+    monkeypatch.setattr(extension_points, "_registered", lambda group: {})
     monkeypatch.setattr(configuration, "AgentConfig", CoreConfig)
     monkeypatch.setenv("NANO_MCP", "{}")
     with pytest.raises(ConfigError, match=r"environment: NANO_MCP: .*'nano-rl-coder\[mcp\]'"):

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nano_shared import extensions
+from nano_shared import extension_points
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import call_extension, read_number, source_hash, source_hashes, user_module
+from nano_shared.extension_points import call_extension, read_number, source_hash, source_hashes, user_module
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = """
@@ -148,7 +148,7 @@ def test_what_raises_is_named_with_file_and_line(functions: object, tmp_path: Pa
 def test_a_call_that_takes_long_is_named_and_a_deadline_ends_the_wait(
     functions: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(extensions, "PATIENCE", 0.01)
+    monkeypatch.setattr(extension_points, "PATIENCE", 0.01)
     with pytest.raises(TimeoutError):
         call_extension(functions.waits, name="mine.py:waits", seconds=1.5)  # type: ignore[attr-defined]
     said = capsys.readouterr().err
@@ -166,7 +166,7 @@ def test_a_source_is_hashed_when_it_is_imported(functions: object, tmp_path: Pat
 PRINTS = """
 import os, sys, threading, time
 from nano_shared.command_line import as_command, lazy_app, run_command, JsonOption
-from nano_shared.extensions import call_extension
+from nano_shared.extension_points import call_extension
 
 def users():
     print("USER")
@@ -204,10 +204,10 @@ def test_stdout_holds_what_is_ours_whatever_a_users_function_prints() -> None:
 LEAVES = """
 import os, signal, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from nano_shared import command_line, extensions
-from nano_shared.extensions import call_extension
+from nano_shared import command_line, extension_points
+from nano_shared.extension_points import call_extension
 
-extensions.GRACE = 0.2
+extension_points.GRACE = 0.2
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 
 def hangs():
@@ -215,7 +215,7 @@ def hangs():
 
 with command_line.interrupted_in_time(), ThreadPoolExecutor(1) as pool:
     future = pool.submit(lambda: call_extension(hangs, name="mine.py:hangs"))
-    while not extensions._calls:
+    while not extension_points._calls:
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
     future.result()
@@ -243,4 +243,4 @@ def test_files_of_users_are_imported_in_one_place() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in ("exec_module", "spec_from_file_location")
     }
-    assert found == {"shared/nano_shared/extensions.py"}
+    assert found == {"shared/nano_shared/extension_points.py"}

@@ -10,7 +10,7 @@ from builders import VOCABULARY, exact
 from hypothesis import strategies as st
 
 from nano_rl.learn.batch import Batch, make_batches
-from nano_rl.learn.rows import TrainSample
+from nano_rl.learn.groups import TrainSample
 
 FAMILIES = ("llama", "llama-mha-untied", "qwen2", "qwen3")
 

@@ -15,13 +15,13 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.config import TrainConfig
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.groups import Group, form_groups
 from nano_rl.learn.learner import prepare
-from nano_rl.learn.rows import Group, form_groups
-from nano_rl.record import Watch
 from nano_rl.rewards import Reward
 from nano_rl.train import train
+from nano_rl.training_record import Watch
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Split, Task, Trajectory, Trust, Verdict
 from nano_suites.drawing import make_tasks

@@ -18,9 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from nano_plan.memory import Workload, plan_memory
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.config import UpdateConfig
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.learner import Learner, prepare
 from nano_rl.learn.logprob import token_logprobs
-from nano_rl.learn.rows import TrainSample
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {

@@ -20,7 +20,7 @@ from recorded import FAIL, SOLVE, build_model, recorded
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models import opening as models
 from nano_coder.models.opening import open_weights
-from nano_coder.verify.deep import Scored
+from nano_coder.verify.tokens import Scored
 from nano_coder.verify.trainable import RefusalCode, blocking
 from nano_rl.cli import cli
 from nano_rl.logs.admission import (

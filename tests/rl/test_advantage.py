@@ -9,8 +9,9 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nano_rl.learn.advantages import group_advantages, group_samples
+from nano_rl.learn.groups import Group, form_groups, group_metrics, is_dead
 from nano_rl.learn.objectives import Baseline, Std
-from nano_rl.learn.rows import Group, form_groups, group_advantages, group_metrics, group_samples, is_dead
 
 BASELINES: tuple[Baseline, ...] = ("mean", "rloo")
 STDS: tuple[Std, ...] = ("none", "sample", "population")

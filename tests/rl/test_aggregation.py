@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_rl.learn.batch import make_batches
+from nano_rl.learn.groups import TrainSample, to_samples
 from nano_rl.learn.loss import policy_loss, token_weights
 from nano_rl.learn.objectives import Aggregation
-from nano_rl.learn.rows import TrainSample, to_samples
 
 
 def rows(*sampled: int, run_id: str = "run", advantage: float = 1.0) -> list[TrainSample]:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_rl.learn.batch import ENOUGH, Batch, make_batches
+from nano_rl.learn.groups import TrainSample, to_samples
 from nano_rl.learn.logprob import score_tokens, token_logprobs
 from nano_rl.learn.loss import mean_metrics, policy_loss, sft_loss
 from nano_rl.learn.prefix_tree import build_tree
-from nano_rl.learn.rows import TrainSample, to_samples
 
 
 def samples(lengths: list[tuple[int, int]]) -> list[TrainSample]:

@@ -9,9 +9,7 @@ from builders import terms, trajectory, turn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_rl.learn.batch import make_batches
-from nano_rl.learn.rows import (
-    Group,
+from nano_rl.learn.advantages import (
     credit_group,
     discounted_returns,
     group_advantages,
@@ -20,6 +18,8 @@ from nano_rl.learn.rows import (
     summed_advantages,
     turn_advantages,
 )
+from nano_rl.learn.batch import make_batches
+from nano_rl.learn.groups import Group
 from nano_shared.types import StopReason, Trajectory
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

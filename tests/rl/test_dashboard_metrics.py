@@ -14,10 +14,10 @@ from looping import CONFIG, Loop, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from nano_rl.learn.batch import make_batches
+from nano_rl.learn.groups import form_groups, group_metrics, to_samples
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.loss import mean_metrics, policy_loss
 from nano_rl.learn.metrics import MEASURED, dashboard_names, read_metrics
-from nano_rl.learn.rows import form_groups, group_metrics, to_samples
 from nano_rl.learn.utilisation import FlopCounter, measured_flops
 from nano_shared.types import Observation, StopReason
 

@@ -18,13 +18,14 @@ from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.cli import cli
 from nano_rl.config import TrainConfig
-from nano_rl.gather.sources import curriculum_state, draw_tasks, open_curriculum
+from nano_rl.gather.step_groups import curriculum_state, draw_tasks, open_curriculum
+from nano_rl.learn.advantages import group_credit, probe_advantage
+from nano_rl.learn.groups import Group
 from nano_rl.learn.loss import mean_metrics, policy_loss, probe_objective
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.objectives import find_objective
-from nano_rl.learn.rows import Group, group_credit, probe_advantage
-from nano_rl.record import TrainingView, Watcher, open_sinks, read_record
-from nano_shared import extensions
+from nano_rl.training_record import TrainingView, Watcher, open_sinks, read_record
+from nano_shared import extension_points
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings import parse_config
 from nano_shared.types import Split, Task
@@ -46,7 +47,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.syspath_prepend(EXAMPLES / "src")
-    caches = (extensions._entry_points, extensions._registered)
+    caches = (extension_points._entry_points, extension_points._registered)
     for cached in caches:
         cached.cache_clear()
     yield
@@ -59,7 +60,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def write(tmp_path: Path) -> Callable[[str], str]:
     def written(source: str) -> str:
         (file := tmp_path / "mine.py").write_text(source)
-        extensions._module.cache_clear()
+        extension_points._module.cache_clear()
         return f"{file}:f"
 
     return written

@@ -31,9 +31,9 @@ from nano_coder.verify.trainable import RefusalCode, verify
 from nano_rl.cli import cli
 from nano_rl.commands.train import ENVIRONMENT_TASKS
 from nano_rl.gather.rollouts import collect
+from nano_rl.learn.groups import form_groups
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.learn.rows import form_groups
-from nano_rl.record import ROLLOUTS, read_record, read_rollouts
+from nano_rl.training_record import ROLLOUTS, read_record, read_rollouts
 from nano_shared.errors import ConfigError, EnvironmentFailed, UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import Split, StopReason, Trajectory

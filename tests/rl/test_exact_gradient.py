@@ -15,9 +15,9 @@ import torch
 from builders import flat_batch, terms
 from torch import Tensor
 
+from nano_rl.learn.advantages import group_advantages
 from nano_rl.learn.loss import policy_loss, reference_kl
 from nano_rl.learn.objectives import KL, Baseline
-from nano_rl.learn.rows import group_advantages
 
 END = 0
 

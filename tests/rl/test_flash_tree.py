@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nano_rl.learn import prefix_tree
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.prefix_tree import FlashPass, TokenTree, build_tree, flash_passes, tree_attention
-from nano_rl.learn.rows import TrainSample
 
 HEADS, KEYS, DIM, SCALE = 4, 2, 8, 0.3
 

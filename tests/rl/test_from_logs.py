@@ -16,7 +16,7 @@ from nano_coder.models.opening import local_policy, open_weights
 from nano_rl.cli import cli
 from nano_rl.gather.rollouts import collect
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.record import USED, read_used
+from nano_rl.training_record import USED, read_used
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.errors import CheckpointError, GuardTripped, UsageError
 from nano_shared.store import LogStore
@@ -166,7 +166,7 @@ def test_runs_of_a_policy_that_is_no_ancestor_have_no_age(home: Path, tiny: Path
 def test_a_training_goes_on_with_the_logs_it_began_with(
     home: Path, tiny: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nano_rl.gather.sources.LARGEST_GROUP", 4)
+    monkeypatch.setattr("nano_rl.gather.step_groups.LARGEST_GROUP", 4)
     one, two = home / "one.db", home / "two.db"
     logged(tiny, one)
     logged(tiny, two, seed=6)

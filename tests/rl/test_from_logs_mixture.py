@@ -14,14 +14,14 @@ from looping import CONFIG, Loop, logged_groups, runtime_at, same, scored, tiny_
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_preferences.log_pairs import pair_of, pairs_beside
 from nano_rl.config import TrainConfig
-from nano_rl.gather.sources import Sources
-from nano_rl.learn import update
+from nano_rl.gather.step_groups import Sources
+from nano_rl.learn import train_step
 from nano_rl.learn.config import GuardConfig, LogsConfig
+from nano_rl.learn.groups import Group
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.objectives import ObjectiveConfig
-from nano_rl.learn.rows import Group
-from nano_rl.logs.reader import LogContents, lineage, read_logs
-from nano_rl.record import learned_from
+from nano_rl.logs.logged_groups import LogContents, lineage, read_logs
+from nano_rl.training_record import learned_from
 from nano_shared.errors import GuardTripped
 from nano_shared.store import LogStore
 from nano_shared.types import StopReason, Trajectory
@@ -195,14 +195,14 @@ def test_rows_that_the_policy_has_moved_away_from_leave_by_their_weight(
     groups: tuple[Group, ...], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {"group_size": 0, "steps": 1, "score": None, "before": nudged(2.0)}
-    monkeypatch.setattr(update, "MIN_ESS", 0.0)
-    monkeypatch.setattr(update, "MAX_DRIFT", None)
+    monkeypatch.setattr(train_step, "MIN_ESS", 0.0)
+    monkeypatch.setattr(train_step, "MAX_DRIFT", None)
     Loop(tiny, tmp_path / "kept").go(sources=old(groups, 4), **settings)
     (row,) = read_metrics(tmp_path / "kept" / METRICS)
     ess = row["ess"]
     assert ess is not None
     assert row["weight_dropped"] == 0
-    monkeypatch.setattr(update, "MIN_ESS", min(1.0, ess + 0.05))
+    monkeypatch.setattr(train_step, "MIN_ESS", min(1.0, ess + 0.05))
     Loop(tiny, tmp_path / "bounded").go(sources=old(groups, 4), **settings)
     (row,) = read_metrics(tmp_path / "bounded" / METRICS)
     assert row["ess_logged"] == pytest.approx(ess, rel=1e-3)
@@ -214,7 +214,7 @@ def test_rows_that_the_policy_has_moved_away_from_leave_by_their_weight(
 def test_logs_that_are_all_too_far_stop_the_training_with_a_sentence(
     groups: tuple[Group, ...], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(update, "MIN_ESS", 1.0)
+    monkeypatch.setattr(train_step, "MIN_ESS", 1.0)
     with pytest.raises(GuardTripped, match="step 1: no logged run of 2 steps is near enough to the policy"):
         Loop(tiny, tmp_path).go(
             sources=old(groups, 4), group_size=0, score=None, before=nudged(30.0), steps=5,

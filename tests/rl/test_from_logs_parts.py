@@ -10,10 +10,10 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.gather.sources import ReplayBuffer
-from nano_rl.learn.rows import Group, form_groups, to_samples
-from nano_rl.learn.update import capped, select_by_drift
-from nano_rl.logs.reader import AncestorWeights, Lineage
+from nano_rl.gather.step_groups import ReplayBuffer
+from nano_rl.learn.groups import Group, form_groups, to_samples
+from nano_rl.learn.train_step import capped, select_by_drift
+from nano_rl.logs.logged_groups import AncestorWeights, Lineage
 
 
 def groups(*sizes: int, versions: int = 1) -> list[Group]:

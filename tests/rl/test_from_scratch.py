@@ -15,12 +15,13 @@ import torch
 from builders import exact, trajectory, turn
 
 from nano_rl.config import TrainConfig
+from nano_rl.learn.advantages import RolloutBatch, credit_group
 from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
+from nano_rl.learn.groups import Group
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.logprob import token_logprobs
-from nano_rl.learn.rows import Group, RolloutBatch, credit_group
-from nano_rl.learn.update import PolicyLoss, StepRows, Updater
+from nano_rl.learn.train_step import PolicyLoss, StepRows, Updater
 from nano_shared.errors import GuardTripped
 from nano_shared.types import Turn
 

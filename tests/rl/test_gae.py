@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_preferences.critic import Chain, chain_gae, reward_chain
-from nano_rl.learn.rows import gae, whitened
+from nano_rl.learn.advantages import gae, whitened
 from nano_shared.types import Trajectory
 
 numbers = st.floats(-3, 3, allow_nan=False)

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from looping import TASKS, Loop, same, tiny_model
 
-from nano_rl.gather.sources import TaskOrder, by_group
-from nano_rl.record import read_used
+from nano_rl.gather.step_groups import TaskOrder, by_group
+from nano_rl.training_record import read_used
 from nano_shared.types import Split, Trajectory
 from nano_suites.curriculum import Curriculum
 from nano_suites.drawing import make_tasks

@@ -7,7 +7,7 @@ import math
 import pytest
 from builders import trajectory
 
-from nano_rl.learn.rows import Group, form_groups, group_metrics
+from nano_rl.learn.groups import Group, form_groups, group_metrics
 from nano_shared.types import StopReason
 
 

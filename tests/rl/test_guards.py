@@ -9,9 +9,9 @@ import torch
 from builders import flat_batch, flat_logprobs, terms, trajectory
 
 from nano_rl.learn.config import GuardConfig
+from nano_rl.learn.groups import form_groups, group_metrics
 from nano_rl.learn.guards import check_step
 from nano_rl.learn.loss import mean_metrics, policy_loss
-from nano_rl.learn.rows import form_groups, group_metrics
 from nano_shared.errors import GuardTripped, NanoError
 
 CONFIG = GuardConfig()

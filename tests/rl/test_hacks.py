@@ -16,7 +16,7 @@ from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import open_weights
 from nano_rl.config import RewardConfig, TrainConfig
 from nano_rl.gather.rollouts import hack_metrics
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics

@@ -10,7 +10,7 @@ from looping import CONFIG, PATIENT, TASKS, Given, parity, runtime_at, same, tin
 
 from nano_coder.models.opening import open_weights
 from nano_rl.gather.rollouts import HELD_OUT_FILE, HeldOut
-from nano_rl.gather.sources import Sources, refuse_trained
+from nano_rl.gather.step_groups import Sources, refuse_trained
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics, read_rows
 from nano_rl.train import train

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nano_coder.tools.text_files import _replace_passage, replace_line
-from nano_rl.tasks.places import applied, changed_places, edit_actions, hunks_between
+from nano_rl.tasks.code_places import applied, changed_places, edit_actions, hunks_between
 from nano_shared.snapshot import MemoryBlobs, Snapshot, load, snapshot_texts
 
 LINES = st.lists(st.sampled_from(["a\n", "b\n", "\n", "    c\n", "d\r\n", "\fe\n"]), min_size=1, max_size=12)

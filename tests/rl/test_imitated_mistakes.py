@@ -14,7 +14,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, reflect_run, run_task
 from nano_rl.gather.rollouts import execute, oracle_policy
 from nano_rl.imitation import RunEncoder, reader_of, succeeded
-from nano_rl.learn.rows import TrainSample
+from nano_rl.learn.groups import TrainSample
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.types import Sampling, Split, Task, ToolCall, Trajectory
 from nano_suites.functions.views import SUITE, VIEWS

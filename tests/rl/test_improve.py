@@ -28,6 +28,7 @@ from nano_coder.run.execution import Project as RunProject
 from nano_coder.run.execution import grade_run, run_task
 from nano_rl.checkpoints.evaluate import sign_flip
 from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote, read_history
+from nano_rl.command_setup import trainings_dir
 from nano_rl.commands.improve import _for_project
 from nano_rl.gather.rollouts import ORACLE
 from nano_rl.improve import cycle as cycles
@@ -37,8 +38,7 @@ from nano_rl.improve.project import ProjectTask, open_project
 from nano_rl.improve.tasks import TASKS
 from nano_rl.improve.training import trained_seconds
 from nano_rl.learn.metrics import METRICS, MetricsWriter
-from nano_rl.session import trainings_dir
-from nano_rl.tasks.places import SHARES, SplitPart, changed_places, functions_of, part_of
+from nano_rl.tasks.code_places import SHARES, SplitPart, changed_places, functions_of, part_of
 from nano_shared.checkpoint import read_checkpoint
 from nano_shared.errors import UsageError
 from nano_shared.files import checkpoints_dir

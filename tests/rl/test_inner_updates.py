@@ -13,14 +13,15 @@ from builders import tiny_llama, trajectory, turn
 from nano_preferences.critic import Critic, CriticTerms
 from nano_rl.config import TrainConfig
 from nano_rl.imitation import ImitationTerm, own_successes
+from nano_rl.learn.advantages import RolloutBatch, credit_group
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
+from nano_rl.learn.groups import Group, to_samples
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.loss import sft_loss
 from nano_rl.learn.objectives import ObjectiveConfig
-from nano_rl.learn.rows import Group, RolloutBatch, credit_group, to_samples
-from nano_rl.learn.update import Updater
+from nano_rl.learn.train_step import Updater
 
 LOOSE = GuardConfig(mismatch_max=1e9, patience=100)
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from starlette.applications import Starlette
 
 from nano_coder.commands.serve import _pages, _shown
+from nano_coder.installed_views import TrainingView, Viewer
 from nano_coder.serve.access import Access
-from nano_coder.views import TrainingView, Viewer
 from nano_preferences.command import _calibration
-from nano_rl.record import LinesView, open_view
-from nano_shared import extensions
+from nano_rl.training_record import LinesView, open_view
+from nano_shared import extension_points
 from nano_shared.errors import ConfigError
 from nano_shared.store import LogStore
 
@@ -54,7 +54,7 @@ Register = Callable[..., None]
 def register(monkeypatch: pytest.MonkeyPatch) -> Register:
     def of(*names: str) -> None:
         entries = {name: (EntryPoint(name, f"{__name__}:{name}", "nano.views"),) for name in names}
-        monkeypatch.setattr(extensions, "_registered", lambda group: entries)
+        monkeypatch.setattr(extension_points, "_registered", lambda group: entries)
 
     return of
 

@@ -15,7 +15,7 @@ from command_line import hosted_log
 
 HEAVY = (
     "torch", "transformers", "tokenizers", "numpy", "alembic", "tenacity", "httpx", "uvicorn",
-    "doctest", "nano_coder.verify.deep", "nano_coder.grading.grade", "nano_coder.run.execution",
+    "doctest", "nano_coder.verify.tokens", "nano_coder.grading.grade", "nano_coder.run.execution",
 )  # fmt: skip
 CODE = f"""
 import io, json, os, sys

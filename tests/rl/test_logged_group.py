@@ -13,9 +13,9 @@ from recorded import ADD, FAIL, SECOND, SOLVE, build_model, recorded, relogged
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.verify.trainable import RefusalCode
 from nano_rl.config import TrainConfig
-from nano_rl.gather.sources import ReplayBuffer, Sources
-from nano_rl.logs import reader as log_reader
-from nano_rl.logs.reader import LogContents, lineage, read_logs
+from nano_rl.gather.step_groups import ReplayBuffer, Sources
+from nano_rl.logs import logged_groups as log_reader
+from nano_rl.logs.logged_groups import LogContents, lineage, read_logs
 from nano_shared.errors import LogError
 from nano_shared.store import LogStore
 from nano_shared.types import Trajectory

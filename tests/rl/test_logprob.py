@@ -8,9 +8,9 @@ from builders import VOCABULARY, terms, tiny_llama, trajectory, turn
 from torch import Tensor, nn
 
 from nano_rl.learn.batch import Batch, make_batches
+from nano_rl.learn.groups import to_samples
 from nano_rl.learn.logprob import can_share, score_tokens, token_logprobs
 from nano_rl.learn.loss import mean_metrics, policy_loss
-from nano_rl.learn.rows import to_samples
 from nano_shared.errors import ConfigError
 from nano_shared.types import Sampling
 

@@ -8,8 +8,8 @@ import pytest
 from builders import trajectory, turn
 from looping import CONFIG, Loop, tiny_model
 
+from nano_rl.learn.groups import row_tokens
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.learn.rows import row_tokens
 from nano_shared.errors import UsageError
 
 

@@ -22,8 +22,8 @@ def nano(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     """Runs a command line in an empty home; no command comes as far as loading a model."""
     monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("NANO_LOG", raising=False)
-    monkeypatch.setattr("nano_rl.session.open_weights", None)
-    monkeypatch.setattr("nano_rl.session.open_policy", None)
+    monkeypatch.setattr("nano_rl.command_setup.open_weights", None)
+    monkeypatch.setattr("nano_rl.command_setup.open_policy", None)
     tasks = {"key": "a", "prompt": "Say hi.", "files": {}}
     (tmp_path / "t.jsonl").write_text(json.dumps(tasks) + "\n")
     (tmp_path / "t.jsonl.gz").write_bytes(packed := gzip.compress((tmp_path / "t.jsonl").read_bytes()))

@@ -11,9 +11,9 @@ from builders import flat_batch, flat_logprobs, logs, terms, trajectory, turn
 from torch import Tensor
 
 from nano_rl.learn.batch import Batch, make_batches
+from nano_rl.learn.groups import to_samples
 from nano_rl.learn.loss import mean_metrics, policy_loss, reference_kl, sft_loss
 from nano_rl.learn.objectives import KL, Objective
-from nano_rl.learn.rows import to_samples
 
 PLAIN = terms(tis_cap=None)
 RATIOS = [0.5, 1.0, 1.5]

@@ -11,9 +11,10 @@ import pytest
 import torch
 from looping import CONFIG, PATIENT, Loop, logged_groups, same, scored, tiny_model
 
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
+from nano_rl.learn.advantages import group_samples
+from nano_rl.learn.groups import Group
 from nano_rl.learn.objectives import ObjectiveConfig
-from nano_rl.learn.rows import Group, group_samples
 
 sys.path.append(str(Path(__file__).parents[2] / "integration"))
 

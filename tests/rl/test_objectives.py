@@ -22,7 +22,7 @@ from nano_rl.learn.loss import (
 )
 from nano_rl.learn.objectives import Objective, ObjectiveConfig, find_objective
 from nano_shared.errors import ConfigError
-from nano_shared.extensions import extension_names
+from nano_shared.extension_points import extension_names
 from nano_shared.settings import parse_config
 
 NEW = [-0.7, -1.2, -0.4, -2.1]

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 from builders import terms, trajectory, turn
 
+from nano_rl.learn.advantages import (
+    credit_group,
+    cut_off,
+    group_credit,
+    group_samples,
+    length_penalty,
+)
+from nano_rl.learn.groups import Group
 from nano_rl.learn.loss import token_weights
-from nano_rl.learn.rows import Group, credit_group, cut_off, group_credit, group_samples, length_penalty
 from nano_shared.types import Finish, StopReason, Trajectory
 
 

@@ -19,7 +19,7 @@ from nano_coder.verify.trainable import RefusalCode
 from nano_rl.config import TrainConfig
 from nano_rl.imitation import logged_successes, reader_of
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, Use, survey
-from nano_rl.logs.reader import lineage, read_logs
+from nano_rl.logs.logged_groups import lineage, read_logs
 from nano_shared.errors import LogError
 from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore

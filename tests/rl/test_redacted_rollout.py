@@ -15,11 +15,11 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import grade_run, reflect_run, run_task
 from nano_logs.redact.runs import RedactingStore
 from nano_rl.cli import cli
+from nano_rl.command_setup import oracle_runtime, training_runtime
 from nano_rl.config import TrainConfig
 from nano_rl.logs.admission import TargetPolicy, check_runs
-from nano_rl.record import TrainArguments
-from nano_rl.session import oracle_runtime, training_runtime
 from nano_rl.tasks.task_file import write_tasks
+from nano_rl.training_record import TrainArguments
 from nano_shared.command_line import run_command
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.store import LogStore

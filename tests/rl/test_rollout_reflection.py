@@ -20,7 +20,7 @@ from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.cli import cli
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import collect
-from nano_rl.learn.rows import form_groups, to_samples
+from nano_rl.learn.groups import form_groups, to_samples
 from nano_rl.logs.admission import TargetPolicy, check_runs
 from nano_shared.command_line import run_command
 from nano_shared.errors import UsageError

@@ -9,8 +9,8 @@ from builders import trajectory, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_rl.learn.rows import TrainSample, recent, to_samples
-from nano_rl.learn.update import _stale
+from nano_rl.learn.groups import TrainSample, recent, to_samples
+from nano_rl.learn.train_step import _stale
 from nano_shared.types import REDACTED_ID, Sampling, Trajectory
 
 

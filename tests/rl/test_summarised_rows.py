@@ -17,13 +17,14 @@ from nano_coder.models.opening import local_policy
 from nano_coder.models.weights import load_policy
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.sandbox.protocol import open_sandbox
-from nano_coder.verify.deep import TokenCheck, logprob_gap
+from nano_coder.verify.tokens import TokenCheck, logprob_gap
 from nano_coder.verify.trainable import verify
 from nano_rl.imitation import row_conversations
+from nano_rl.learn.advantages import group_samples
 from nano_rl.learn.batch import make_batches
+from nano_rl.learn.groups import form_groups
 from nano_rl.learn.logprob import score_tokens
-from nano_rl.learn.rows import form_groups, group_samples
-from nano_shared.extensions import _registered
+from nano_shared.extension_points import _registered
 from nano_shared.store import LogStore
 from nano_shared.types import Limits, Sampling, StopReason, Task, Trajectory, Turn
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_rl.cli import cli
-from nano_rl.learn.rows import group_advantages
+from nano_rl.learn.advantages import group_advantages
 from nano_shared.errors import UsageError
 from nano_shared.store import LogStore
 from nano_shared.types import (

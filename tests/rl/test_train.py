@@ -17,13 +17,13 @@ from nano_coder.verify.trainable import verify
 from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
 from nano_rl.config import SftConfig, TrainConfig
 from nano_rl.gather.rollouts import ORACLE, collect, execute, oracle_policy
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.imitation import imitation_samples, train_sft
 from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.objectives import ObjectiveConfig
-from nano_rl.logs.reader import LogContents, lineage, read_logs
+from nano_rl.logs.logged_groups import LogContents, lineage, read_logs
 from nano_rl.train import train
 from nano_shared.errors import CheckpointError
 from nano_shared.policy import Conversation

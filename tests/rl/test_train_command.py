@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_rl.cli import cli
+from nano_rl.command_setup import training_folder
 from nano_rl.config import TrainConfig
 from nano_rl.learn.metrics import METRICS, read_metrics
-from nano_rl.record import (
+from nano_rl.training_record import (
     EVENTS,
     RECORD,
     ROLLOUTS,
@@ -25,7 +26,6 @@ from nano_rl.record import (
     read_record,
     read_rollouts,
 )
-from nano_rl.session import training_folder
 from nano_shared.checkpoint import latest_checkpoint
 from nano_shared.errors import CheckpointError, NanoError, UsageError
 from nano_shared.store import LogStore

@@ -12,7 +12,7 @@ from looping import CONFIG, TASKS, Loop, logged_groups, same, tiny_model
 
 from nano_coder.models.opening import open_weights
 from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.resume import States
 from nano_shared.errors import CheckpointError
 

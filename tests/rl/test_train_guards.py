@@ -15,16 +15,16 @@ from looping import CONFIG, Given, Loop, logged_groups, same, scored, tiny_model
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.run.execution import Runtime
 from nano_rl import train as loop_module
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.learn import logprob as forward
-from nano_rl.learn import update
-from nano_rl.learn import update as update_module
+from nano_rl.learn import train_step
+from nano_rl.learn import train_step as update_module
 from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.groups import Group, to_samples
 from nano_rl.learn.guards import Probe
 from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.objectives import ObjectiveConfig
-from nano_rl.learn.rows import Group, to_samples
 from nano_rl.resume import States
 from nano_shared.errors import GuardTripped, NanoError, PolicyError, SandboxError
 from nano_shared.types import Finish, StopReason, Trajectory
@@ -307,8 +307,8 @@ def test_everything_cut_off(tiny: Path, tmp_path: Path, logged: tuple[Group, ...
 @pytest.fixture
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights that sampled were others: nothing may leave for that."""
-    monkeypatch.setattr(update, "MIN_ESS", 0.0)
-    monkeypatch.setattr(update, "MAX_DRIFT", None)
+    monkeypatch.setattr(train_step, "MIN_ESS", 0.0)
+    monkeypatch.setattr(train_step, "MAX_DRIFT", None)
 
 
 def test_entropy_that_collapses(

@@ -16,8 +16,8 @@ from torch import nn
 from nano_rl.commands.progress import LOGGED, bar
 from nano_rl.learn.config import OfflineConfig
 from nano_rl.learn.learner import Learner
-from nano_rl.offline import train_rows
 from nano_rl.resume import States, TrainingStopped
+from nano_rl.train_fixed_rows import train_rows
 from nano_shared.command_line import interrupted_in_time
 from nano_shared.errors import Interrupted
 

@@ -17,15 +17,15 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.config import TrainConfig
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.imitation import RunEncoder, reader_of
 from nano_rl.learn.config import GuardConfig, LogsConfig, OptimizerConfig
+from nano_rl.learn.groups import form_groups
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
 from nano_rl.learn.objectives import ObjectiveConfig
-from nano_rl.learn.rows import form_groups
-from nano_rl.record import Watch
 from nano_rl.train import train
+from nano_rl.training_record import Watch
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import Completion, Finish, Sampling, StopReason, Task, Trajectory, Turn, TurnTokens
@@ -52,8 +52,8 @@ class Stopped(Exception):
 
 @pytest.fixture(autouse=True)
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nano_rl.learn.update.MIN_ESS", 0.0)
-    monkeypatch.setattr("nano_rl.learn.update.MAX_DRIFT", None)
+    monkeypatch.setattr("nano_rl.learn.train_step.MIN_ESS", 0.0)
+    monkeypatch.setattr("nano_rl.learn.train_step.MAX_DRIFT", None)
     monkeypatch.setattr("nano_rl.learn.guards.SHIFT_MAX", 1e9)
 
 

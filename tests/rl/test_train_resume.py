@@ -16,11 +16,11 @@ from looping import weights as weights_of
 
 from nano_coder.models.opening import open_weights
 from nano_rl import train as loop_module
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.learn.config import GuardConfig, OptimizerConfig
 from nano_rl.learn.metrics import MEASURED, read_metrics
-from nano_rl.record import read_used
 from nano_rl.resume import States, save_best, usual_save_every
+from nano_rl.training_record import read_used
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.store import LogStore
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 from nano_rl.learn.batch import Batch
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.logprob import TokenScores, can_share, score_tokens, tree_hidden
 from nano_rl.learn.prefix_tree import build_tree
-from nano_rl.learn.rows import TrainSample
 
 shared_model = cache(family)
 CONFIG = terms(beta=0.1)

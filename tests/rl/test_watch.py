@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from nano_rl.gather.rollouts import success_metrics
+from nano_rl.learn.groups import Group
 from nano_rl.learn.metrics import MetricsRow
-from nano_rl.learn.rows import Group
-from nano_rl.record import (
+from nano_rl.training_record import (
     ROLLOUTS,
     EventKind,
     LinesView,

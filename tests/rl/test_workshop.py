@@ -15,13 +15,14 @@ import torch
 from builders import trajectory, turn, verdict
 from torch import Tensor, nn
 
+from nano_rl.learn.advantages import discounted_returns, group_samples
 from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.groups import Group, to_samples
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.loss import policy_loss, sft_loss
 from nano_rl.learn.objectives import Objective, find_objective
-from nano_rl.learn.rows import Group, discounted_returns, group_samples, to_samples
-from nano_rl.learn.update import TermLoss
+from nano_rl.learn.train_step import TermLoss
 from nano_shared.types import Trajectory
 
 WORDS = [*"0123456789+=?.", "calculate", "answer", "<end>", "the", "sum", "of", "and", "is"]

@@ -42,12 +42,12 @@ def trained(folder: Path) -> dict[str, str]:
     from nano_preferences.dpo import train_dpo
     from nano_preferences.pairs import PairRows
     from nano_rl.config import SftConfig
-    from nano_rl.gather.sources import Sources
+    from nano_rl.gather.step_groups import Sources
     from nano_rl.imitation import train_sft
-    from nano_rl.learn import update
+    from nano_rl.learn import train_step
     from nano_rl.learn.config import LogsConfig, OptimizerConfig
+    from nano_rl.learn.groups import to_samples
     from nano_rl.learn.objectives import ObjectiveConfig
-    from nano_rl.learn.rows import to_samples
     from nano_shared.types import Limits, Task
 
     # of this file alone: generated tasks may come to read otherwise
@@ -74,7 +74,7 @@ def trained(folder: Path) -> dict[str, str]:
     several: dict[str, Any] = {"updates_per_step": 2, "minibatches": 2}
     from_logs = {"sources": Sources(logged=logged), "score": None, "group_size": 0}
     ppo = {"objective": ObjectiveConfig(objective="ppo")}
-    update.MIN_ESS, update.MAX_DRIFT = 0.0, None  # type: ignore[assignment]
+    train_step.MIN_ESS, train_step.MAX_DRIFT = 0.0, None  # type: ignore[assignment]
     return {
         "grpo": loop("grpo", objective=ObjectiveConfig(objective="grpo"), **several),
         "gspo, an adapter": loop("gspo", objective=ObjectiveConfig(objective="gspo"), lora_rank=2),

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nano_shared.extensions import Extensions, described
+from nano_shared.extension_points import Extensions, described
 from nano_shared.types import ToolCall, ToolSpec
 
 

@@ -18,11 +18,11 @@ from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import RunSettings, Runtime, grade_run, open_agent, run_task
 from nano_coder.sandbox.protocol import open_sandbox
-from nano_coder.verify.deep import TokenCheck
+from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_rl.gather.rollouts import collect, failed, none_graded
 from nano_rl.imitation import row_conversations
-from nano_rl.learn.rows import form_groups, to_samples
+from nano_rl.learn.groups import form_groups, to_samples
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.policy import Conversation

@@ -9,7 +9,7 @@ from typing import Annotated
 from typer import Argument
 
 from nano_cluster.worker_status import WORKERS, ClusterStatus, read_status
-from nano_rl.session import trainings_dir
+from nano_rl.command_setup import trainings_dir
 from nano_shared.command_line import JsonOption, lazy_app
 from nano_shared.errors import UsageError
 from nano_shared.printable import printable

@@ -39,11 +39,11 @@ from nano_coder.models.opening import open_weights
 from nano_rl.config import TrainConfig
 from nano_rl.learn.batch import Batch, make_batches
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.learner import BatchLoss, Guard, Learner, LossPart, Reference, prepare, with_weights
 from nano_rl.learn.logprob import can_share, layers_of, token_logprobs
 from nano_rl.learn.loss import mean_metrics
-from nano_rl.learn.rows import TrainSample
-from nano_rl.learn.update import PolicyLoss
+from nano_rl.learn.train_step import PolicyLoss
 from nano_shared.errors import CheckpointError, ConfigError, GuardTripped
 from nano_shared.process import unmap_freed_memory
 from nano_shared.settings import parse_config

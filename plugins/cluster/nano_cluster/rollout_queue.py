@@ -26,8 +26,8 @@ from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import OnRun, RollOut, collect
-from nano_rl.gather.sources import Gatherer, RolloutBatch, Sources, by_group
-from nano_rl.learn.rows import Group
+from nano_rl.gather.step_groups import Gatherer, RolloutBatch, Sources, by_group
+from nano_rl.learn.groups import Group
 from nano_shared.types import Task, Trajectory
 
 

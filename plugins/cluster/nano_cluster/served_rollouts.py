@@ -26,7 +26,7 @@ from nano_coder.run.execution import Runtime
 from nano_rl.checkpoints.checkpoint import save_adapter
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import OnRun, collect
-from nano_rl.gather.sources import RolloutBatch, Sources
+from nano_rl.gather.step_groups import RolloutBatch, Sources
 
 AT_ONCE = 2
 """steps that are rolled out at a time: the next begins while the last rollouts of one end"""

@@ -41,12 +41,13 @@ from nano_cluster.ranks import LEAVE, Ranks
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.run.execution import Runtime
 from nano_rl.gather.rollouts import RollOut, collect
+from nano_rl.learn.advantages import group_samples
 from nano_rl.learn.batch import make_batches
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.groups import TrainSample, form_groups
 from nano_rl.learn.learner import Learner, LossPart, Reference, prepare
 from nano_rl.learn.objectives import RECIPE
-from nano_rl.learn.rows import TrainSample, form_groups, group_samples
-from nano_rl.learn.update import PolicyLoss
+from nano_rl.learn.train_step import PolicyLoss
 from nano_shared.errors import LogError, NanoError
 from nano_shared.types import Trajectory
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from nano_cluster import engine_pool
 from nano_rl.config import TrainConfig
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.record import read_events, read_used
+from nano_rl.training_record import read_events, read_used
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.store import LogStore
 

@@ -13,11 +13,11 @@ from looping import CONFIG, TASKS, Loop, same, tiny_model
 
 from nano_cluster.rollout_queue import WeightsCopy
 from nano_rl.config import TrainConfig
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.learn.config import OptimizerConfig
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.record import read_used
 from nano_rl.resume import TrainingStopped
+from nano_rl.training_record import read_used
 from nano_shared.errors import ConfigError, GuardTripped
 from nano_shared.settings import parse_config
 from nano_shared.store import LogStore

@@ -22,7 +22,7 @@ from nano_coder.models.opening import open_weights
 from nano_rl.config import TrainConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.record import read_events
+from nano_rl.training_record import read_events
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.process import own_python
 

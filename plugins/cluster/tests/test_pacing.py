@@ -13,7 +13,7 @@ from looping import CONFIG, Loop, same, tiny_model
 
 from nano_cluster.served_rollouts import Pacing
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.record import read_used
+from nano_rl.training_record import read_used
 
 
 def ages(bound: int, steps: int, speeds: Sequence[int], random: Random) -> list[int]:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from nano_cluster.rank_rollouts import deal
 from nano_cluster.ranks import RankLost
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.record import read_used
+from nano_rl.training_record import read_used
 from nano_shared.errors import LogError
 
 SCRIPT = Path(__file__).with_name("on_ranks.py")
@@ -276,7 +276,7 @@ def test_bad_input_on_several_ranks_is_one_sentence_and_ends_all(home: Path) -> 
 @pytest.mark.slow
 def test_one_process_imports_neither_fsdp_nor_the_ranks_nor_ray() -> None:
     code = (
-        "import sys, nano_rl.train, nano_rl.commands.train, nano_rl.record, nano_rl.session\n"
+        "import sys, nano_rl.train, nano_rl.commands.train, nano_rl.training_record, nano_rl.command_setup\n"
         "bad = ('torch.distributed.fsdp', 'torch.distributed.checkpoint', 'nano_cluster', 'ray')\n"
         "sys.exit(' '.join(m for m in sys.modules if m in bad) or None)"
     )

@@ -35,8 +35,8 @@ from nano_coder.run.execution import Runtime, run_task
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import member_seed, oracle_policy
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.record import read_events, read_used
 from nano_rl.tasks.task_file import write_tasks
+from nano_rl.training_record import read_events, read_used
 from nano_shared.errors import ConfigError, LogError, RolloutsFailed, UsageError
 from nano_shared.store import LogStore, new_run_id
 from nano_shared.types import Role, Sampling, Split, StopReason

@@ -32,10 +32,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nano_rl.learn.advantages import gae, group_advantages, turn_advantages, whitened
 from nano_rl.learn.batch import Batch
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.loss import policy_loss, token_share, token_weights
 from nano_rl.learn.objectives import Aggregation, Objective, find_objective
-from nano_rl.learn.rows import TrainSample, gae, group_advantages, turn_advantages, whitened
 
 SETTINGS = (
     "objective", "clip_low", "clip_high", "dual_clip", "ratio", "aggregation", "constant_length", "tis_cap",

@@ -11,7 +11,7 @@ from typer import Option
 
 from nano_shared.command_line import JsonOption
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import user_module
+from nano_shared.extension_points import user_module
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nano_rl.learn.rows import group_advantages
+from nano_rl.learn.advantages import group_advantages
 
 T = Tensor
 O = Mapping[str, Any]  # noqa: E741

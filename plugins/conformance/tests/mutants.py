@@ -24,7 +24,7 @@ from nano_conformance.adapter import Subject
 from nano_conformance.case import CheckResult, ConformanceCheck, Status, run_check
 from nano_conformance.suite import checks
 from nano_rl.learn import objectives
-from nano_shared import extensions
+from nano_shared import extension_points
 
 ROOT = Path(str(nano_rl.__file__)).parent
 DRAWS = (0, 1, 2)
@@ -32,7 +32,7 @@ ADAPTER = "nano_conformance.adapter"
 AGAIN = (
     "nano_rl.learn.objectives",
     "nano_rl.learn.loss",
-    "nano_rl.learn.rows",
+    "nano_rl.learn.groups",
     ADAPTER,
 )
 """modules that are imported again around a changed one"""
@@ -52,7 +52,7 @@ class Mutant:
 M = Mutant
 CLIP = CISPO = REINFORCE = "learn/objectives.py"
 KLF = IMP = LOSS = RATIO = AGG = "learn/loss.py"
-ADV = GAE = "learn/rows.py"
+ADV = GAE = "learn/advantages.py"
 GRPO, PLAIN = "grid / grpo: no weights", "grid / recipe: no weights"
 SEQ, MASKED = "grid / recipe: truncated sequence weights", "grid / recipe: masked weights"
 ROWS = "grid / recipe, ratio of sequences: no weights"
@@ -235,9 +235,9 @@ MUTANTS = [
     M("deviation: multiplied", ADV, "baseline)) / scale", "baseline)) * scale", GROUPS("rloo", "sample")),
     M("deviation: never", ADV, 'if std != "none" else 1.0', 'if std == "never" else 1.0', GROUPS("mean", "sample")),
     M("deviation: around 0", ADV, "(r - mean) ** 2", "r ** 2", GROUPS("mean", "population")),
-    M("dead groups: two are too few", "learn/rows.py", "len(scored) < 2 or all(r", "len(scored) < 3 or all(r",
+    M("dead groups: two are too few", "learn/groups.py", "len(scored) < 2 or all(r", "len(scored) < 3 or all(r",
       GROUPS("mean", "none")),
-    M("dead groups: by the mean alone", "learn/rows.py", "return len(scored) < 2 or all(r == scored[0] for r in scored)",
+    M("dead groups: by the mean alone", "learn/groups.py", "return len(scored) < 2 or all(r == scored[0] for r in scored)",
       "return len(scored) < 3", GROUPS("mean", "none")),
     M("turns: undiscounted", ADV, "reward + discount * following", "reward + following",
       "credit / turns: discounted returns against the group's"),
@@ -294,7 +294,7 @@ def changed(path: Path, source: str) -> Iterator[Subject]:
         objectives.find_objective(entry.name)
     for draw in DRAWS:
         _checks(draw)
-    extensions._loaded.cache_clear()
+    extension_points._loaded.cache_clear()
     for gone in before:
         del sys.modules[gone]
     try:
@@ -308,7 +308,7 @@ def changed(path: Path, source: str) -> Iterator[Subject]:
         for again in [n for n in sys.modules if n.startswith(AGAIN)]:
             del sys.modules[again]
         sys.modules |= before
-        extensions._loaded.cache_clear()
+        extension_points._loaded.cache_clear()
         for name, module in before.items():
             package, _, attribute = name.rpartition(".")
             setattr(sys.modules[package], attribute, module)

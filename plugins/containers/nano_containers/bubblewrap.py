@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nano_coder.sandbox.jail_request import Drain, check_limits, minimal_environment, seal
 from nano_coder.sandbox.launcher import files, kernel, root
-from nano_coder.sandbox.request import Drain, check_limits, minimal_environment, seal
 from nano_coder.sandbox.root_plan import find_interpreter, layers, plan_root, rlimits, unused_uid
 from nano_containers.container import HeldProgram
 from nano_containers.folder_jail import FolderJail, ProgramResult, ProgramSpec

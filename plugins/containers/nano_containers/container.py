@@ -23,8 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nano_coder.sandbox.jail_request import FLOOD_BYTES, Drain, python_program, seal
 from nano_coder.sandbox.launcher import root
-from nano_coder.sandbox.request import FLOOD_BYTES, Drain, python_program, seal
 from nano_containers.folder_jail import ProgramResult, ProgramSpec
 from nano_shared.errors import SandboxError
 from nano_shared.process import own_python

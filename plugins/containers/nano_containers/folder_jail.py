@@ -28,9 +28,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Self, Unpack
 
-from nano_coder.sandbox.launcher import files, kernel
-from nano_coder.sandbox.protocol import ExecResult, RunOptions
-from nano_coder.sandbox.request import (
+from nano_coder.sandbox.jail_request import (
     FLOOD_BYTES,
     MOST_ENTRIES,
     WORK_MB,
@@ -45,6 +43,8 @@ from nano_coder.sandbox.request import (
     python_program,
     snapshot_error,
 )
+from nano_coder.sandbox.launcher import files, kernel
+from nano_coder.sandbox.protocol import ExecResult, RunOptions
 from nano_shared.errors import SandboxError, UsageError
 from nano_shared.files import ScratchFolder
 from nano_shared.types import Limits

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
+from nano_coder.sandbox.jail_request import check_limits, minimal_environment
 from nano_coder.sandbox.launcher import files, root
 from nano_coder.sandbox.protocol import ExecResult, RunOptions
-from nano_coder.sandbox.request import check_limits, minimal_environment
 from nano_coder.sandbox.root_plan import PROCESSES, layers, rlimits
 from nano_containers.container import (
     PATIENCE_S,

@@ -482,7 +482,7 @@ def test_the_self_test_notices_what_an_open_jail_would_allow() -> None:
 
 @needs_bwrap
 def test_a_program_that_stops_its_watcher_is_killed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nano_coder.sandbox.request.Drain.PATIENCE_S", 0.5)
+    monkeypatch.setattr("nano_coder.sandbox.jail_request.Drain.PATIENCE_S", 0.5)
     with closing(open_sandbox("bwrap").open(None, Limits())) as jail:
         result = shell(jail, "kill -STOP 2; sleep 51833", timeout=0.5)
     assert (result.timed_out, result.signal) == (True, 9)

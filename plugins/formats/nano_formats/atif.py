@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from nano_coder.agent.profiles import plain_opening
-from nano_coder.formats import SAID_BY_USER, RunFormat, call_id, row_reader
+from nano_coder.run_formats import SAID_BY_USER, RunFormat, call_id, row_reader
 from nano_formats.row_format import OpenModel
 from nano_formats.token_triple import Triple, refuse_edited, remainder, restored, triple_of, triples
 from nano_formats.transcript import Transcript, iso, unix

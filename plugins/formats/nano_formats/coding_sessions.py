@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nano_coder.formats import RunFormat, session_reader
+from nano_coder.run_formats import RunFormat, session_reader
 from nano_formats.responses_items import take_item, text_of
 from nano_formats.transcript import Transcript, unix
 from nano_shared.errors import Refused

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from nano_rl.formats import FORMATS, ReadOptions, RecognisesPath, TaskFormat
+from nano_rl.task_formats import FORMATS, ReadOptions, RecognisesPath, TaskFormat
 from nano_rl.tasks.task_file import read_rows, write_lines
 from nano_shared.errors import Refusal, Refused, UsageError
-from nano_shared.extensions import is_reference
+from nano_shared.extension_points import is_reference
 from nano_shared.strict_json import Row, parse_json, refusing_invalid, to_json, validated
 from nano_shared.types import Task
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nano_formats.row_format import RowFormat, original_rows
-from nano_rl.formats import ReadOptions
+from nano_rl.task_formats import ReadOptions
 from nano_shared.errors import Refusal, Refused
 from nano_shared.files import scratch_folder
 from nano_shared.hidden_checks import CommandChecks

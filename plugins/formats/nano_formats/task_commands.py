@@ -13,10 +13,10 @@ from typer import Argument, Option
 from nano_coder.commands.options import open_log
 from nano_formats.row_format import find_format, guess_format
 from nano_rl.commands.options import Log, TaskFile
-from nano_rl.formats import FORMATS, ReadOptions
+from nano_rl.task_formats import FORMATS, ReadOptions
 from nano_rl.tasks.task_file import read_tasks, refuse_unwritable, write_tasks
 from nano_shared.errors import Refusal, UsageError
-from nano_shared.extensions import call_extension
+from nano_shared.extension_points import call_extension
 
 _FORMATS = ", ".join(FORMATS)
 KeepGoing = Annotated[

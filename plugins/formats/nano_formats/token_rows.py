@@ -20,8 +20,9 @@ from typer import Option
 from nano_coder.commands.options import PolicyChoice, SinceChoice, TaskChoice, open_log
 from nano_coder.verify.trainable import RefusalCode, verify
 from nano_rl.commands.options import Log
+from nano_rl.learn.advantages import group_advantages, group_samples
+from nano_rl.learn.groups import Group, TrainSample
 from nano_rl.learn.objectives import Baseline, Std
-from nano_rl.learn.rows import Group, TrainSample, group_advantages, group_samples
 from nano_shared.errors import UsageError
 from nano_shared.files import new_file
 from nano_shared.printable import printable

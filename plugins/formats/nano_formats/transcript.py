@@ -11,7 +11,7 @@ from typing import Any
 
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import ORIGINAL_OPENING, ORIGINAL_TOOLS
-from nano_coder.formats import SAID_BY_USER
+from nano_coder.run_formats import SAID_BY_USER
 from nano_formats.token_triple import TokenRows, Triple
 from nano_shared.errors import Refused
 from nano_shared.files import content_hash

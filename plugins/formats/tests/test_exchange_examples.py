@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from nano_formats.harbor.tasks import read_tree
 from nano_formats.row_format import guess_format
 from nano_rl.cli import cli
-from nano_rl.formats import FORMATS, ReadOptions
+from nano_rl.task_formats import FORMATS, ReadOptions
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.errors import NanoError, Refusal
 from nano_shared.hidden_checks import AnswerChecks

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nano_formats.row_format import whole
-from nano_rl.formats import FORMATS, ReadOptions
+from nano_rl.task_formats import FORMATS, ReadOptions
 from nano_shared.errors import Refusal
 from nano_shared.types import Task
 

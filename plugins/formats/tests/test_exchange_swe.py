@@ -11,8 +11,8 @@ from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.protocol import open_sandbox
 from nano_formats.swe_bench import SWE_BENCH, read_swe
-from nano_rl.formats import ReadOptions
 from nano_rl.gather.rollouts import oracle_policy
+from nano_rl.task_formats import ReadOptions
 from nano_shared.errors import Refused
 from nano_shared.hidden_checks import CommandChecks
 from nano_shared.store import LogStore

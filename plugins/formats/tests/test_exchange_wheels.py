@@ -11,7 +11,7 @@ import pytest
 
 from nano_formats.harbor.tasks import HARBOR
 from nano_formats.nemo_gym.tasks import NEMO_GYM
-from nano_rl.formats import ReadOptions
+from nano_rl.task_formats import ReadOptions
 from nano_shared.errors import Refusal
 from nano_shared.strict_json import Row
 from nano_shared.types import Task

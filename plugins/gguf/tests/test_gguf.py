@@ -14,19 +14,19 @@ import pytest
 from tiny_gguf import write_gguf
 from typer.testing import CliRunner
 
+from nano_coder.agent.best_first import next_beginning
 from nano_coder.agent.chat_template import CHATML
-from nano_coder.agent.likeliest import next_beginning
 from nano_coder.cli import cli
 from nano_coder.config import CoreConfig
 from nano_coder.models import opening
 from nano_coder.models.opening import open_policy, open_weights
-from nano_coder.verify.deep import rescored
+from nano_coder.verify.tokens import rescored
 from nano_gguf.engine import LlamaEngine
 from nano_gguf.policy import GgufPolicy
 from nano_gguf.server import LlamaServer
 from nano_rl.logs.admission import RunVerifier
 from nano_shared.errors import ContextFull, PolicyError, UsageError
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import Completion, Finish, Message, Role, Sampling

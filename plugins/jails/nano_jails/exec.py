@@ -16,6 +16,7 @@ from typing import IO, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from typer import Argument, Option
 
+from nano_coder.sandbox.jail_request import FLOOD_BYTES, TERABYTE_MB, WEEK_S
 from nano_coder.sandbox.namespaces import NsJail
 from nano_coder.sandbox.protocol import (
     ExecResult,
@@ -27,7 +28,6 @@ from nano_coder.sandbox.protocol import (
     connected,
     open_sandbox,
 )
-from nano_coder.sandbox.request import FLOOD_BYTES, TERABYTE_MB, WEEK_S
 from nano_shared.errors import NanoError, SandboxError, UsageError
 from nano_shared.types import Limits
 

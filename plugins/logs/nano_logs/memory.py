@@ -14,9 +14,9 @@ from typer import Argument, Option
 from nano_coder.commands.options import Log
 from nano_coder.commands.run import open_editor
 from nano_coder.config import load_config, note_scrub, open_store
+from nano_shared.agent_notes import Note, Notes
 from nano_shared.command_line import JsonOption, emit, lazy_app
 from nano_shared.errors import UsageError
-from nano_shared.notes import Note, Notes
 from nano_shared.printable import one_line, printable
 
 command = lazy_app(

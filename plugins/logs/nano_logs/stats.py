@@ -17,7 +17,7 @@ from typer import Option
 from nano_coder.commands.options import Log, open_log
 from nano_shared import schema
 from nano_shared.command_line import Console, JsonOption, emit
-from nano_shared.extensions import extension_names
+from nano_shared.extension_points import extension_names
 from nano_shared.owners import User
 from nano_shared.printable import printable
 

@@ -21,10 +21,10 @@ from nano_coder.commands.options import (
     TaskChoice,
     open_log,
 )
-from nano_coder.formats import RUN_FORMATS, Calls, RunFormat, message_rows
+from nano_coder.run_formats import RUN_FORMATS, Calls, RunFormat, message_rows
 from nano_logs.redact.runs import redacted_runs
 from nano_shared.errors import LogError, Refused, UsageError
-from nano_shared.extensions import is_reference, refuse_missing
+from nano_shared.extension_points import is_reference, refuse_missing
 from nano_shared.files import new_file, new_folder
 from nano_shared.logged_run import LoggedRun
 from nano_shared.printable import printable

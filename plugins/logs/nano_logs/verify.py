@@ -23,7 +23,7 @@ from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
 
 if TYPE_CHECKING:
-    from nano_coder.verify.deep import Certificate
+    from nano_coder.verify.tokens import Certificate
     from nano_shared.policy import InterfaceProfile
 
 
@@ -165,7 +165,7 @@ class _Look:
 def _look(facts: RunFacts, store: LogStore, deep: bool, model: str | None, checked: set[str]) -> _Look:
     certificate = missing = None
     if deep:
-        from nano_coder.verify.deep import NotAtHand, deep_verify
+        from nano_coder.verify.tokens import NotAtHand, deep_verify
 
         try:
             certificate = deep_verify(facts, store, model=model)

@@ -14,7 +14,7 @@ from nano_coder.config import load_config
 from nano_coder.models.scripted import EOS_ID
 from nano_coder.run.execution import grade_run, resume_run, run_task
 from nano_coder.run.fork import fork_run
-from nano_coder.verify.deep import deep_verify
+from nano_coder.verify.tokens import deep_verify
 from nano_coder.verify.trainable import verify
 from nano_logs.redact.redactor import Redactor
 from nano_logs.redact.runs import RedactingStore

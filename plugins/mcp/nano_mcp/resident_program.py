@@ -17,8 +17,8 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from nano_coder.sandbox.jail_request import WEEK_S
 from nano_coder.sandbox.protocol import ExecResult, Jail
-from nano_coder.sandbox.request import WEEK_S
 from nano_mcp import resident_inside
 from nano_mcp.resident_inside import MESSAGE, WORKSPACE, Channel
 from nano_shared.errors import SandboxError

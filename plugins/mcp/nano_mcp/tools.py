@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from nano_coder.config import AgentConfig, settings_of, task_limits
+from nano_coder.sandbox.jail_request import Output
 from nano_coder.sandbox.protocol import Sandbox
-from nano_coder.sandbox.request import Output
 from nano_coder.tools.tool import Place, Tool, ToolContext, ToolFailure, ToolResult, object_schema
 from nano_mcp.connection import McpConnection, McpFailure
 from nano_mcp.settings import McpServer, McpSettings

@@ -14,9 +14,9 @@ from typer import Option
 from nano_coder.commands.options import open_log
 from nano_coder.grading import GRADER
 from nano_mining.task_check import TaskFinding, admitted_tasks, check_tasks, programs_of, without_repeats
+from nano_rl.command_setup import sandbox_opener
 from nano_rl.commands.options import Log, TaskFile
 from nano_rl.commands.progress import bar
-from nano_rl.session import sandbox_opener
 from nano_rl.tasks.task_file import read_tasks, refuse_unwritable, write_tasks
 from nano_shared.command_line import Console, JsonOption, emit
 from nano_shared.types import Task

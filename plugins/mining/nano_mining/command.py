@@ -59,8 +59,8 @@ def command(
     """
     from nano_mining.candidates import KINDS
     from nano_mining.mining import Miner, MiningJournal, StoppableSandbox
+    from nano_rl.command_setup import sandbox_opener
     from nano_rl.commands.progress import bar
-    from nano_rl.session import sandbox_opener
 
     kinds = tuple(word for given in kind or [",".join(KINDS)] for word in given.split(","))
     if unknown := [word for word in kinds if word not in KINDS]:

@@ -30,7 +30,7 @@ from nano_mining.fixes import (
     source_words,
     with_tests_of,
 )
-from nano_rl.tasks.places import applied, hunks_between
+from nano_rl.tasks.code_places import applied, hunks_between
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
 from nano_shared.snapshot import (

@@ -19,8 +19,8 @@ from nano_coder.grading.command_check import CommandRun, Ran, by_pytest, text_in
 from nano_coder.grading.protected_files import is_configuration, is_test
 from nano_coder.sandbox.protocol import Sandbox
 from nano_mining.task_check import check_task, log_folder, scratch_runtime
+from nano_rl.tasks.code_places import TreeHunk, applied, changed_places, edit_actions
 from nano_rl.tasks.from_log import texts_of
-from nano_rl.tasks.places import TreeHunk, applied, changed_places, edit_actions
 from nano_shared.files import content_hash
 from nano_shared.snapshot import BlobStore, EntryKind, Snapshot, changed_paths, make_snapshot, save
 from nano_shared.types import Limits, OracleAction, Provenance, Task

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-from nano_rl.tasks.places import TreeHunk
+from nano_rl.tasks.code_places import TreeHunk
 from nano_shared.process import parse
 from nano_shared.snapshot import BlobStore, Snapshot
 

@@ -40,7 +40,7 @@ from nano_mining.packages import MinedPackage, read_package
 from nano_mining.reduction import parses, reduced
 from nano_mining.targets import without_tests
 from nano_mining.traces import LIMITS, OPTIONS, pytest_command
-from nano_rl.tasks.places import TreeHunk, applied, hunks_between
+from nano_rl.tasks.code_places import TreeHunk, applied, hunks_between
 from nano_rl.tasks.suite import split_of
 from nano_shared import snapshot
 from nano_shared.errors import UsageError

@@ -21,7 +21,7 @@ from typing import Any
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.grading.grade import grade_trajectory
-from nano_coder.grading.live_use import live_use
+from nano_coder.grading.solution_use import live_use
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task, run_without_turns
 from nano_coder.sandbox.protocol import Sandbox, open_sandbox

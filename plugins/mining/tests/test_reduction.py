@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from test_hunks import tree
 
 from nano_mining.reduction import parses, reduced
-from nano_rl.tasks.places import hunks_between
+from nano_rl.tasks.code_places import hunks_between
 from nano_shared.snapshot import MemoryBlobs
 
 

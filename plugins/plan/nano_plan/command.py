@@ -55,7 +55,7 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Say what `nano-rl train` with these options would take, and which settings make it fit."""
-    from nano_rl.session import adapter_rank
+    from nano_rl.command_setup import adapter_rank
 
     room = named_memory(memory)
     chosen = load_config({"model": model, "device": device}, Path())[0]

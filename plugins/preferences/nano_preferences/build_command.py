@@ -17,9 +17,9 @@ from nano_preferences.command import no_pair, say
 from nano_preferences.composed import checked
 from nano_preferences.log_pairs import ALONE, SOURCES, Groups, PairSource, RunScorer, log_pairs
 from nano_preferences.registry import open_part
+from nano_rl.command_setup import sandbox_opener
 from nano_rl.commands.options import Log, Seed
 from nano_rl.rewards.reward import Part
-from nano_rl.session import sandbox_opener
 from nano_rl.tasks.task_file import refuse_unwritable
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.store import LogStore

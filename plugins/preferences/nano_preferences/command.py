@@ -14,12 +14,12 @@ from rich.table import Table
 from typer import Option
 
 from nano_coder.commands.options import open_log
-from nano_coder.views import VIEWS
+from nano_coder.installed_views import VIEWS
 from nano_preferences.config import DpoConfig, RewardModelConfig
 from nano_rl.commands.options import DeviceOption, Log, ModelOption, NameOption
 from nano_shared.command_line import Console, JsonOption
 from nano_shared.errors import UsageError
-from nano_shared.extensions import call_extension
+from nano_shared.extension_points import call_extension
 from nano_shared.settings import Settings, settings_options
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ def dpo(
     as_json: JsonOption = False,
 ) -> int:
     """Train on preference pairs and write checkpoint NAME: --pairs FILE, or --from-logs."""
+    from nano_rl.command_setup import adapter_rank
     from nano_rl.commands.progress import OfflineRows, train_offline
-    from nano_rl.session import adapter_rank
 
     config = settings.config(adapter_rank(settings, model))
     parent = _looked_first(model, pairs, from_logs, log)
@@ -90,8 +90,8 @@ def reward_model(
     from nano_preferences.critic import scalar_model
     from nano_preferences.reward_checkpoint import CALIBRATION, save_reward_model
     from nano_preferences.reward_model import held_out, measure, train_reward_model
+    from nano_rl.command_setup import training_folder, weights_to_train
     from nano_rl.commands.progress import bar
-    from nano_rl.session import training_folder, weights_to_train
 
     target, folder = training_folder(name)
     opened = weights_to_train(parent, config.dtype, device)
@@ -127,7 +127,7 @@ def _looked_first(model: str | None, pairs: Path | None, from_logs: bool, log: s
 
     Raises UsageError for what is not there, LogError for a log.
     """
-    from nano_rl.session import looked_first
+    from nano_rl.command_setup import looked_first
 
     if from_logs == (pairs is not None):
         raise UsageError("give either --pairs FILE, or --from-logs")

@@ -13,7 +13,7 @@ from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards.reward import IMPOSSIBLE, SILENT, TESTS, Part, Score
 from nano_shared.errors import UsageError
-from nano_shared.extensions import call_extension, read_number
+from nano_shared.extension_points import call_extension, read_number
 from nano_shared.files import content_hash
 from nano_shared.types import Tampering, Task, Trajectory, Trust, Verdict
 

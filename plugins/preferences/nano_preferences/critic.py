@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nano_rl.learn.advantages import gae, whitened
 from nano_rl.learn.batch import split_samples
 from nano_rl.learn.config import OptimizerConfig, UpdateConfig
+from nano_rl.learn.groups import Group, StepRow, TokenValues, TrainSample, to_samples
 from nano_rl.learn.learner import Learner, prepare
 from nano_rl.learn.logprob import backbone, row_states, shares_prefixes
-from nano_rl.learn.rows import Group, StepRow, TokenValues, TrainSample, gae, to_samples, whitened
 from nano_shared.errors import GuardTripped
 from nano_shared.lora import merge_adapter
 from nano_shared.types import Trajectory

@@ -30,10 +30,10 @@ from nano_preferences.pairs import PairRows, PreferencePair, pair_rows
 from nano_rl.config import TrainConfig
 from nano_rl.imitation import RunEncoder, reader_of
 from nano_rl.learn.batch import Batch, make_batches
+from nano_rl.learn.groups import Group, TrainSample
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.logprob import token_logprobs
-from nano_rl.learn.rows import Group, TrainSample
-from nano_rl.offline import OnStep, step_indices, train_rows, usual_guards
+from nano_rl.train_fixed_rows import OnStep, step_indices, train_rows, usual_guards
 from nano_shared.errors import UsageError
 
 CHOSEN, REJECTED = "+", "-"

@@ -16,7 +16,7 @@ from nano_preferences.pairs import Exact, PreferencePair, TokenRow
 from nano_preferences.rewards.human import opinion
 from nano_rl.config import TrainConfig
 from nano_rl.imitation import opens, run_messages
-from nano_rl.learn.rows import to_samples
+from nano_rl.learn.groups import to_samples
 from nano_rl.logs.admission import TargetPolicy, check_runs
 from nano_shared.errors import LogError
 from nano_shared.logged_run import FeedbackKind

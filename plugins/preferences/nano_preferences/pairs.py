@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from nano_rl.imitation import RunEncoder, all_that_fit, imitated_sample
-from nano_rl.learn.rows import TrainSample
+from nano_rl.learn.groups import TrainSample
 from nano_rl.tasks.task_file import read_models, write_lines
 from nano_shared.errors import PolicyError, UsageError
 from nano_shared.types import Message, Role, Split, Value

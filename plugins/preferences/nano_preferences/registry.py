@@ -26,7 +26,7 @@ from nano_preferences.composed import ComposedReward, Gate
 from nano_rl.config import RewardConfig
 from nano_rl.rewards.reward import TESTS, Part, Score
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import (
+from nano_shared.extension_points import (
     call_extension,
     described,
     extension_names,

@@ -22,7 +22,7 @@ from nano_preferences.config import RewardModelConfig
 from nano_preferences.critic import ScalarModel, by_budget, padded
 from nano_preferences.pairs import PairRows
 from nano_rl.learn.learner import Learner
-from nano_rl.offline import OnStep, train_rows, usual_guards
+from nano_rl.train_fixed_rows import OnStep, train_rows, usual_guards
 from nano_shared.errors import UsageError
 
 BINS = 5

@@ -23,10 +23,10 @@ from nano_preferences.dpo import (
 )
 from nano_preferences.pairs import PairRows
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.logprob import token_logprobs
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.learn.rows import TrainSample
-from nano_rl.offline import OtherRows
+from nano_rl.train_fixed_rows import OtherRows
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.settings import parse_config
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nano_preferences.composed import Gate, smallest_step
-from nano_rl.learn.rows import summed_advantages
+from nano_rl.learn.advantages import summed_advantages
 from nano_rl.rewards.reward import TESTS
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

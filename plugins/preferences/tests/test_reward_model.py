@@ -22,8 +22,8 @@ from nano_preferences.reward_model import (
     train_reward_model,
 )
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.groups import TrainSample, to_samples
 from nano_rl.learn.metrics import read_metrics
-from nano_rl.learn.rows import TrainSample, to_samples
 from nano_shared.errors import UsageError
 
 LIKED = 7

@@ -16,8 +16,8 @@ from nano_coder.grading import composed_grader
 from nano_preferences.reward_model import Bin, RewardModelReport
 from nano_rl.cli import cli
 from nano_rl.gather.rollouts import success_metrics
+from nano_rl.learn.groups import form_groups
 from nano_rl.learn.metrics import METRICS, MetricsRow, MetricsWriter, read_metrics
-from nano_rl.learn.rows import form_groups
 from nano_shared.command_line import run_command
 from nano_shared.types import Trajectory
 from nano_view.report.page import calibration_page, training_page

@@ -22,12 +22,12 @@ from nano_coder.environment import Environments, open_environment
 from nano_preferences.registry import data_columns, open_reward, parse_reward
 from nano_rl.cli import cli
 from nano_rl.gather.rollouts import collect
+from nano_rl.learn.groups import form_groups, group_metrics
 from nano_rl.learn.loss import probe_objective
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.objectives import ObjectiveConfig
-from nano_rl.learn.rows import form_groups, group_metrics
 from nano_rl.tasks.task_file import read_tasks, write_tasks
-from nano_shared import extensions
+from nano_shared import extension_points
 from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of a user as the current one, in a process that has imported no file of users."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NANO_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(extensions, "_sources", {})
+    monkeypatch.setattr(extension_points, "_sources", {})
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     importlib.invalidate_caches()
     for module in ("mine", "env", "suite"):
@@ -321,8 +321,8 @@ def test_an_environment_of_texts_trains_and_edited_code_is_named(here: Path) -> 
     assert any(row.get("grad_norm", 0) > 0 for row in rows)
     (here / "home" / "checkpoints" / "mine").rename(here / "earlier")
     (here / "env.py").write_text(ENVIRONMENT.replace("0.3 *", "0.2 *"))
-    extensions._module.cache_clear()  # as in another process
-    extensions._sources.clear()
+    extension_points._module.cache_clear()  # as in another process
+    extension_points._sources.clear()
     _, said = invoke(*arguments, "--resume", "--steps", "5")
     assert f"{here}/env.py changed since step 4 was saved" in said
     assert "objective.py changed" not in said

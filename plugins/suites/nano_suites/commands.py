@@ -18,7 +18,7 @@ from nano_rl.tasks.suite import TASK_CHECKS, TaskSuite, find_suite, suite_names
 from nano_rl.tasks.task_file import read_tasks, refuse_unwritable, write_tasks
 from nano_shared.command_line import Console, JsonOption, emit
 from nano_shared.errors import ConfigError, UsageError
-from nano_shared.extensions import is_reference
+from nano_shared.extension_points import is_reference
 from nano_shared.types import Split
 from nano_suites.drawing import draw_tasks
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from nano_rl.learn.rows import Group
+from nano_rl.learn.groups import Group
 from nano_shared.errors import UsageError
 from nano_shared.types import Task
 

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from nano_coder.run.execution import Runtime
 from nano_rl.config import RewardConfig, TrainConfig
 from nano_rl.gather.rollouts import OnRun, collect
-from nano_rl.gather.sources import Sources
+from nano_rl.gather.step_groups import Sources
 from nano_rl.rewards import COMPOSERS
 from nano_shared.errors import UsageError
 from nano_shared.hidden_checks import HiddenChecks, StateCheck, Suite

@@ -11,7 +11,7 @@ from builders import trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nano_rl.learn.rows import Group
+from nano_rl.learn.groups import Group
 from nano_shared.errors import UsageError
 from nano_shared.types import Task, Trajectory
 from nano_suites.curriculum import Curriculum

@@ -14,7 +14,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.config import TrainConfig
-from nano_rl.gather.sources import Curriculum, Sources, open_curriculum
+from nano_rl.gather.step_groups import Curriculum, Sources, open_curriculum
 from nano_rl.learn.config import GuardConfig
 from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import read_metrics

@@ -20,7 +20,7 @@ from nano_coder.agent.actions import workspace_after
 from nano_coder.verify.trainable import RefusalCode, blocking, verify
 from nano_shared import snapshot_change
 from nano_shared.errors import LogError, UsageError
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 from nano_shared.run_facts import RunFilter
 from nano_shared.store import LogStore
 from nano_shared.types import REDACTED_ID, ImageRef, Observation, StopReason, Trajectory, Turn

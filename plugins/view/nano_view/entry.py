@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from nano_coder.views import TrainingView, Viewer
+from nano_coder.installed_views import TrainingView, Viewer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

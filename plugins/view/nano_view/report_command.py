@@ -13,12 +13,12 @@ from rich.table import Table
 from typer import Argument, Option
 
 from nano_coder.commands.options import log_of_environment
+from nano_rl.command_setup import trainings_dir
 from nano_rl.commands.options import Log
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.metrics import MetricsRow as Row
-from nano_rl.record import print_metrics
-from nano_rl.session import trainings_dir
 from nano_rl.tasks.task_file import refuse_unwritable
+from nano_rl.training_record import print_metrics
 from nano_shared.command_line import Console, JsonOption
 from nano_shared.errors import LogError, UsageError
 from nano_view.report.hacks import HackRow, hack_row, hack_rows

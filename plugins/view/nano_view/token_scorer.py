@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from nano_coder.models.opening import OpenedWeights, local_policy
-from nano_coder.verify.deep import Scored, rescored
+from nano_coder.verify.tokens import Scored, rescored
 from nano_shared.types import Trajectory
 from nano_view.answers import TokenColumns
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from nano_shared.errors import ConfigError
-from nano_shared.extensions import call_extension
+from nano_shared.extension_points import call_extension
 from nano_shared.files import checkpoints_dir, nano_home
 from nano_shared.policy import DecodeIds
 from nano_shared.types import REDACTED_ID, Completion

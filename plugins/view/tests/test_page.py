@@ -24,10 +24,10 @@ from nano_rl.gather.rollouts import HELD_OUT_FILE, success_metrics
 from nano_rl.improve.gate import decide
 from nano_rl.improve.project import open_project
 from nano_rl.learn.config import OptimizerConfig
+from nano_rl.learn.groups import Group, form_groups
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.learn.objectives import ObjectiveConfig
-from nano_rl.learn.rows import Group, form_groups
-from nano_rl.record import TOKENIZER, Rollout, TrainingRecord, TrainingView, Watcher
+from nano_rl.training_record import TOKENIZER, Rollout, TrainingRecord, TrainingView, Watcher
 from nano_shared.errors import GuardTripped, UsageError
 from nano_shared.printable import printable
 from nano_shared.store import LogStore

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from nano_rl.learn.metrics import MetricsRow
-from nano_rl.record import PanelLine, open_view
+from nano_rl.training_record import PanelLine, open_view
 from nano_view.report.live import LiveView
 from nano_view.report.panel import band, interval_of, sparkline
 

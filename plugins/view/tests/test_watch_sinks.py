@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nano_rl.cli import cli
-from nano_rl.record import SINKS, open_sinks
+from nano_rl.training_record import SINKS, open_sinks
 from nano_shared.errors import ConfigError, UsageError
 from nano_view.sinks import run_id
 

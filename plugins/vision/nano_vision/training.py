@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from nano_coder.verify.trainable import RefusalCode, blocking
+from nano_rl.learn.advantages import group_samples
 from nano_rl.learn.batch import make_batches
+from nano_rl.learn.groups import TrainSample, form_groups, is_dead
 from nano_rl.learn.learner import clip_gradients
 from nano_rl.learn.loss import mean_metrics, policy_loss, token_weights
 from nano_rl.learn.objectives import Objective
-from nano_rl.learn.rows import TrainSample, form_groups, group_samples, is_dead
 from nano_shared.errors import UsageError
 from nano_shared.run_facts import facts_of
 from nano_shared.types import ImageRef, Trajectory

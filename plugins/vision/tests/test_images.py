@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 from nano_coder.agent.profiles import API_1, COMPACT_1, with_tools
 from nano_coder.cli import cli
-from nano_coder.formats import read_log, write_log
 from nano_coder.models.endpoint.chat_completion import accepted_by
 from nano_coder.models.endpoint.policy import EndpointPolicy, Patience
 from nano_coder.run.execution import Runtime, run_task
 from nano_coder.run.fork import fork_run
+from nano_coder.run_formats import read_log, write_log
 from nano_coder.tools.tool import load_image
 from nano_coder.verify.trainable import RefusalCode, imitation_refusal, verify
 from nano_logs.deletion import delete_runs

@@ -154,7 +154,7 @@ def test_a_run_of_the_agent_logs_the_row(policy: VisionPolicy, folder: Path, tmp
 
 
 def a_row(policy: VisionPolicy, seed: int, advantage: float, images: Any) -> VisionRow:
-    from nano_rl.learn.rows import TrainSample
+    from nano_rl.learn.groups import TrainSample
 
     tokens = policy.complete(asked(*images), Sampling(max_tokens=5, seed=seed)).tokens
     assert tokens is not None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from nano_coder.formats import RunFormat
+from nano_coder.run_formats import RunFormat
 from nano_shared.logged_run import LoggedRun
 from nano_shared.types import Message
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nano_rl.formats import ReadOptions
+from nano_rl.task_formats import ReadOptions
 from nano_shared.errors import Refusal, Refused
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.types import Task

@@ -30,9 +30,9 @@ from nano_coder import __version__
 from nano_coder.config import load_config, redacting_store, task_limits
 from nano_coder.models.opening import open_policy
 from nano_coder.run.execution import RunHooks, Runtime, run_task
+from nano_coder.sandbox.jail_request import Output, check_run, python_program
 from nano_coder.sandbox.launcher import files
 from nano_coder.sandbox.protocol import ExecResult, ResourceUse, RunOptions
-from nano_coder.sandbox.request import Output, check_run, python_program
 from nano_formats import atif
 from nano_formats.token_triple import rollout_details, triples
 from nano_shared import snapshot

@@ -18,8 +18,8 @@ from typing import Any
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 
+from nano_coder.sandbox.jail_request import FLOOD_BYTES
 from nano_coder.sandbox.namespaces import NsJail, NsSandbox
-from nano_coder.sandbox.request import FLOOD_BYTES
 from nano_formats.harbor.config import Image, read_dockerfile
 from nano_shared.files import scratch_folder
 from nano_shared.types import Limits

@@ -19,7 +19,7 @@ from typing import Any
 from nano_formats.harbor import grade
 from nano_formats.harbor.config import SCHEMA, HarborConfig, Image, read_config, read_dockerfile
 from nano_formats.row_format import refusal, refuse_uncarried, whole, with_original
-from nano_rl.formats import ReadOptions
+from nano_rl.task_formats import ReadOptions
 from nano_shared.errors import Refusal, Refused, UsageError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import CaseChecks, MutantChecks, RewardFileChecks, expects_answer

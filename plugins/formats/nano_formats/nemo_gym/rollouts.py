@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nano_coder.agent.profiles import plain_opening
-from nano_coder.formats import SAID_BY_USER, RunFormat, call_id, row_reader
+from nano_coder.run_formats import SAID_BY_USER, RunFormat, call_id, row_reader
 from nano_formats.responses_items import TRIPLE, take_item
 from nano_formats.token_triple import Triple, refuse_edited, remainder, restored, triple_of, triples
 from nano_formats.transcript import Transcript

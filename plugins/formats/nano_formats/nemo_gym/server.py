@@ -307,7 +307,7 @@ def command(
     except ModuleNotFoundError as problem:
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
     from nano_coder.config import redacting_store
-    from nano_rl.session import sandbox_opener
+    from nano_rl.command_setup import sandbox_opener
 
     sandbox, store = sandbox_opener()(), redacting_store(open_log(log, create=True))
     held = GymSessions(lambda task: Episode(task, sandbox, store), most=sessions, idle_seconds=idle)

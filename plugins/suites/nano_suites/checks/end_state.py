@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from nano_coder.grading.cases import NUMBER, GradingOutcome, Submission, same, same_answer
+from nano_coder.grading.hidden_cases import NUMBER, GradingOutcome, Submission, same, same_answer
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.hidden_checks import SQLITE_SIBLINGS, StateCheck, StateChecks

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Literal
 
-from nano_coder.grading.cases import GradingOutcome, Submission
 from nano_coder.grading.grade import REFERENCE
+from nano_coder.grading.hidden_cases import GradingOutcome, Submission
 from nano_coder.grading.two_jail_suite import Job, NeedsStrict, TestsFailed, run_suite
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-from nano_coder.grading.cases import GradingOutcome, Submission, run_cases
+from nano_coder.grading.hidden_cases import GradingOutcome, Submission, run_cases
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.hidden_checks import CaseChecks

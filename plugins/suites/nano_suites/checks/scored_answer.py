@@ -13,7 +13,7 @@ import math
 import re
 from contextlib import closing
 
-from nano_coder.grading.cases import GradingOutcome, Submission
+from nano_coder.grading.hidden_cases import GradingOutcome, Submission
 from nano_coder.sandbox.protocol import Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.hidden_checks import AnswerChecks, Scorer

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from nano_rl.learn.metrics import GRADED, HELD_OUT, PART, SUCCESS, MetricsRow
-from nano_rl.record import seconds_of
+from nano_rl.training_record import seconds_of
 from nano_view.report.panel import interval_of
 from nano_view.report.training import GOLD, gold_and_proxy, proxy_of
 

@@ -14,9 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from nano_coder.views import TrainingView
+from nano_coder.installed_views import TrainingView
 from nano_rl.learn.metrics import MetricsRow
-from nano_rl.record import KEPT, PanelLine, duration, seconds_left, with_row, written
+from nano_rl.training_record import KEPT, PanelLine, duration, seconds_left, with_row, written
 from nano_shared.command_line import Console
 from nano_view.report.panel import PANELS, band, level_lines, sparkline
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from nano_rl.checkpoints.evaluate import wilson
 from nano_rl.learn.metrics import METRICS, MetricsRow
-from nano_rl.record import duration, seconds_of
+from nano_rl.training_record import duration, seconds_of
 from nano_shared.errors import UsageError
 from nano_shared.files import checkpoints_dir
 from nano_view.report.figures import compared_plots, main_plots, other_plots, with_hours

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from nano_rl.checkpoints.evaluate import Z95, wilson
 from nano_rl.learn.metrics import GRADED, HELD_OUT, SUCCESS
-from nano_rl.record import LINES, PanelLine
+from nano_rl.training_record import LINES, PanelLine
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NOISE = 1e-6

@@ -19,7 +19,7 @@ from nano_rl.checkpoints.evaluate import wilson
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import HELD_OUT_FILE
 from nano_rl.learn.metrics import GRADED, METRICS, PART, SUCCESS, MetricsRow, read_metrics, read_rows
-from nano_rl.record import (
+from nano_rl.training_record import (
     ROLLOUTS,
     Rollout,
     TrainingEvent,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

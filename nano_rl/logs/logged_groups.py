@@ -31,9 +31,9 @@ from nano_coder.agent.profiles import serving_profile
 from nano_coder.models.opening import OpenedWeights, weights_id
 from nano_coder.verify.trainable import RefusalCode, imitation_refusal, interface_refusal
 from nano_rl.config import TrainConfig
-from nano_rl.learn.rows import Group, GroupMember, is_dead
+from nano_rl.learn.groups import Group, GroupMember, is_dead
 from nano_rl.logs.admission import RunCheck, RunVerifier, TargetPolicy, check_runs
-from nano_rl.record import USED, read_used
+from nano_rl.training_record import USED, read_used
 from nano_shared import snapshot
 from nano_shared.checkpoint import MANIFEST, Manifest, read_checkpoint, resolve_checkpoint
 from nano_shared.errors import CheckpointError, UsageError

@@ -22,7 +22,7 @@ from typing import Any
 from nano_coder.grading.inside.report import LONGEST_NAME, Malformed, read
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 from nano_shared.hidden_checks import Case, CaseChecks, ChecksOfAKind
 from nano_shared.printable import printable
 from nano_shared.process import parse_expression

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from nano_coder.agent.dialects.native import HERMES
 from nano_shared import snapshot
 from nano_shared.errors import LogError, Refused, UsageError
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 from nano_shared.files import content_hash
 from nano_shared.logged_run import LoggedRun
 from nano_shared.snapshot import BlobStore

@@ -35,7 +35,7 @@ from nano_rl.rewards import COMPOSERS, Reward
 from nano_rl.tasks.task_file import read_tasks
 from nano_shared.checkpoint import LATEST
 from nano_shared.errors import UsageError
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 from nano_shared.files import checkpoints_dir, nano_home
 from nano_shared.policy import InterfaceProfile
 from nano_shared.settings import Settings
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from nano_coder.models.weights import Dtype
     from nano_rl.config import TrainConfig
     from nano_rl.learn.config import Quantise
-    from nano_rl.record import TrainArguments
+    from nano_rl.training_record import TrainArguments
 
 
 def all_tasks(

@@ -25,24 +25,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from nano_rl.learn.advantages import CreditedGroup, RolloutBatch, group_samples, turn_rewards
 from nano_rl.learn.batch import Batch, enough_tokens, make_batches
 from nano_rl.learn.config import UpdateConfig
+from nano_rl.learn.groups import Group, StepRow, TrainSample, recent
 from nano_rl.learn.guards import LogprobMonitor, Probe, check_step, mismatch_ahead
 from nano_rl.learn.learner import BatchLoss, Learner, LossPart, Reference, Stateful
 from nano_rl.learn.logprob import can_share, score_tokens, token_logprobs
 from nano_rl.learn.loss import EXTREMA, clamped_exp, policy_loss, token_weights
 from nano_rl.learn.objectives import Objective
-from nano_rl.learn.rows import (
-    CreditedGroup,
-    Group,
-    RolloutBatch,
-    StepRow,
-    TrainSample,
-    group_samples,
-    recent,
-    turn_rewards,
-)
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 
 Metrics = dict[str, float]
 

@@ -16,14 +16,15 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nano_coder.run.execution import Runtime
-from nano_coder.run.side_by_side import OnRun
+from nano_coder.run.tries import OnRun
 from nano_rl.config import TrainConfig
 from nano_rl.gather.rollouts import RollOut, collect, failed, none_graded
-from nano_rl.learn.rows import CreditedGroup, Group, GroupMember, RolloutBatch, credit_group, form_groups
-from nano_rl.logs.reader import LoggedGroup, LoggedTasks, members_of
+from nano_rl.learn.advantages import CreditedGroup, RolloutBatch, credit_group
+from nano_rl.learn.groups import Group, GroupMember, form_groups
+from nano_rl.logs.logged_groups import LoggedGroup, LoggedTasks, members_of
 from nano_rl.rewards import Reward
 from nano_shared.errors import CheckpointError, GuardTripped, UsageError
-from nano_shared.extensions import Extensions, call_extension, described, takes
+from nano_shared.extension_points import Extensions, call_extension, described, takes
 from nano_shared.files import content_hash
 from nano_shared.snapshot import BlobStore
 from nano_shared.types import Task, Trajectory

@@ -12,10 +12,10 @@ from typing import Any
 from torch import nn
 
 from nano_rl.learn.config import GuardConfig, OfflineConfig
+from nano_rl.learn.groups import TrainSample
 from nano_rl.learn.guards import check_step
 from nano_rl.learn.learner import Learner
 from nano_rl.learn.metrics import METRICS, MetricsWriter
-from nano_rl.learn.rows import TrainSample
 from nano_rl.resume import (
     STATES,
     States,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from nano_shared.errors import Refusal
-from nano_shared.extensions import Extensions
+from nano_shared.extension_points import Extensions
 from nano_shared.snapshot import BlobStore
 from nano_shared.types import Task
 
