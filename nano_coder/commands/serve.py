@@ -67,9 +67,8 @@ def command(
     try:
         import uvicorn
 
-        from nano_coder.serve.app import serve_app
+        from nano_coder.serve.app import BoundedConnection, serve_app
         from nano_coder.serve.generation import ServerLimits
-        from nano_coder.serve.http_json import BoundedConnection
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("nano"):
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nano_coder.serve.request import (
     AnswerWriter,
@@ -31,9 +31,6 @@ from nano_coder.serve.request import (
 )
 from nano_shared.policy import DecodeIds
 from nano_shared.types import Role, ToolSpec
-
-if TYPE_CHECKING:
-    pass
 
 ROLES = {
     "system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT,

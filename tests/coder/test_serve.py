@@ -22,11 +22,10 @@ from nano_coder.agent.profiles import HERMES_1, find_profile
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access
-from nano_coder.serve.app import serve_app
+from nano_coder.serve.app import BoundedConnection, serve_app
 from nano_coder.serve.conversations import Conversations, end_interrupted
 from nano_coder.serve.generation import ServerLimits
 from nano_coder.serve.given_reward import give_reward
-from nano_coder.serve.http_json import BoundedConnection
 from nano_coder.serve.request import TextDelta
 from nano_coder.serve.served_models import ServedModel
 from nano_coder.verify.deep import TokenCheck
@@ -569,8 +568,8 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 def test_a_client_that_drips_holds_no_connection(
     scripted: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, sent: bytes, answered: bytes
 ) -> None:
-    monkeypatch.setattr("nano_coder.serve.http_json.HEAD_SECONDS", 0.2)
-    monkeypatch.setattr("nano_coder.serve.http_json.BODY_SECONDS", 0.2)
+    monkeypatch.setattr("nano_coder.serve.app.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("nano_coder.serve.app.BODY_SECONDS", 0.2)
     server = scripted(["hi"])
     with socket.create_connection(("127.0.0.1", int(server.root.rpartition(":")[2])), timeout=60) as client:
         client.sendall(sent)

@@ -303,7 +303,7 @@ def command(
     try:
         import uvicorn
 
-        from nano_coder.serve.http_json import BoundedConnection
+        from nano_coder.serve.app import BoundedConnection
     except ModuleNotFoundError as problem:
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
     from nano_coder.config import redacting_store
