@@ -1,1 +1,1 @@
-"""The server: OpenAI and Anthropic APIs over any policy, every request logged as a run."""
+"""What servers share: who may ask, how long a connection may idle, rewards that clients give."""

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from nano_coder.serve.request import BadRequest
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +32,16 @@ ADMIN_OWNER = "admin"
 """owner of sessions under an admin key"""
 _HASHES = 50_000
 """rounds by which the log's name of a key's owner says nothing of the key"""
+
+
+class BadRequest(Exception):
+    """A request that cannot be served: HTTP status, sentence, and parameter and code of OpenAI's errors."""
+
+    def __init__(
+        self, text: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(text)
+        self.status, self.param, self.code = status, param, code
 
 
 class Caller(StrEnum):
@@ -211,3 +220,24 @@ def _site(origin: str) -> str | None:
         return urlsplit(origin).hostname
     except ValueError:  # no URL
         return None
+
+
+def root_of(host: str, listening: socket.socket) -> str:
+    """The URL at which a server on this socket is reached."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listening.getsockname()[1]}"
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises UsageError for an address that is in use or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(2048)
+    except OSError as problem:
+        listening.close()
+        where = f"{host}:{port}: {problem.strerror}"
+        raise UsageError(f"cannot listen on {where}; name another --host or --port") from None
+    return listening

@@ -266,7 +266,6 @@ PLUGINS = {
     group: {name: plugin for plugin, names in brought.items() for name in names.split()}
     for group, brought in {
         "nano.agents": {"apis": "command"},
-        "nano.apis": {"apis": "completions messages responses"},
         "nano.blob_stores": {"cluster": "s3 gs az"},
         "nano.checks": {"suites": "state scorer mutants metrics"},
         "nano.controls": {"suites": "impossible"},

@@ -13,8 +13,7 @@ from urllib.parse import quote
 from typer import Argument, Option
 
 from nano_coder.commands.options import DirectoryOption, Log, open_log
-from nano_coder.commands.serve import listening_socket, root_of
-from nano_coder.serve.access import Access, opened_access
+from nano_coder.serve.access import Access, listening_socket, opened_access, root_of
 from nano_shared.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from nano_coder.commands.options import open_log
-from nano_coder.commands.serve import listening_socket, root_of
-from nano_coder.serve.access import Access, Action, opened_access
-from nano_coder.serve.request import BadRequest
+from nano_coder.serve.access import Access, Action, BadRequest, listening_socket, opened_access, root_of
 from nano_formats.episode import Episode, EpisodeOver
 from nano_formats.nemo_gym.rollouts import verified
 from nano_rl.commands.options import Log, TaskFile
@@ -303,7 +301,7 @@ def command(
     try:
         import uvicorn
 
-        from nano_coder.serve.app import BoundedConnection
+        from nano_coder.serve.connection import BoundedConnection
     except ModuleNotFoundError as problem:
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
     from nano_coder.config import redacting_store

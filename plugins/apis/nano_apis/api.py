@@ -12,16 +12,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from nano_apis.request import SHAPED, RunEnded
+from nano_apis.served_models import status_behind
 from nano_coder.models.endpoint.exchange import EndpointError
 from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve.request import SHAPED, BadRequest, RunEnded
-from nano_coder.serve.served_models import status_behind
+from nano_coder.serve.access import BadRequest
 from nano_shared.errors import BudgetExhausted, ConfigError, ContextFull, NanoError, PolicyError
-from nano_shared.extensions import PLUGINS, Extensions, missing_plugin
+from nano_shared.extensions import Extensions
 from nano_shared.printable import printable
 
 if TYPE_CHECKING:
-    from nano_coder.serve.app import Server
+    from nano_apis.app import Server
 
 COUNTED = 4
 """contexts that are tokenised where only their tokens are wanted"""
@@ -80,8 +81,6 @@ async def refused(request: Request, problem: HTTPException) -> JSONResponse:
     asked = f"{request.method} {request.scope['path']}"
     if problem.status_code == 405:
         text = f"{asked} is not served; {problem.headers and problem.headers.get('Allow')} is"
-    elif missing := [name for name in PLUGINS[APIS.group] if name in asked and name not in APIS]:
-        text = str(missing_plugin(asked, PLUGINS[APIS.group][missing[0]]))
     else:
         text = f"{asked} is not served; see docs/serving.md"
     answer = error_response(request, BadRequest(text, status=problem.status_code))

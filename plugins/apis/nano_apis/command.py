@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import resource
-import socket
 import sys
 import threading
 from collections.abc import Collection
@@ -16,7 +15,7 @@ from typer import Option
 
 from nano_coder.commands.options import Setup, agent_options
 from nano_coder.config import AgentConfig, open_store
-from nano_coder.serve.access import Access, opened_access
+from nano_coder.serve.access import Access, listening_socket, opened_access, root_of
 from nano_coder.views import VIEWS
 from nano_shared.errors import ConfigError, UsageError
 from nano_shared.extensions import call_extension
@@ -24,8 +23,8 @@ from nano_shared.extensions import call_extension
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from nano_apis.served_models import Adapters, ServedModel
     from nano_coder.models.opening import OpenedPolicy
-    from nano_coder.serve.served_models import Adapters, ServedModel
     from nano_shared.store import LogStore
 
 API_PROFILE = "api-1"
@@ -67,13 +66,14 @@ def command(
     try:
         import uvicorn
 
-        from nano_coder.serve.app import BoundedConnection, serve_app
-        from nano_coder.serve.generation import ServerLimits
+        from nano_apis.app import serve_app
+        from nano_apis.generation import ServerLimits
+        from nano_coder.serve.connection import BoundedConnection
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("nano"):
             raise
         raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
-    from nano_coder.serve.conversations import Conversations, end_interrupted
+    from nano_apis.conversations import Conversations, end_interrupted
 
     with listening_socket(host, port) as listening:  # before a model is loaded for nothing
         store = open_store(config)
@@ -161,9 +161,9 @@ class _ModelOpener:
 
     def adapters(self, model: ServedModel) -> Adapters | None:
         """The adapters of local weights; None for a model of another kind."""
+        from nano_apis.served_models import Adapters
         from nano_coder.models.local.policy import LocalPolicy
         from nano_coder.models.opening import SharedBase, adapter_base_of
-        from nano_coder.serve.served_models import Adapters
 
         if not isinstance(model.policy, LocalPolicy):
             return None
@@ -177,8 +177,8 @@ class _ModelOpener:
         return Adapters(base.name, adapter_base_of, opened)
 
     def _served(self, found: OpenedPolicy) -> ServedModel:
+        from nano_apis.served_models import ServedModel
         from nano_coder.config import redacting_store
-        from nano_coder.serve.served_models import ServedModel
 
         decode = getattr(found.policy, "decode", None)
         return ServedModel(
@@ -201,24 +201,3 @@ def _before(url: str, config: AgentConfig) -> AgentConfig:
             raise UsageError(f"{url} {some}: name one with --model NAME")
         name = names[0]
     return config.model_copy(update={"base_url": url, "model": f"openai:{name}"})
-
-
-def root_of(host: str, listening: socket.socket) -> str:
-    """The URL at which a server on this socket is reached."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{listening.getsockname()[1]}"
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises UsageError for an address that is in use or not ours."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(2048)
-    except OSError as problem:
-        listening.close()
-        where = f"{host}:{port}: {problem.strerror}"
-        raise UsageError(f"cannot listen on {where}; name another --host or --port") from None
-    return listening

@@ -20,20 +20,20 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from nano_coder.models.endpoint.model_card import RUN_HEADER
-from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve.api import error_shape
-from nano_coder.serve.conversations import ClientSession, Conversations
-from nano_coder.serve.request import (
+from nano_apis.api import error_shape
+from nano_apis.conversations import ClientSession, Conversations
+from nano_apis.request import (
     AnswerWriter,
-    BadRequest,
     Event,
     ModelAnswer,
     ModelRequest,
     OnText,
     TextDelta,
 )
-from nano_coder.serve.served_models import ServedModel
+from nano_apis.served_models import ServedModel
+from nano_coder.models.endpoint.model_card import RUN_HEADER
+from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve.access import BadRequest
 from nano_shared.errors import NanoError
 from nano_shared.types import Finish
 

@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nano_coder.serve.request import (
+from nano_apis.request import (
     AnswerWriter,
-    BadRequest,
     Body,
     ClientCall,
     ClientMessage,
@@ -29,6 +28,7 @@ from nano_coder.serve.request import (
     text_of,
     tool_of,
 )
+from nano_coder.serve.access import BadRequest
 from nano_shared.policy import DecodeIds
 from nano_shared.types import Role, ToolSpec
 

@@ -1,9 +1,8 @@
-"""The application: routes, keys, bodies of requests, a handler of each API, and its connections."""
+"""The application: routes, keys, bodies of requests, and a handler of each API."""
 
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,20 +15,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve import openai
-from nano_coder.serve.access import RIGHTS, Access, Action
-from nano_coder.serve.api import APIS, CHAT_FIELDS, ERROR_HANDLERS, error_response, local
-from nano_coder.serve.conversations import Conversations, UnknownSession
-from nano_coder.serve.generation import Client, ClientGone, Generation, ServerLimits, ServerMetrics
-from nano_coder.serve.given_reward import MOST_COMPONENTS, MOST_REWARD
-from nano_coder.serve.request import (
+from nano_apis import openai
+from nano_apis.api import APIS, CHAT_FIELDS, ERROR_HANDLERS, error_response, local
+from nano_apis.conversations import Conversations, UnknownSession
+from nano_apis.generation import Client, ClientGone, Generation, ServerLimits, ServerMetrics
+from nano_apis.request import (
     SHAPED,
     AnswerWriter,
-    BadRequest,
     ModelRequest,
     check_fields,
     check_shaping,
@@ -37,7 +30,11 @@ from nano_coder.serve.request import (
     grammar_of,
     number,
 )
-from nano_coder.serve.served_models import Adapters, Promoted, ServedModel, ServedModels, passed_on
+from nano_apis.served_models import Adapters, Promoted, ServedModel, ServedModels, passed_on
+from nano_coder.agent.dialects.dialect import DIALECTS
+from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve.access import RIGHTS, Access, Action, BadRequest
+from nano_coder.serve.given_reward import MOST_COMPONENTS, MOST_REWARD
 from nano_shared.errors import NanoError, Refused, UsageError
 from nano_shared.process import return_freed_memory
 from nano_shared.strict_json import decoded, json_object
@@ -346,7 +343,7 @@ def _endpoint(server: Server, handler: Any, action: Action = Action.INFER) -> An
     return endpoint
 
 
-# ------------------------------------------------------------------- bodies and connections
+# --------------------------------------------------------------------------------------- bodies
 
 _LEAST, _MOST = 4 << 20, 32 << 20
 _MOST_READ = 4 * _MOST
@@ -412,37 +409,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {_plain(name): _plain(each) for name, each in value.items()}
     return value
-
-
-HEAD_SECONDS = 20.0
-"""from the connection, or the answer before, to the end of a request's headers"""
-
-
-class BoundedConnection(H11Protocol):
-    """uvicorn bounds only the idle time between requests: dripping bytes would hold a connection for ever.
-
-    Where most of the files that this process may open are connections, the one that is idle longest goes.
-    """
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._await_request()
-        if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4:
-            idle = [each for each in self.connections if isinstance(each, BoundedConnection) and each.is_idle]
-            min(idle, key=lambda each: each.idle_since).transport.close()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._await_request()
-
-    @property
-    def is_idle(self) -> bool:
-        return self.cycle is None or bool(self.cycle.response_complete)
-
-    def _await_request(self) -> None:
-        self.idle_since = self.loop.time()
-        self.loop.call_later(HEAD_SECONDS, self._close_unless_after, self.cycle)
-
-    def _close_unless_after(self, before: object) -> None:
-        if self.cycle is before:
-            self.transport.close()
