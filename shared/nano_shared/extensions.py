@@ -271,6 +271,10 @@ PLUGINS = {
         "nano.controls": {"suites": "impossible"},
         "nano.critics": {"preferences": "ppo"},
         "nano.curricula": {"suites": "levels"},
+        "nano.dialects": {
+            "formats": "llama-3 pythonic mistral mistral-args deepseek deepseek-3 glm glm-4 kimi gemma phi"
+            " harmony"
+        },
         "nano.environments": {"formats": "nemo-gym openenv verifiers"},
         "nano.gatherers": {"cluster": "ahead servers"},
         "nano.general_tasks": {"suites": "functions"},
