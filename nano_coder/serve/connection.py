@@ -1,10 +1,13 @@
-"""Connections of a server that are closed where no whole head of a request comes in time."""
+"""A server on a socket, whose connections are closed where no whole head of a request comes in time."""
 
 from __future__ import annotations
 
 import asyncio
 import resource
+import socket
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 20.0
@@ -39,3 +42,11 @@ class BoundedConnection(H11Protocol):
     def _close_unless_after(self, before: object) -> None:
         if self.cycle is before:
             self.transport.close()
+
+
+def run_server(app: ASGIApp, listening: socket.socket) -> None:
+    """Answer until a signal ends it."""
+    config = uvicorn.Config(
+        app, log_level="warning", http=BoundedConnection, h11_max_incomplete_event_size=64 << 10
+    )
+    uvicorn.Server(config).run(sockets=[listening])

@@ -17,7 +17,7 @@ from nano_coder.commands.options import Setup, agent_options
 from nano_coder.config import AgentConfig, open_store
 from nano_coder.serve.access import Access, listening_socket, opened_access, root_of
 from nano_coder.views import VIEWS
-from nano_shared.errors import ConfigError, UsageError
+from nano_shared.errors import UsageError
 from nano_shared.extensions import call_extension
 
 if TYPE_CHECKING:
@@ -63,17 +63,10 @@ def command(
         config = _before(upstream, config)
     if config.profile is None and (config.model or "").startswith("openai:"):
         config = config.model_copy(update={"profile": API_PROFILE})
-    try:
-        import uvicorn
-
-        from nano_apis.app import serve_app
-        from nano_apis.generation import ServerLimits
-        from nano_coder.serve.connection import BoundedConnection
-    except ModuleNotFoundError as problem:
-        if (problem.name or "").startswith("nano"):
-            raise
-        raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
+    from nano_apis.app import serve_app
     from nano_apis.conversations import Conversations, end_interrupted
+    from nano_apis.generation import ServerLimits
+    from nano_coder.serve.connection import run_server
 
     with listening_socket(host, port) as listening:  # before a model is loaded for nothing
         store = open_store(config)
@@ -95,10 +88,6 @@ def command(
             file=sys.stderr,
             flush=True,
         )
-        served = uvicorn.Config(
-            app, log_level="warning", http=BoundedConnection, h11_max_incomplete_event_size=64 << 10
-        )
-        server = uvicorn.Server(served)
         # as many connections as this process may hold: by default 1024 idle ones would be the most
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with suppress(ValueError, OSError):
@@ -106,7 +95,7 @@ def command(
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         gc.collect()
         gc.freeze()  # a large request would have all modules and weights traversed, while nobody is answered
-        server.run(sockets=[listening])
+        run_server(app, listening)
     return 0
 
 

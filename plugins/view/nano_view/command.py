@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,12 +12,12 @@ from urllib.parse import quote
 from typer import Argument, Option
 
 from nano_coder.commands.options import DirectoryOption, Log, open_log
-from nano_coder.serve.access import Access, listening_socket, opened_access, root_of
-from nano_shared.errors import ConfigError, UsageError
+from nano_coder.serve.access import listening_socket, opened_access, root_of
+from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
     from nano_shared.types import Trajectory
-    from nano_view.answers import LogView, TokenColumns
+    from nano_view.answers import TokenColumns
 
 
 def command(
@@ -54,7 +53,6 @@ def command(
     """
     if out is None:
         access = opened_access(host, key, variables=("NANO_VIEW_KEY",))
-        _refuse_missing_library()
         listening = listening_socket(host, port)
     elif out.is_dir():
         raise UsageError(f"{out} is a folder; --out names a file")
@@ -74,26 +72,11 @@ def command(
         print(out)
         return 0
     print(f"{store.url} on {root_of(host, listening)}/{start}", file=sys.stderr, flush=True)
-    _serve(view, listening, replace(access, admin_keys=access.keys))
-    return 0
-
-
-def _refuse_missing_library() -> None:
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as problem:
-        raise ConfigError(
-            f"{problem.name} is missing; pip install 'nano-rl-coder[serve]', or write a file with --out"
-        ) from None
-
-
-def _serve(view: LogView, listening: socket.socket, access: Access) -> None:
-    import uvicorn
-
+    from nano_coder.serve.connection import run_server
     from nano_view.app import view_app
 
-    uvicorn.Server(uvicorn.Config(view_app(view, access), log_level="warning")).run(sockets=[listening])
+    run_server(view_app(view, replace(access, admin_keys=access.keys)), listening)
+    return 0
 
 
 def _scores(model: str) -> Callable[[Trajectory], TokenColumns]:
