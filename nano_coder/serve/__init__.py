@@ -1,1 +1,1 @@
-"""What servers share: who may ask, how long a connection may idle, rewards that clients give."""
+"""What servers share: access, and rewards that clients give."""

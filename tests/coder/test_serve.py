@@ -26,8 +26,7 @@ from nano_apis.served_models import ServedModel
 from nano_coder.agent.profiles import HERMES_1, find_profile
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.serve.access import Access
-from nano_coder.serve.connection import BoundedConnection
+from nano_coder.serve.access import Access, BoundedConnection
 from nano_coder.serve.given_reward import give_reward
 from nano_coder.verify.deep import TokenCheck
 from nano_coder.verify.trainable import verify
@@ -569,7 +568,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 def test_a_client_that_drips_holds_no_connection(
     scripted: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, sent: bytes, answered: bytes
 ) -> None:
-    monkeypatch.setattr("nano_coder.serve.connection.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("nano_coder.serve.access.HEAD_SECONDS", 0.2)
     monkeypatch.setattr("nano_apis.app.BODY_SECONDS", 0.2)
     server = scripted(["hi"])
     with socket.create_connection(("127.0.0.1", int(server.root.rpartition(":")[2])), timeout=60) as client:

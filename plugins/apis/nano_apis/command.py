@@ -15,7 +15,6 @@ from typer import Option
 
 from nano_coder.commands.options import Setup, agent_options
 from nano_coder.config import AgentConfig, open_store
-from nano_coder.serve.access import Access, listening_socket, opened_access, root_of
 from nano_coder.views import VIEWS
 from nano_shared.errors import UsageError
 from nano_shared.extensions import call_extension
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from nano_apis.served_models import Adapters, ServedModel
     from nano_coder.models.opening import OpenedPolicy
+    from nano_coder.serve.access import Access
     from nano_shared.store import LogStore
 
 API_PROFILE = "api-1"
@@ -57,6 +57,8 @@ def command(
     A client changes nothing but its base URL, http://HOST:PORT/v1, or http://HOST:PORT/sessions/NAME/v1 to
     name its session, which POST /sessions/NAME/reward rewards.
     """
+    from nano_coder.serve.access import listening_socket, opened_access, root_of, run_server
+
     config = setup.config
     access = opened_access(host, key, admin_key, variables=("NANO_SERVE_KEY", "NANO_SERVE_ADMIN_KEY"))
     if upstream is not None:
@@ -66,7 +68,6 @@ def command(
     from nano_apis.app import serve_app
     from nano_apis.conversations import Conversations, end_interrupted
     from nano_apis.generation import ServerLimits
-    from nano_coder.serve.connection import run_server
 
     with listening_socket(host, port) as listening:  # before a model is loaded for nothing
         store = open_store(config)

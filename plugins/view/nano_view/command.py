@@ -12,7 +12,6 @@ from urllib.parse import quote
 from typer import Argument, Option
 
 from nano_coder.commands.options import DirectoryOption, Log, open_log
-from nano_coder.serve.access import listening_socket, opened_access, root_of
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +51,8 @@ def command(
     It changes nothing, loads nothing from elsewhere, and follows what is logged meanwhile.
     """
     if out is None:
+        from nano_coder.serve.access import listening_socket, opened_access
+
         access = opened_access(host, key, variables=("NANO_VIEW_KEY",))
         listening = listening_socket(host, port)
     elif out.is_dir():
@@ -71,10 +72,10 @@ def command(
         write_page(out, answers, start=start, title=store.url)
         print(out)
         return 0
-    print(f"{store.url} on {root_of(host, listening)}/{start}", file=sys.stderr, flush=True)
-    from nano_coder.serve.connection import run_server
+    from nano_coder.serve.access import root_of, run_server
     from nano_view.app import view_app
 
+    print(f"{store.url} on {root_of(host, listening)}/{start}", file=sys.stderr, flush=True)
     run_server(view_app(view, replace(access, admin_keys=access.keys)), listening)
     return 0
 

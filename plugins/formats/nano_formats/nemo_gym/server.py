@@ -299,7 +299,7 @@ def command(
     if behind := next((task.key for task in tasks if task.earlier), None):
         raise UsageError(f"{file}: task {behind!r} comes behind others, and sessions have one task each")
     from nano_coder.config import redacting_store
-    from nano_coder.serve.connection import run_server
+    from nano_coder.serve.access import run_server
     from nano_rl.session import sandbox_opener
 
     sandbox, store = sandbox_opener()(), redacting_store(open_log(log, create=True))
