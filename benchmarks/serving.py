@@ -24,11 +24,11 @@ from typing import Any
 import uvicorn
 from servers import NEW, measured, prompt
 
+from nano_apis.app import serve_app
+from nano_apis.conversations import Conversations
+from nano_apis.served_models import ServedModel
 from nano_coder.models.local.sampler import GenerationRequest
 from nano_coder.models.opening import local_policy, open_weights
-from nano_coder.serve.app import serve_app
-from nano_coder.serve.conversations import Conversations
-from nano_coder.serve.served_models import ServedModel
 from nano_shared.policy import Conversation
 from nano_shared.store import LogStore
 from nano_shared.types import Message, Role, Sampling

@@ -39,7 +39,7 @@ _TOY_FILES = {
     "    assert clamp(5, 2, 4) == 4\n    assert clamp(3, 2, 4) == 3\n    assert clamp(2, 2, 4) == 2\n",
 }  # fmt: skip
 _LOADED = ("peft", "transformers.models.llama.modeling_llama", "nano_rl.train", "nano_rl.commands.train",
-           "nano_rl.commands.sft", "nano_rl.commands.eval", "nano_coder.commands.serve")  # fmt: skip
+           "nano_rl.commands.sft", "nano_rl.commands.eval", "nano_apis.command")  # fmt: skip
 
 
 def parse(

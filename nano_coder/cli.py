@@ -21,7 +21,7 @@ COMMANDS = {
         "Say what was good or bad about a run, or list what was said.",
     ),
     "log": ("nano_coder.commands.log", "Look at the log of runs."),
-    "serve": ("nano_coder.commands.serve", "Serve a model to any client; every request is logged."),
+    "serve": ("+apis", "Serve a model to any client; every request is logged."),
     "view": ("+view", "Look at the log and at trainings in a browser."),
     "exec": ("+jails", "Run one command in the sandbox."),
     "doctor": ("+jails", "Prove what the sandbox holds here, by trying to escape."),

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from nano_rl.cli import main
+import os
+
+from nano_rl.cli import cli, main
+from nano_shared.command_line import run_command
 
 if __name__ == "__main__":
-    main()
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun started several of us
+        from nano_rl.learn.learner import run_on_ranks
+
+        run_command(cli, through=run_on_ranks)
+    else:
+        main()

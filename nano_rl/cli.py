@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from functools import partial
 
 from nano_shared.command_line import lazy_app, run_command
 
@@ -53,12 +53,4 @@ preferences = lazy_app(
     {"build": ("+preferences", "Preference pairs out of the log, into a file.")},
     help="Make preference pairs.",
 )
-
-
-def main() -> None:
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun started several of us
-        from nano_rl.learn.learner import run_on_ranks
-
-        run_command(cli, through=run_on_ranks)
-    else:
-        run_command(cli)
+main = partial(run_command, cli)

@@ -106,6 +106,8 @@ def test_the_core_works_without_a_plugin(alone: Alone) -> None:
 
 BROUGHT = [
     ("coder", "view", "view"),
+    ("coder", "run x --profile native-1-mistral", "formats"),
+    ("coder", "serve", "apis"),
     ("coder", "tools --tool fetch_url", "web"),
     ("coder", "mcp list", "mcp"),
     ("coder", "exec -- true", "jails"),

@@ -238,6 +238,7 @@ def find_profile(name: str) -> InterfaceProfile:
         raise UsageError(f"the interface profile {name!r} needs {missing}")
     refuse_missing(PROFILES.group, name)
     if (dialect := native_dialect(name)) is not None:
+        refuse_missing(DIALECTS.group, dialect)
         known = ", ".join(DIALECTS)
         raise UsageError(f"unknown dialect {dialect!r} of the interface profile {name!r}; known: {known}")
     raise UsageError(

@@ -1,1 +1,1 @@
-"""The server: OpenAI and Anthropic APIs over any policy, every request logged as a run."""
+"""What servers share: access, and rewards that clients give."""

@@ -1,15 +1,17 @@
-"""Who may do what over HTTP: one table for `nano-coder serve`, `nano-coder view` and `nano-rl tasks serve`.
+"""Access to a server of this machine: who may do what, its socket, and connections that may not idle.
 
-A caller is told apart by its key. Without keys only programs of the user who started the server are answered,
-and root's: the kernel says whose a connection is. A session belongs to the key that began it; for another key
-it does not exist.
+For `nano-coder serve`, `nano-coder view` and `nano-rl tasks serve`. A caller is told apart by its key.
+Without keys only programs of the user who started the server are answered, and root's: the kernel says whose
+a connection is. A session belongs to the key that began it; for another key it does not exist.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import os
+import resource
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,11 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from nano_coder.serve.request import BadRequest
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
 from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.types import ASGIApp
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 SHORTEST = 16
@@ -33,6 +38,16 @@ ADMIN_OWNER = "admin"
 """owner of sessions under an admin key"""
 _HASHES = 50_000
 """rounds by which the log's name of a key's owner says nothing of the key"""
+
+
+class BadRequest(Exception):
+    """A request that cannot be served: HTTP status, sentence, and parameter and code of OpenAI's errors."""
+
+    def __init__(
+        self, text: str, *, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(text)
+        self.status, self.param, self.code = status, param, code
 
 
 class Caller(StrEnum):
@@ -211,3 +226,66 @@ def _site(origin: str) -> str | None:
         return urlsplit(origin).hostname
     except ValueError:  # no URL
         return None
+
+
+def root_of(host: str, listening: socket.socket) -> str:
+    """The URL at which a server on this socket is reached."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listening.getsockname()[1]}"
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises UsageError for an address that is in use or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(2048)
+    except OSError as problem:
+        listening.close()
+        where = f"{host}:{port}: {problem.strerror}"
+        raise UsageError(f"cannot listen on {where}; name another --host or --port") from None
+    return listening
+
+
+HEAD_SECONDS = 20.0
+"""from the connection, or the answer before, to the end of a request's headers"""
+
+
+class BoundedConnection(H11Protocol):
+    """uvicorn bounds only the idle time between requests: dripping bytes would hold a connection for ever.
+
+    Where most of the files that this process may open are connections, the one that is idle longest goes.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_request()
+        if len(self.connections) > resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4:
+            idle = [each for each in self.connections if isinstance(each, BoundedConnection) and each.is_idle]
+            min(idle, key=lambda each: each.idle_since).transport.close()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_request()
+
+    @property
+    def is_idle(self) -> bool:
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _await_request(self) -> None:
+        self.idle_since = self.loop.time()
+        self.loop.call_later(HEAD_SECONDS, self._close_unless_after, self.cycle)
+
+    def _close_unless_after(self, before: object) -> None:
+        if self.cycle is before:
+            self.transport.close()
+
+
+def run_server(app: ASGIApp, listening: socket.socket) -> None:
+    """Answer until a signal ends it."""
+    config = uvicorn.Config(
+        app, log_level="warning", http=BoundedConnection, h11_max_incomplete_event_size=64 << 10
+    )
+    uvicorn.Server(config).run(sockets=[listening])

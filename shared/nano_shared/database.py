@@ -94,10 +94,10 @@ class Database:
     """execution options under which a transaction is on one view of the log"""
 
     def __init__(self, engine: sa.Engine, blobs: str | None = None) -> None:
-        """`blobs` is their address, for `open_blobs`; None: a folder of this database's."""
         self.engine = engine
         self.name = shown_url(engine.url)
-        self._blobs = blobs
+        self.blobs = blobs
+        """their address, for `open_blobs`; None: a folder of this database's"""
         # threads of one process queue here instead of in SQLite's busy handler, which polls and is unfair
         self._turnstile = threading.Lock()
         self._write_ahead = WriteAhead(Path(self.name))
@@ -109,12 +109,7 @@ class Database:
         return self.name if url == self.engine.url else url.render_as_string(False)
 
     def with_blobs(self, url: sa.URL) -> sa.URL:
-        return url if self._blobs is None else url.update_query_dict({_BLOBS: self._blobs})
-
-    @property
-    def blobs(self) -> str:
-        """Address of the blobs, for `open_blobs`."""
-        return self._blobs or str(self.folder / "blobs")
+        return url if self.blobs is None else url.update_query_dict({_BLOBS: self.blobs})
 
     @property
     def folder(self) -> Path:

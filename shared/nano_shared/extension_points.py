@@ -266,12 +266,15 @@ PLUGINS = {
     group: {name: plugin for plugin, names in brought.items() for name in names.split()}
     for group, brought in {
         "nano.agents": {"apis": "command"},
-        "nano.apis": {"apis": "completions messages responses"},
         "nano.blob_stores": {"cluster": "s3 gs az"},
         "nano.checks": {"suites": "state scorer mutants metrics"},
         "nano.controls": {"suites": "impossible"},
         "nano.critics": {"preferences": "ppo"},
         "nano.curricula": {"suites": "levels"},
+        "nano.dialects": {
+            "formats": "llama-3 pythonic mistral mistral-args deepseek deepseek-3 glm glm-4 kimi gemma phi"
+            " harmony"
+        },
         "nano.environments": {"formats": "nemo-gym openenv verifiers"},
         "nano.gatherers": {"cluster": "ahead servers"},
         "nano.general_tasks": {"suites": "functions"},

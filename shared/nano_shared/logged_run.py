@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from nano_shared.types import Trajectory, Value, Verdict
-
-if TYPE_CHECKING:
-    pass
 
 
 class FeedbackKind(StrEnum):

@@ -98,9 +98,10 @@ class LogStore:
     Every method raises LogError if the log is locked for too long, damaged, read-only or out of space.
     """
 
-    def __init__(self, database: Database, blobs: BlobStore, user: User | None = None) -> None:
+    def __init__(self, database: Database, blobs: BlobStore | None = None, user: User | None = None) -> None:
+        """Without `blobs` they are in the database's own folder."""
         self.database = database
-        self.blobs = blobs
+        self._blobs = blobs
         self.user = user
         """whose the runs are that are added, and who is shown others; None: nobody's, and all are shown"""
 
@@ -120,7 +121,14 @@ class LogStore:
         Raises LogError for a file that is no log, is newer than this program, or cannot be written.
         """
         database = open_database(url, create=create)
-        return cls(database, open_blobs(blobs or database.blobs), user)
+        address = blobs or database.blobs
+        return cls(database, open_blobs(address) if address else None, user)
+
+    @property
+    def blobs(self) -> BlobStore:
+        if self._blobs is None:
+            self._blobs = BlobStore(self.database.folder.absolute() / "blobs")
+        return self._blobs
 
     @property
     def url(self) -> str:

@@ -13,14 +13,13 @@ from starlette.testclient import TestClient
 from test_serve import ASK, Served
 from typer.testing import CliRunner
 
+from nano_apis.app import serve_app
+from nano_apis.conversations import Conversations
+from nano_apis.served_models import ServedModel
 from nano_coder.agent.profiles import HERMES_1
 from nano_coder.cli import cli
-from nano_coder.commands.serve import listening_socket, root_of
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.serve.access import Access, opened_access
-from nano_coder.serve.app import serve_app
-from nano_coder.serve.conversations import Conversations
-from nano_coder.serve.served_models import ServedModel
+from nano_coder.serve.access import Access, listening_socket, opened_access, root_of
 from nano_formats.nemo_gym.server import GymSessions, gym_app
 from nano_rl.cli import cli as rl
 from nano_shared.errors import UsageError

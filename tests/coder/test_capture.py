@@ -17,6 +17,9 @@ import pytest
 from strict_api import KEY, Call, Fail, Handler, Say, call, strict_api
 from test_serve import Served, serve, tiny  # noqa: F401 (fixtures)
 
+from nano_apis.conversations import ClientSession, Conversations, UnknownSession
+from nano_apis.request import ClientMessage, ModelRequest
+from nano_apis.served_models import ServedModel
 from nano_cluster.token_server import TokenServer
 from nano_coder.agent.profiles import API_1, HERMES_1
 from nano_coder.cli import cli
@@ -27,9 +30,6 @@ from nano_coder.models.opening import local_policy, open_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, grade_run, run_task
 from nano_coder.sandbox.protocol import open_sandbox
-from nano_coder.serve.conversations import ClientSession, Conversations, UnknownSession
-from nano_coder.serve.request import ClientMessage, ModelRequest
-from nano_coder.serve.served_models import ServedModel
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_rl.logs.admission import RunVerifier, TargetPolicy, refusal_of

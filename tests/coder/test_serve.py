@@ -18,17 +18,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from nano_apis.app import serve_app
+from nano_apis.conversations import Conversations, end_interrupted
+from nano_apis.generation import ServerLimits
+from nano_apis.request import TextDelta
+from nano_apis.served_models import ServedModel
 from nano_coder.agent.profiles import HERMES_1, find_profile
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.serve.access import Access
-from nano_coder.serve.app import serve_app
-from nano_coder.serve.conversations import Conversations, end_interrupted
-from nano_coder.serve.generation import ServerLimits
+from nano_coder.serve.access import Access, BoundedConnection
 from nano_coder.serve.given_reward import give_reward
-from nano_coder.serve.http_json import BoundedConnection
-from nano_coder.serve.request import TextDelta
-from nano_coder.serve.served_models import ServedModel
 from nano_coder.verify.tokens import TokenCheck
 from nano_coder.verify.trainable import verify
 from nano_shared.errors import PolicyError, UsageError
@@ -155,7 +154,7 @@ def test_a_conversation_is_held_while_its_request_looks_for_it(
     tiny: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others begin meanwhile, and only one conversation can be held."""
-    monkeypatch.setattr("nano_coder.serve.conversations.MOST_HELD", 1)
+    monkeypatch.setattr("nano_apis.conversations.MOST_HELD", 1)
     client = tiny.openai()
 
     def ask(*messages: Any) -> str:
@@ -569,8 +568,8 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 def test_a_client_that_drips_holds_no_connection(
     scripted: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, sent: bytes, answered: bytes
 ) -> None:
-    monkeypatch.setattr("nano_coder.serve.http_json.HEAD_SECONDS", 0.2)
-    monkeypatch.setattr("nano_coder.serve.http_json.BODY_SECONDS", 0.2)
+    monkeypatch.setattr("nano_coder.serve.access.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("nano_apis.app.BODY_SECONDS", 0.2)
     server = scripted(["hi"])
     with socket.create_connection(("127.0.0.1", int(server.root.rpartition(":")[2])), timeout=60) as client:
         client.sendall(sent)
@@ -684,7 +683,7 @@ def test_a_model_that_is_not_here_is_refused(tiny: Served, path: str) -> None:
 def test_a_promoted_model_answers_without_a_restart(
     serve: Callable[..., Served], tiny_folder: Path, one_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nano_coder.serve.app._SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr("nano_apis.app._SWEEP_SECONDS", 0.05)
     opened = open_weights(str(tiny_folder))
     waiting: list[ServedModel] = []
     server = serve(

@@ -23,14 +23,19 @@ from hypothesis import strategies as st
 from test_serve import ASK, CALL, JSON, TOOLS, Served
 
 from nano_apis.completions import token_texts
+from nano_apis.request import (
+    AnswerForm,
+    ModelAnswer,
+    TextDelta,
+    grammar_of,
+)
+from nano_apis.served_models import Adapters, ServedModel
 from nano_coder.agent.dialects.dialect import DIALECTS, Dialect
 from nano_coder.agent.profiles import HERMES_1, find_profile
 from nano_coder.models.local.engine import Engine
 from nano_coder.models.opening import SharedBase, adapter_base_of, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.serve.access import Access
-from nano_coder.serve.request import AnswerForm, BadRequest, ModelAnswer, TextDelta, grammar_of
-from nano_coder.serve.served_models import Adapters, ServedModel
+from nano_coder.serve.access import Access, BadRequest
 from nano_coder.verify.tokens import logprob_gap
 from nano_coder.verify.trainable import verify
 from nano_shared.store import LogStore
@@ -665,7 +670,7 @@ def many(
     serve: Callable[..., Served], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Served:
     """A server of the base, to which adapters can be loaded."""
-    monkeypatch.setattr("nano_coder.serve.app._SWEEP_SECONDS", 0.05)
+    monkeypatch.setattr("nano_apis.app._SWEEP_SECONDS", 0.05)
     opened = open_weights(str(tiny_folder))
     base = SharedBase(str(tiny_folder))
     store = LogStore.open(tmp_path / "log.db")

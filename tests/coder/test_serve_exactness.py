@@ -282,7 +282,7 @@ def test_every_turn_is_what_its_client_asked_and_follows_what_it_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Few conversations are held, so that others are found again in the log."""
-    monkeypatch.setattr("nano_coder.serve.conversations.MOST_HELD", 12)
+    monkeypatch.setattr("nano_apis.conversations.MOST_HELD", 12)
     covered = check(tiny, 35, seed=0)
     assert min(covered["continued"], covered["forks"], covered["streamed"]) > 2, covered
     assert set(covered["apis"]) == set(PATHS)
@@ -296,5 +296,5 @@ def test_a_thousand_requests(
     held: int,
 ) -> None:
     """`pytest -s -m slow -k a_thousand` prints what was covered."""
-    monkeypatch.setattr("nano_coder.serve.conversations.MOST_HELD", held)
+    monkeypatch.setattr("nano_apis.conversations.MOST_HELD", held)
     print(check(tiny, 1000, seed=held))

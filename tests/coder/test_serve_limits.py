@@ -15,10 +15,10 @@ import httpx
 import pytest
 from test_serve import Served
 
+from nano_apis.generation import FairQueue, ServerLimits
+from nano_apis.served_models import ServedModel
 from nano_coder.models.opening import local_policy, open_weights
-from nano_coder.serve.generation import FairQueue, ServerLimits
-from nano_coder.serve.http_json import BoundedConnection
-from nano_coder.serve.served_models import ServedModel
+from nano_coder.serve.access import BoundedConnection
 from nano_shared.store import LogStore
 
 WORDS = "ab cd "
@@ -139,7 +139,7 @@ def test_first_choices_come_first_and_further_ones_in_turn() -> None:
 
 def test_idle_connections_make_room(tiny: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is idle longest goes, and others are answered."""
-    monkeypatch.setattr("nano_coder.serve.http_json.resource.getrlimit", lambda _: (40, 40))
+    monkeypatch.setattr("nano_coder.serve.access.resource.getrlimit", lambda _: (40, 40))
     address = ("127.0.0.1", int(tiny.root.rpartition(":")[2]))
     held = [socket.create_connection(address) for _ in range(60)]
     assert httpx.get(f"{tiny.root}/health", timeout=10).status_code == 200

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from strict_api import KEY, Say, strict_api
 from test_serve import ASK, Served
 
+from nano_apis.served_models import ServedModel
 from nano_coder.agent.profiles import API_1, HERMES_1
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.sampler import (
@@ -27,7 +28,6 @@ from nano_coder.models.local.sampler import (
 )
 from nano_coder.models.opening import local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.serve.served_models import ServedModel
 from nano_coder.verify.trainable import verify
 from nano_shared.store import LogStore
 from nano_shared.types import Sampling, Shaping

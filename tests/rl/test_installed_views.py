@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from starlette.applications import Starlette
 
-from nano_coder.commands.serve import _pages, _shown
+from nano_apis.command import _pages, _shown
 from nano_coder.installed_views import TrainingView, Viewer
 from nano_coder.serve.access import Access
 from nano_preferences.command import _calibration

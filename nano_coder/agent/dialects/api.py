@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from nano_coder.agent.dialects.dialect import Parsed, settled
-from nano_coder.agent.dialects.native import DEEPSEEK, HERMES, KIMI, MISTRAL_ARGS, QWEN_CODER
+from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, settled
+from nano_coder.agent.dialects.native import HERMES, QWEN_CODER, Native
 from nano_coder.agent.dialects.untagged import (
     arguments_of,
     fenced,
@@ -21,8 +22,15 @@ from nano_coder.agent.dialects.untagged import (
 from nano_shared.types import ApiAnswer, ToolCall, ToolSpec
 
 NO_CALL = "no tool was called; go on with a tool, or call submit if the task is done"
-_LEFT_IN_TEXT = (QWEN_CODER, MISTRAL_ARGS, DEEPSEEK, KIMI)
-"""families whose marks no other text holds; the first reads JSON in any form too"""
+_LEFT_IN_TEXT = ("qwen-coder", "mistral-args", "deepseek", "kimi")
+"""families whose marks no other text holds, as far as they are installed; the first reads JSON too"""
+
+
+@cache
+def _families() -> tuple[Native, ...]:
+    found = (DIALECTS[name] for name in _LEFT_IN_TEXT if name in DIALECTS)
+    return tuple(each for each in found if isinstance(each, Native))
+
 
 FILTERED = (
     "the provider's filter stopped this answer (content_filter), and nothing of it was executed; go on in"
@@ -34,7 +42,7 @@ class Api:
     name = "api"
 
     def parse(self, text: str, tools: Sequence[ToolSpec]) -> Parsed:
-        family = next((one for one in _LEFT_IN_TEXT if any(mark in text for mark in one.markers)), QWEN_CODER)
+        family = next((one for one in _families() if any(mark in text for mark in one.markers)), QWEN_CODER)
         found = family.parse(text, tools)
         if found.error is None:
             return replace(found, repairs=("call_in_text", *found.repairs))
@@ -50,7 +58,7 @@ class Api:
 
     def settled(self, text: str) -> int:
         """The length of a growing text before anything that may become a call."""
-        marks = [mark for family in _LEFT_IN_TEXT for mark in family.markers]
+        marks = [mark for family in _families() for mark in family.markers]
         return settled_before_call(settled(text, marks))
 
     def parse_api(self, text: str, answer: ApiAnswer, tools: Sequence[ToolSpec]) -> Parsed:

@@ -1,4 +1,4 @@
-"""The dialects of open model families, one table: how each marks, separates and writes its tool calls.
+"""How a family of open models marks, separates and writes its tool calls, and the dialects of Qwen.
 
 Parsing works on text: the ids of control tokens were decoded to their spelling before. Reasoning is split off
 first, so that a tag mentioned in it is no call.
@@ -16,16 +16,13 @@ from dataclasses import dataclass, replace
 from nano_coder.agent.dialects.dialect import Parsed, find_tool, function_schema, settled
 from nano_coder.agent.dialects.untagged import (
     ARGUMENTS,
-    arguments_of,
     blocks,
     call_of,
     example_call,
     fenced,
     is_example,
     missed_call,
-    python_call,
     read_json,
-    read_python_calls,
     settled_before_call,
     typed,
     untagged_calls,
@@ -102,7 +99,7 @@ class Native:
 
     def call_id(self, name: str, number: int) -> str:
         """The id of the `number`-th call of a conversation, in a form that the family's template takes."""
-        return f"functions.{name}:{number}" if self.name == "kimi" else f"call{number:05d}"
+        return f"call{number:05d}"
 
     def reasoning(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, str]:
         """The reasoning, and the text after it. A prompt may have opened the reasoning."""
@@ -195,7 +192,7 @@ class Native:
         return Parsed(thought=text, reasoning=reasoning, error=error, prose=prose)
 
 
-def _json_frame(key: str) -> Callable[[str, int, Sequence[ToolSpec], list[str]], Frame]:
+def json_frame(key: str) -> Callable[[str, int, Sequence[ToolSpec], list[str]], Frame]:
     """Reads an object, or a list of objects, with `name` and `key`."""
 
     def read(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
@@ -213,95 +210,30 @@ def _json_frame(key: str) -> Callable[[str, int, Sequence[ToolSpec], list[str]],
 
 _FENCE = re.compile(r"\s*```(?:json)?[ \t]*\n")
 _FENCE_END = re.compile(r"\s*```")
-_read_objects = _json_frame("arguments")
+read_objects = json_frame("arguments")
 
 
-def _mistral_frame(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
-    """Reads either of Mistral's forms: JSON objects, or a name and its arguments."""
-    after = _SPACE.match(text, start)
-    if text[after.end() : after.end() + 1] in ("[", "{"):  # type: ignore[union-attr]
-        return _read_objects(text, start, tools, repairs)
-    try:
-        return _read_named(text, start, tools, repairs)
-    except ValueError:
-        late = _LATE_LIST.search(text, start)
-        if late is None:
-            raise
-        repairs.append("text_before_call")
-        return _read_objects(text, late.end(), tools, repairs)
-
-
-_SPACE = re.compile(r"\s*")
-_LATE_LIST = re.compile(r"(?=\[\s*\{)")
-
-
-def _named_frame(name: str, separator: str, after: str = "") -> Callable[..., Frame]:
-    """Reads a name by pattern, a separator by pattern, and JSON arguments."""
-    head = re.compile(rf"\s*(?:{name})(?:{separator})")
-
-    def read(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
-        found = head.match(text, start)
-        if found is None:
-            raise ValueError("the tool call does not name its function")
-        value, end = read_json(text, found.end(), repairs)
-        if after and (tail := re.compile(after).match(text, end)):
-            end = tail.end()
-        return [ToolCall(name=found["name"], arguments=arguments_of(value, repairs))], end
-
-    return read
-
-
-def _python_lines(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
-    """Reads calls up to the end of a fenced block."""
-    calls, end = read_python_calls(text, start, tools, repairs)
-    while _ANOTHER_CALL.match(text, end):
-        more, end = read_python_calls(text, end, tools, repairs)
-        calls += more
-    return calls, end
-
-
-_ANOTHER_CALL = re.compile(r"\s*\n[ \t]*[A-Za-z_][\w.]*\(")
-
-
-def _python_frame(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
-    calls, end = read_python_calls(text, start, tools, repairs)
-    tag = re.compile(r"\s*<\|(?:python_end|tool_call_end)\|>").match(text, end)
-    return calls, tag.end() if tag else end
-
-
-def _dumps(value: object) -> str:
+def dumps(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _one_each(form: Callable[[int, ToolCall], str]) -> Callable[..., Iterator[str]]:
+def one_each(form: Callable[[int, ToolCall], str]) -> Callable[..., Iterator[str]]:
     def write(calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> Iterator[str]:
         return (form(number, call) for number, call in enumerate(calls))
 
     return write
 
 
-def _all_in_one(form: Callable[[Sequence[ToolCall]], str]) -> Callable[..., Iterator[str]]:
-    def write(calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> Iterator[str]:
-        yield form(calls)
-
-    return write
-
-
-def _object(key: str) -> Callable[[int, ToolCall], str]:
-    return lambda _, call: _dumps({"name": call.name, key: call.arguments})
-
-
-def _list(calls: Sequence[ToolCall]) -> str:
-    return _dumps([{"name": call.name, "arguments": call.arguments} for call in calls])
+def call_object(key: str) -> Callable[[int, ToolCall], str]:
+    return lambda _, call: dumps({"name": call.name, key: call.arguments})
 
 
 _XML_NAME = re.compile(r"\s*<function=([^>\n]+)>")
 _XML_NEXT = re.compile(r"\n?<parameter=([^>\n]+)>")
-_GLM_NAME = re.compile(r"\s*([^\s<]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class Pair:
     """How a key and its unquoted value are written. A value may hold any text, tags of the dialect too."""
 
     begin: re.Pattern[str]
@@ -314,6 +246,8 @@ class _Pair:
     """the end of a frame, whatever follows"""
     opening: tuple[str, str]
     """texts before a frame, and before a value"""
+    next_key: re.Pattern[str] | None = None
+    """a key at which a value ends that was not closed; such values end in a line break of the dialect's"""
 
     def end(self, text: str, start: int, further: Callable[[str], bool]) -> tuple[int, int]:
         """Where a value ends, and what is behind it begins; both are the same where it was not closed.
@@ -344,7 +278,7 @@ class _Pair:
         return found is not None and (found[1] is None or further(found[1].strip()))
 
 
-_XML_PAIR = _Pair(
+_XML_PAIR = Pair(
     re.compile(r"\s*<parameter=([^>\n]+)>\n?"),
     "</parameter>",
     re.compile(
@@ -352,24 +286,18 @@ _XML_PAIR = _Pair(
     ),
     re.compile(r"\s*(?:</function>|</tool_call>)"),
     ("<function=", "<parameter="),
-)
-_GLM_PAIR = _Pair(
-    re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL),
-    "</arg_value>",
-    re.compile(r"\s*(?:<arg_key>(.*?)</arg_key>|(?:</tool_call>\s*)?(?:\Z|<tool_call>))", re.DOTALL),
-    re.compile(r"\s*</tool_call>"),
-    ("<tool_call>", "<arg_value>"),
+    _XML_NEXT,
 )
 
 
-def _xml_frame(name: re.Pattern[str], pair: _Pair, end_tag: str) -> Callable[..., Frame]:
+def xml_frame(name: re.Pattern[str], pair: Pair, end_tag: str) -> Callable[..., Frame]:
     """Reads a name, then pairs of key and unquoted value."""
 
     def read(text: str, start: int, tools: Sequence[ToolSpec], repairs: list[str]) -> Frame:
         found = name.match(text, start)
         if found is None and text[start:].lstrip().startswith("{"):
             repairs.append("json_call")
-            return _read_objects(text, start, tools, repairs)
+            return read_objects(text, start, tools, repairs)
         if found is None:
             raise ValueError("the tool call does not name its function")
         spec, end = find_tool(found[1].strip(), tools), found.end()
@@ -396,53 +324,40 @@ def _further(spec: ToolSpec | None, given: set[str]) -> Callable[[str], bool]:
 
 
 def _xml_value(
-    text: str, start: int, pair: _Pair, repairs: list[str], further: Callable[[str], bool]
+    text: str, start: int, pair: Pair, repairs: list[str], further: Callable[[str], bool]
 ) -> tuple[str, int]:
     end, behind = pair.end(text, start, further)
     value = text[start:end]
-    unclosed = None if pair is _GLM_PAIR or pair.close in value else _XML_NEXT.search(value)
+    unclosed = None if pair.next_key is None or pair.close in value else pair.next_key.search(value)
     if unclosed is not None and not further(unclosed[1]):
         unclosed = None
     if unclosed:
         value, behind = value[: unclosed.start()], start + unclosed.start()
     if unclosed or behind == end:
         repairs.append("closed_tag")
-    return value.removesuffix("\n") if pair is _XML_PAIR else value, behind
+    return value.removesuffix("\n") if pair.next_key else value, behind
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
     if isinstance(value, str) and value.strip() == "null":
         raise ValueError("without quotes the text 'null' cannot be told from null")
-    return value if isinstance(value, str) else _dumps(value)
+    return value if isinstance(value, str) else dumps(value)
 
 
 def _xml_call(_: int, call: ToolCall) -> str:
-    _refuse(call, "</parameter>", "<parameter=")
-    pairs = (f"<parameter={k}>\n{_plain(v)}\n</parameter>\n" for k, v in call.arguments.items())
+    refuse(call, "</parameter>", "<parameter=")
+    pairs = (f"<parameter={k}>\n{plain(v)}\n</parameter>\n" for k, v in call.arguments.items())
     return f"<function={call.name}>\n{''.join(pairs)}</function>"
 
 
-def _glm_call(_: int, call: ToolCall) -> str:
-    _refuse(call, "</arg_value>", "<arg_value>")
-    pairs = (
-        f"<arg_key>{k}</arg_key>\n<arg_value>{_plain(v)}</arg_value>\n" for k, v in call.arguments.items()
-    )
-    return f"{call.name}\n{''.join(pairs)}"
-
-
-def _refuse(call: ToolCall, *tags: str) -> None:
-    for value, tag in itertools.product(map(_plain, call.arguments.values()), tags):
+def refuse(call: ToolCall, *tags: str) -> None:
+    for value, tag in itertools.product(map(plain, call.arguments.values()), tags):
         if tag in value:
             raise ValueError(f"an argument that holds {tag} cannot be written")
 
 
-def _tag(*texts: str) -> re.Pattern[str]:
+def tag(*texts: str) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(text) for text in texts))
-
-
-_NAME = r"(?P<name>[^\s<\[{(]+)"
-_read_named = _named_frame(_NAME, r"\s*(?:\[CALL_ID\][^\[]*)?(?:\[ARGS\])?\s*(?=\{)")
-_DEEPSEEK_BEGIN, _DEEPSEEK_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 
 
 class _WithExamples(Native):
@@ -460,9 +375,9 @@ class _WithExamples(Native):
 HERMES_JSON = Native(
     name="hermes-json",
     howto='<tool_call>{"name": "...", "arguments": {...}}</tool_call>',
-    tags=("<tool_call>\n", "\n</tool_call>"), starts=_tag("<tool_call>"), markers=("<tool_call>",),
-    read=_json_frame("arguments"),
-    write=_one_each(_object("arguments")),
+    tags=("<tool_call>\n", "\n</tool_call>"), starts=tag("<tool_call>"), markers=("<tool_call>",),
+    read=json_frame("arguments"),
+    write=one_each(call_object("arguments")),
 )  # fmt: skip
 HERMES = replace(HERMES_JSON, name="hermes")
 """of the profile hermes-1"""
@@ -480,113 +395,8 @@ QWEN_CODER = replace(
     HERMES_JSON,
     name="qwen-coder",
     howto="<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>",
-    read=_xml_frame(_XML_NAME, _XML_PAIR, "</function>"),
-    write=_one_each(_xml_call),
+    read=xml_frame(_XML_NAME, _XML_PAIR, "</function>"),
+    write=one_each(_xml_call),
     inline=re.compile(r"(?=<function=(?P<name>[^>\n]+)>)"),
     markers=("<tool_call>", "<function="),
 )
-GLM = replace(
-    HERMES_JSON,
-    name="glm",
-    howto="<tool_call>NAME <arg_key>KEY</arg_key><arg_value>value</arg_value></tool_call>",
-    tags=("<tool_call>", "</tool_call>"),
-    read=_xml_frame(_GLM_NAME, _GLM_PAIR, ""),
-    write=_one_each(_glm_call),
-)
-GLM_4 = Native(
-    name="glm-4",
-    howto="the function's name on a line, then its arguments as a JSON object",
-    starts=re.compile(r"(?m)^(?=[A-Za-z_][\w.-]*\n\s*\{)"),
-    read=_named_frame(_NAME, r"\n\s*(?=\{)"),
-    write=_one_each(lambda _, call: f"{call.name}\n{_dumps(call.arguments)}"),
-)  # fmt: skip
-LLAMA_3 = Native(
-    name="llama-3",
-    howto='{"name": "...", "parameters": {...}}',
-    gaps=("\n", "; "),
-    starts=re.compile(
-        r"(?:(?m:^)|(?<=;))[ \t]*(?:<\|python_tag\|>\s*)?"
-        r'(?=\{\s*"(?:name|type|function|parameters)"\s*:)'
-    ),
-    inline=re.compile(r'(?=\{\s*"name"\s*:\s*"(?P<name>[^"\n]+)"\s*,\s*"(?:parameters|arguments)"\s*:)'),
-    read=_json_frame("parameters"),
-    write=_one_each(_object("parameters")),
-)  # fmt: skip
-PYTHONIC = Native(
-    name="pythonic",
-    howto='[NAME(KEY="value")]',
-    starts=re.compile(r"(?m)^(?:<\|python_start\|>|<\|tool_call_start\|>)?(?=\[\s*[A-Za-z_][\w.]*\()"),
-    inline=re.compile(
-        r"<\|(?:python|tool_call)_start\|>(?=\[\s*(?P<tagged>[A-Za-z_][\w.]*)\()"
-        r"|(?=\[\s*(?P<listed>[A-Za-z_][\w.]*)\(\s*(?:\)|[A-Za-z_]\w*\s*=))"
-        r"|(?m:^)(?=(?P<bare>[A-Za-z_][\w.]*)\(\s*(?:\)|[A-Za-z_]\w*\s*=))"
-    ),
-    read=_python_frame,
-    write=_all_in_one(lambda calls: f"[{', '.join(map(python_call, calls))}]"),
-)  # fmt: skip
-GEMMA = Native(
-    name="gemma",
-    howto='```tool_code\nNAME(KEY="value")\n```',
-    tags=("```tool_code\n", "\n```"), starts=_tag("```tool_code\n"),
-    inline=re.compile(r"```(?:python|py)?[ \t]*\n(?=(?P<name>[A-Za-z_]\w*)\()"),
-    read=_python_lines,
-    write=_one_each(lambda _, call: python_call(call)),
-    markers=("```tool_code\n",),
-)  # fmt: skip
-MISTRAL = Native(
-    name="mistral",
-    howto='[TOOL_CALLS] [{"name": "...", "arguments": {...}}]',
-    tags=("[TOOL_CALLS]", ""), starts=_tag("[TOOL_CALLS]"), gaps=("", "\n"), markers=("[TOOL_CALLS]",),
-    read=_mistral_frame,
-    write=_all_in_one(lambda calls: " " + _list(calls)),
-)  # fmt: skip
-MISTRAL_ARGS = replace(
-    MISTRAL,
-    name="mistral-args",
-    howto="[TOOL_CALLS]NAME[ARGS]{...}",
-    gaps=("", ""),
-    write=_one_each(lambda _, call: f"{call.name}[ARGS]{_dumps(call.arguments)}"),
-)
-PHI = replace(
-    MISTRAL,
-    name="phi",
-    howto='<|tool_call|>[{"name": "...", "arguments": {...}}]<|/tool_call|>',
-    tags=("<|tool_call|>", "<|/tool_call|>"), markers=("<|tool_call|>", "functools"), read=_read_objects,
-    starts=re.compile(r"<\|tool_call\|>|functools(?=\s*\[)"),
-    write=_all_in_one(_list),
-)  # fmt: skip
-DEEPSEEK = Native(
-    name="deepseek",
-    howto=f"{_DEEPSEEK_BEGIN}NAME{_DEEPSEEK_SEP}{{...}}<｜tool▁call▁end｜>",
-    section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-    tags=(_DEEPSEEK_BEGIN, "<｜tool▁call▁end｜>"), gaps=("", ""),
-    starts=re.compile(
-        f"(?:<｜tool▁calls▁begin｜>\\s*)?{_DEEPSEEK_BEGIN}|<｜tool▁calls▁begin｜>(?=\\w+{_DEEPSEEK_SEP})"
-    ),
-    markers=("<｜tool▁calls▁begin｜>", _DEEPSEEK_BEGIN),
-    read=_named_frame(
-        rf"(?:function{_DEEPSEEK_SEP})?(?P<name>[^\s<{{]+)", rf"(?:{_DEEPSEEK_SEP}|\s*```json\s*)+", r"\s*```"
-    ),
-    write=_one_each(lambda _, call: f"{call.name}{_DEEPSEEK_SEP}{_dumps(call.arguments)}"),
-)  # fmt: skip
-DEEPSEEK_3 = replace(
-    DEEPSEEK,
-    name="deepseek-3",
-    howto=f"{_DEEPSEEK_BEGIN}function{_DEEPSEEK_SEP}NAME and the arguments in a ```json block",
-    gaps=("", "\n"),
-    write=_one_each(
-        lambda _, call: f"function{_DEEPSEEK_SEP}{call.name}\n```json\n{_dumps(call.arguments)}\n```"
-    ),
-)
-KIMI = Native(
-    name="kimi",
-    howto="<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>",
-    section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-    tags=("<|tool_call_begin|>", "<|tool_call_end|>"), gaps=("", ""),
-    starts=re.compile(r"(?:<\|tool_calls?_section_begin\|>\s*)?<\|tool_call_begin\|>"),
-    markers=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>"),
-    read=_named_frame(r"(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?", r"\s*<\|tool_call_argument_begin\|>"),
-    write=_one_each(
-        lambda n, call: f"functions.{call.name}:{n}<|tool_call_argument_begin|>{_dumps(call.arguments)}"
-    ),
-)  # fmt: skip

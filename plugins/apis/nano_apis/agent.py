@@ -93,9 +93,9 @@ def run_foreign_agent(
     """Let the agent work on the task of `begun`, from its workspace. Its requests are the turns. The longest
     of its conversations is the run; others are logged without a verdict. Of an agent that sent no request
     nothing is logged: returns why, a stop reason that counts as our failure."""
+    from nano_apis.app import episode_app
     from nano_apis.episode import AgentEpisode
-    from nano_coder.serve.app import episode_app
-    from nano_coder.serve.served_models import ServedModel
+    from nano_apis.served_models import ServedModel
 
     task, policy, start = begun.task, runtime.policy, str(begun.snapshot)
     model = ServedModel(policy=policy, profile=runtime.profile, store=runtime.store, name=begun.policy)

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve.api import COUNTED, SAMPLED, ServedApi
-from nano_coder.serve.openai import token_ids
-from nano_coder.serve.request import (
+from nano_apis.api import COUNTED, SAMPLED, ServedApi
+from nano_apis.openai import token_ids
+from nano_apis.request import (
     AnswerWriter,
-    BadRequest,
     Body,
     ClientCall,
     ClientMessage,
@@ -35,10 +33,12 @@ from nano_coder.serve.request import (
     text_of,
     tool_of,
 )
+from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve.access import BadRequest
 from nano_shared.types import Role
 
 if TYPE_CHECKING:
-    from nano_coder.serve.app import Server
+    from nano_apis.app import Server
 
 ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 

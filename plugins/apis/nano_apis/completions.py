@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve.api import CHAT, COUNTED, SAMPLED, ServedApi, local
-from nano_coder.serve.openai import MOST_TOP_LOGPROBS, fingerprint, finish_reason, read_chat
-from nano_coder.serve.request import (
+from nano_apis.api import CHAT, COUNTED, SAMPLED, ServedApi, local
+from nano_apis.openai import MOST_TOP_LOGPROBS, fingerprint, finish_reason, read_chat
+from nano_apis.request import (
     AnswerWriter,
-    BadRequest,
     Body,
     ClientMessage,
     Event,
@@ -34,13 +32,15 @@ from nano_coder.serve.request import (
     sampling_of,
     split_at_stop,
 )
+from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve.access import BadRequest
 from nano_shared.errors import ContextFull
 from nano_shared.policy import DecodeIds, Policy
 from nano_shared.types import Role
 
 if TYPE_CHECKING:
+    from nano_apis.app import Server
     from nano_coder.models.local.engine import TokenScore
-    from nano_coder.serve.app import Server
 
 MOST_PROMPTS = 256
 """prompts of a request, times `n`"""

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from nano_apis.conversations import NAMELESS, ClientSession, Conversations, HeldConversation
+from nano_apis.request import ModelAnswer, ModelRequest, OnText, RunEnded
+from nano_apis.served_models import ServedModel
 from nano_coder.agent.loop import turn_seed
-from nano_coder.serve.conversations import NAMELESS, ClientSession, Conversations, HeldConversation
-from nano_coder.serve.request import ModelAnswer, ModelRequest, OnText, RunEnded
-from nano_coder.serve.served_models import ServedModel
 from nano_shared.errors import ContextFull, PolicyError
 from nano_shared.policy import Conversation
 from nano_shared.store import new_run_id

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nano_coder.serve.api import SAMPLED, ServedApi
-from nano_coder.serve.openai import token_cards, token_ids, top_logprobs
-from nano_coder.serve.request import (
+from nano_apis.api import SAMPLED, ServedApi
+from nano_apis.openai import token_cards, token_ids, top_logprobs
+from nano_apis.request import (
     AnswerWriter,
-    BadRequest,
     Body,
     ClientCall,
     ClientMessage,
@@ -31,10 +30,11 @@ from nano_coder.serve.request import (
     text_of,
     tool_of,
 )
+from nano_coder.serve.access import BadRequest
 from nano_shared.types import Role
 
 if TYPE_CHECKING:
-    from nano_coder.serve.app import Server
+    from nano_apis.app import Server
 
 _LOGPROBS = "message.output_text.logprobs"
 ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}

@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from nano_coder.serve.access import Access, Action
-from nano_coder.serve.request import BadRequest
+from nano_coder.serve.access import Access, Action, BadRequest
 from nano_shared.errors import NanoError
 from nano_shared.printable import printable
 from nano_view.answers import LogView, plain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,13 +12,11 @@ from urllib.parse import quote
 from typer import Argument, Option
 
 from nano_coder.commands.options import DirectoryOption, Log, open_log
-from nano_coder.commands.serve import listening_socket, root_of
-from nano_coder.serve.access import Access, opened_access
-from nano_shared.errors import ConfigError, UsageError
+from nano_shared.errors import UsageError
 
 if TYPE_CHECKING:
     from nano_shared.types import Trajectory
-    from nano_view.answers import LogView, TokenColumns
+    from nano_view.answers import TokenColumns
 
 
 def command(
@@ -54,8 +51,9 @@ def command(
     It changes nothing, loads nothing from elsewhere, and follows what is logged meanwhile.
     """
     if out is None:
+        from nano_coder.serve.access import listening_socket, opened_access
+
         access = opened_access(host, key, variables=("NANO_VIEW_KEY",))
-        _refuse_missing_library()
         listening = listening_socket(host, port)
     elif out.is_dir():
         raise UsageError(f"{out} is a folder; --out names a file")
@@ -74,27 +72,12 @@ def command(
         write_page(out, answers, start=start, title=store.url)
         print(out)
         return 0
-    print(f"{store.url} on {root_of(host, listening)}/{start}", file=sys.stderr, flush=True)
-    _serve(view, listening, replace(access, admin_keys=access.keys))
-    return 0
-
-
-def _refuse_missing_library() -> None:
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as problem:
-        raise ConfigError(
-            f"{problem.name} is missing; pip install 'nano-rl-coder[serve]', or write a file with --out"
-        ) from None
-
-
-def _serve(view: LogView, listening: socket.socket, access: Access) -> None:
-    import uvicorn
-
+    from nano_coder.serve.access import root_of, run_server
     from nano_view.app import view_app
 
-    uvicorn.Server(uvicorn.Config(view_app(view, access), log_level="warning")).run(sockets=[listening])
+    print(f"{store.url} on {root_of(host, listening)}/{start}", file=sys.stderr, flush=True)
+    run_server(view_app(view, replace(access, admin_keys=access.keys)), listening)
+    return 0
 
 
 def _scores(model: str) -> Callable[[Trajectory], TokenColumns]:

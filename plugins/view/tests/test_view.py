@@ -18,9 +18,9 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 from viewed import HOSTILE, LINE, hostile, log_of, run, seen, turn
 
+from nano_apis.command import _pages
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.cli import cli
-from nano_coder.commands.serve import _pages
 from nano_coder.serve.access import Access
 from nano_coder.verify.trainable import RefusalCode
 from nano_shared.errors import LogError, UsageError

@@ -10,12 +10,12 @@ import pytest
 from browser import Browser, Page, browser, needs_browser, serving
 from viewed import LINE, hostile, log_of, run, seen, turn
 
+from nano_apis.app import serve_app
+from nano_apis.conversations import Conversations
+from nano_apis.served_models import ServedModel
 from nano_coder.agent.profiles import HERMES_1
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.serve.access import Access
-from nano_coder.serve.app import serve_app
-from nano_coder.serve.conversations import Conversations
-from nano_coder.serve.served_models import ServedModel
 from nano_shared.store import LogStore
 from nano_view.answers import LogView
 from nano_view.app import view_app

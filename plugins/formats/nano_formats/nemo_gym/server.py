@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from nano_coder.commands.options import open_log
-from nano_coder.commands.serve import listening_socket, root_of
-from nano_coder.serve.access import Access, Action, opened_access
-from nano_coder.serve.request import BadRequest
+from nano_coder.serve.access import Access, Action, BadRequest, listening_socket, opened_access, root_of
 from nano_formats.episode import Episode, EpisodeOver
 from nano_formats.nemo_gym.rollouts import verified
 from nano_rl.commands.options import Log, TaskFile
 from nano_rl.tasks.task_file import read_tasks
-from nano_shared.errors import ConfigError, Refused, UsageError
+from nano_shared.errors import Refused, UsageError
 from nano_shared.strict_json import Row, parse_json
 from nano_shared.types import Task, ToolSpec
 
@@ -300,13 +298,8 @@ def command(
     tasks = read_tasks(file)
     if behind := next((task.key for task in tasks if task.earlier), None):
         raise UsageError(f"{file}: task {behind!r} comes behind others, and sessions have one task each")
-    try:
-        import uvicorn
-
-        from nano_coder.serve.http_json import BoundedConnection
-    except ModuleNotFoundError as problem:
-        raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
     from nano_coder.config import redacting_store
+    from nano_coder.serve.access import run_server
     from nano_rl.command_setup import sandbox_opener
 
     sandbox, store = sandbox_opener()(), redacting_store(open_log(log, create=True))
@@ -314,6 +307,5 @@ def command(
     with listening_socket(host, port) as listening:
         root = root_of(host, listening)
         print(f"{len(tasks)} tasks on {root}", file=sys.stderr, flush=True)
-        served = uvicorn.Config(gym_app(tasks, held, access), log_level="warning", http=BoundedConnection)
-        uvicorn.Server(served).run(sockets=[listening])
+        run_server(gym_app(tasks, held, access), listening)
     return 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from nano_coder.agent.dialects.dialect import Compact, Dialect
+from nano_coder.serve.access import BadRequest
 from nano_shared.errors import BudgetExhausted, Refused
 from nano_shared.files import content_hash
 from nano_shared.policy import DecodeIds, Likeliest, Policy
@@ -39,16 +40,6 @@ OnText = Callable[[TextDelta], bool]
 
 class RunEnded(BudgetExhausted):
     """A rollout has used up its turns or tokens, or its policy failed: its agent gets no answer any more."""
-
-
-class BadRequest(Exception):
-    """A request that cannot be served: HTTP status, sentence, and parameter and code of OpenAI's errors."""
-
-    def __init__(
-        self, text: str, *, status: int = 400, param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(text)
-        self.status, self.param, self.code = status, param, code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
 
+from nano_apis.request import ClientMessage, ModelAnswer, ModelRequest, OnText, split_at_stop
+from nano_apis.served_models import ServedModel
 from nano_coder import __version__
 from nano_coder.agent.dialects.dialect import function_schema
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.serve.access import ADMIN_OWNER
 from nano_coder.serve.given_reward import give_reward
-from nano_coder.serve.request import ClientMessage, ModelAnswer, ModelRequest, OnText, split_at_stop
-from nano_coder.serve.served_models import ServedModel
 from nano_shared.errors import LogError
 from nano_shared.files import content_hash
 from nano_shared.policy import Conversation, Policy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -19,20 +20,20 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from nano_coder.models.endpoint.model_card import RUN_HEADER
-from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve.conversations import ClientSession, Conversations
-from nano_coder.serve.http_json import data_line, error_shape
-from nano_coder.serve.request import (
+from nano_apis.api import error_shape
+from nano_apis.conversations import ClientSession, Conversations
+from nano_apis.request import (
     AnswerWriter,
-    BadRequest,
     Event,
     ModelAnswer,
     ModelRequest,
     OnText,
     TextDelta,
 )
-from nano_coder.serve.served_models import ServedModel
+from nano_apis.served_models import ServedModel
+from nano_coder.models.endpoint.model_card import RUN_HEADER
+from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve.access import BadRequest
 from nano_shared.errors import NanoError
 from nano_shared.types import Finish
 
@@ -362,7 +363,8 @@ class _Stream:
 
 def _line(event: Event) -> str:
     name, data = event
-    return (f"event: {name}\n" if name else "") + ("data: [DONE]\n\n" if data is None else data_line(data))
+    text = "[DONE]" if data is None else json.dumps(data, ensure_ascii=False)
+    return (f"event: {name}\n" if name else "") + f"data: {text}\n\n"
 
 
 async def _gone(request: Request, client: Client) -> None:

@@ -21,6 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nano_apis.request import (
+    ClientCall,
+    ClientMessage,
+    ModelRequest,
+    OnText,
+    TextDelta,
+    split_at_stop,
+)
 from nano_coder.agent.dialects.api import API
 from nano_coder.agent.dialects.dialect import DIALECTS, Parsed, StreamParser
 from nano_coder.agent.profiles import PROFILES, system_text
@@ -29,15 +37,7 @@ from nano_coder.models.endpoint.exchange import EndpointError
 from nano_coder.models.endpoint.policy import EndpointPolicy
 from nano_coder.models.local.policy import LocalPolicy
 from nano_coder.models.opening import at_hand, locate
-from nano_coder.serve.request import (
-    BadRequest,
-    ClientCall,
-    ClientMessage,
-    ModelRequest,
-    OnText,
-    TextDelta,
-    split_at_stop,
-)
+from nano_coder.serve.access import BadRequest
 from nano_coder.verify.trainable import hashes
 from nano_shared.checkpoint import MANIFEST, checkpoint_names, folder_content, read_checkpoint
 from nano_shared.errors import CheckpointError, NanoError, UsageError
@@ -56,7 +56,7 @@ from nano_shared.types import (
 )
 
 if TYPE_CHECKING:
-    from nano_coder.serve.conversations import Conversations
+    from nano_apis.conversations import Conversations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

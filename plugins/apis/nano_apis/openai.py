@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nano_coder.serve.request import (
+from nano_apis.request import (
     AnswerWriter,
-    BadRequest,
     Body,
     ClientCall,
     ClientMessage,
@@ -29,11 +28,9 @@ from nano_coder.serve.request import (
     text_of,
     tool_of,
 )
+from nano_coder.serve.access import BadRequest
 from nano_shared.policy import DecodeIds
 from nano_shared.types import Role, ToolSpec
-
-if TYPE_CHECKING:
-    pass
 
 ROLES = {
     "system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT,

@@ -1,4 +1,4 @@
-"""The application: routes, keys, and a handler of each API."""
+"""The application: routes, keys, bodies of requests, and a handler of each API."""
 
 from __future__ import annotations
 
@@ -16,19 +16,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from nano_coder.agent.dialects.dialect import DIALECTS
-from nano_coder.models.local.policy import LocalPolicy
-from nano_coder.serve import openai
-from nano_coder.serve.access import RIGHTS, Access, Action
-from nano_coder.serve.api import APIS, CHAT_FIELDS, local
-from nano_coder.serve.conversations import Conversations, UnknownSession
-from nano_coder.serve.generation import Client, ClientGone, Generation, ServerLimits, ServerMetrics
-from nano_coder.serve.given_reward import MOST_COMPONENTS, MOST_REWARD
-from nano_coder.serve.http_json import ERROR_HANDLERS, error_response, read_body
-from nano_coder.serve.request import (
+from nano_apis import openai
+from nano_apis.api import APIS, CHAT_FIELDS, ERROR_HANDLERS, error_response, local
+from nano_apis.conversations import Conversations, UnknownSession
+from nano_apis.generation import Client, ClientGone, Generation, ServerLimits, ServerMetrics
+from nano_apis.request import (
     SHAPED,
     AnswerWriter,
-    BadRequest,
     ModelRequest,
     check_fields,
     check_shaping,
@@ -36,9 +30,14 @@ from nano_coder.serve.request import (
     grammar_of,
     number,
 )
-from nano_coder.serve.served_models import Adapters, Promoted, ServedModel, ServedModels, passed_on
-from nano_shared.errors import NanoError, UsageError
+from nano_apis.served_models import Adapters, Promoted, ServedModel, ServedModels, passed_on
+from nano_coder.agent.dialects.dialect import DIALECTS
+from nano_coder.models.local.policy import LocalPolicy
+from nano_coder.serve.access import RIGHTS, Access, Action, BadRequest
+from nano_coder.serve.given_reward import MOST_COMPONENTS, MOST_REWARD
+from nano_shared.errors import NanoError, Refused, UsageError
 from nano_shared.process import return_freed_memory
+from nano_shared.strict_json import decoded, json_object
 
 if TYPE_CHECKING:
     from nano_coder.models.local.engine import TokenScore
@@ -342,3 +341,71 @@ def _endpoint(server: Server, handler: Any, action: Action = Action.INFER) -> An
         return response
 
     return endpoint
+
+
+# --------------------------------------------------------------------------------------- bodies
+
+_LEAST, _MOST = 4 << 20, 32 << 20
+_MOST_READ = 4 * _MOST
+_LONG = 1 << 16
+"""bytes of a body from which it is read beside the event loop"""
+BODY_SECONDS = 60.0
+"""for all of a request's body"""
+
+
+def largest_body(context: int) -> int:
+    """Bytes of a request that a model of this context may get: 64 for each token and 1 MiB, from 4 to 32."""
+    return min(max(64 * context + (1 << 20), _LEAST), _MOST)
+
+
+async def read_body(request: Request, context: int) -> Mapping[str, Any]:
+    """The JSON object of a request to a model of this context. Raises BadRequest for anything else."""
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        why = f"Content-Encoding {coding!r:.60} is not read; send the body as it is"
+        raise BadRequest(why, status=415)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            whole = await _bytes(request, largest_body(context))
+    except TimeoutError:
+        raise BadRequest(f"the request was not whole after {BODY_SECONDS:g} s", status=408) from None
+    values, most = sum(map(whole.count, (b",", b"[", b"{"))), 4 * context + (1 << 18)
+    if values > most:  # parsed at once, during which nobody else is answered
+        raise BadRequest(f"the request holds {values} values; {most} are the most", status=413)
+    if len(whole) < _LONG:
+        return _parsed(whole)
+    return await asyncio.to_thread(_parsed, whole)
+
+
+def _parsed(whole: bytes) -> Mapping[str, Any]:
+    try:
+        body: Mapping[str, Any] = _plain(json_object(decoded(whole)))
+    except Refused as problem:
+        name = "the request" if problem.field == "row" else repr(problem.field)[:100]
+        raise BadRequest(f"{name} {problem.why}") from None
+    return body
+
+
+async def _bytes(request: Request, most: int) -> bytes:
+    size, parts = 0, []
+    async for part in request.stream():
+        size += len(part)
+        parts.append(part)
+        if size > most:  # read on, since a client that is cut off while it sends loses the answer
+            parts.clear()
+        if size > _MOST_READ:
+            break
+    request.state.size = size
+    if size > most:
+        raise BadRequest(f"the request is longer than {most >> 20} MiB", status=413)
+    return b"".join(parts)
+
+
+def _plain(value: Any) -> Any:
+    """JSON without halves of surrogate pairs, which nothing can encode."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {_plain(name): _plain(each) for name, each in value.items()}
+    return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import resource
-import socket
 import sys
 import threading
 from collections.abc import Collection
@@ -17,15 +16,15 @@ from typer import Option
 from nano_coder.commands.options import Setup, agent_options
 from nano_coder.config import AgentConfig, open_store
 from nano_coder.installed_views import VIEWS
-from nano_coder.serve.access import Access, opened_access
-from nano_shared.errors import ConfigError, UsageError
+from nano_shared.errors import UsageError
 from nano_shared.extension_points import call_extension
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from nano_apis.served_models import Adapters, ServedModel
     from nano_coder.models.opening import OpenedPolicy
-    from nano_coder.serve.served_models import Adapters, ServedModel
+    from nano_coder.serve.access import Access
     from nano_shared.store import LogStore
 
 API_PROFILE = "api-1"
@@ -58,23 +57,17 @@ def command(
     A client changes nothing but its base URL, http://HOST:PORT/v1, or http://HOST:PORT/sessions/NAME/v1 to
     name its session, which POST /sessions/NAME/reward rewards.
     """
+    from nano_coder.serve.access import listening_socket, opened_access, root_of, run_server
+
     config = setup.config
     access = opened_access(host, key, admin_key, variables=("NANO_SERVE_KEY", "NANO_SERVE_ADMIN_KEY"))
     if upstream is not None:
         config = _before(upstream, config)
     if config.profile is None and (config.model or "").startswith("openai:"):
         config = config.model_copy(update={"profile": API_PROFILE})
-    try:
-        import uvicorn
-
-        from nano_coder.serve.app import serve_app
-        from nano_coder.serve.generation import ServerLimits
-        from nano_coder.serve.http_json import BoundedConnection
-    except ModuleNotFoundError as problem:
-        if (problem.name or "").startswith("nano"):
-            raise
-        raise ConfigError(f"{problem.name} is missing; pip install 'nano-rl-coder[serve]'") from None
-    from nano_coder.serve.conversations import Conversations, end_interrupted
+    from nano_apis.app import serve_app
+    from nano_apis.conversations import Conversations, end_interrupted
+    from nano_apis.generation import ServerLimits
 
     with listening_socket(host, port) as listening:  # before a model is loaded for nothing
         store = open_store(config)
@@ -96,10 +89,6 @@ def command(
             file=sys.stderr,
             flush=True,
         )
-        served = uvicorn.Config(
-            app, log_level="warning", http=BoundedConnection, h11_max_incomplete_event_size=64 << 10
-        )
-        server = uvicorn.Server(served)
         # as many connections as this process may hold: by default 1024 idle ones would be the most
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with suppress(ValueError, OSError):
@@ -107,7 +96,7 @@ def command(
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         gc.collect()
         gc.freeze()  # a large request would have all modules and weights traversed, while nobody is answered
-        server.run(sockets=[listening])
+        run_server(app, listening)
     return 0
 
 
@@ -162,9 +151,9 @@ class _ModelOpener:
 
     def adapters(self, model: ServedModel) -> Adapters | None:
         """The adapters of local weights; None for a model of another kind."""
+        from nano_apis.served_models import Adapters
         from nano_coder.models.local.policy import LocalPolicy
         from nano_coder.models.opening import SharedBase, adapter_base_of
-        from nano_coder.serve.served_models import Adapters
 
         if not isinstance(model.policy, LocalPolicy):
             return None
@@ -178,8 +167,8 @@ class _ModelOpener:
         return Adapters(base.name, adapter_base_of, opened)
 
     def _served(self, found: OpenedPolicy) -> ServedModel:
+        from nano_apis.served_models import ServedModel
         from nano_coder.config import redacting_store
-        from nano_coder.serve.served_models import ServedModel
 
         decode = getattr(found.policy, "decode", None)
         return ServedModel(
@@ -202,24 +191,3 @@ def _before(url: str, config: AgentConfig) -> AgentConfig:
             raise UsageError(f"{url} {some}: name one with --model NAME")
         name = names[0]
     return config.model_copy(update={"base_url": url, "model": f"openai:{name}"})
-
-
-def root_of(host: str, listening: socket.socket) -> str:
-    """The URL at which a server on this socket is reached."""
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{listening.getsockname()[1]}"
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises UsageError for an address that is in use or not ours."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(2048)
-    except OSError as problem:
-        listening.close()
-        where = f"{host}:{port}: {problem.strerror}"
-        raise UsageError(f"cannot listen on {where}; name another --host or --port") from None
-    return listening
