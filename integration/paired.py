@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from nano_coder.grading import outcome
 from nano_rl.checkpoints.evaluate import bootstrap, by_cluster, cluster_of
-from nano_shared.types import Trajectory
+from nano_shared.types import Trajectory, outcome
 
 
 def paired(

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from nano_coder.agent.chat_template import ChatTemplate
 from nano_coder.agent.loop import in_dialect
 from nano_coder.agent.profiles import first_started, open_conversation, rendered, serving_profile, shown_files
-from nano_coder.grading import outcome
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.run.execution import Runtime, as_served
 from nano_coder.run.tries import OnRun
@@ -40,6 +39,7 @@ from nano_shared.types import (
     Trajectory,
     Turn,
     TurnTokens,
+    outcome,
 )
 
 # torch is imported where rows are trained: the log is read and admitted without it

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from nano_coder import __version__ as runtime_version
-from nano_coder.grading import outcome
 from nano_coder.installed_views import VIEWS, TrainingView
 from nano_rl.learn.groups import Group
 from nano_rl.learn.metrics import SHORTEST, SUCCESS, MetricsRow, RowWriter, read_rows
@@ -30,7 +29,7 @@ from nano_shared.errors import CheckpointError, GuardTripped, NanoError, UsageEr
 from nano_shared.extension_points import Extensions, call_extension, described, takes
 from nano_shared.files import full_disk_explained, write_text
 from nano_shared.printable import printable
-from nano_shared.types import Trajectory
+from nano_shared.types import Trajectory, outcome
 
 if TYPE_CHECKING:
     from nano_coder.run.execution import Runtime

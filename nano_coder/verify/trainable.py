@@ -13,7 +13,6 @@ from nano_coder.agent.dialects.api import API, Api
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.loop import written
 from nano_coder.agent.profiles import logged_profile, missing_tools, serving_profile, without_delegate
-from nano_coder.grading import outcome
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import AnswerChecks
 from nano_shared.policy import InterfaceProfile
@@ -29,6 +28,7 @@ from nano_shared.types import (
     Trajectory,
     Trust,
     Verdict,
+    outcome,
 )
 
 

@@ -19,7 +19,6 @@ from typing import Literal
 from pydantic import ValidationError
 
 from nano_coder import __version__ as runtime_version
-from nano_coder.grading import outcome
 from nano_coder.models.opening import SHIPPED
 from nano_coder.run.execution import Runtime
 from nano_shared.checkpoint import MANIFEST
@@ -33,7 +32,7 @@ from nano_shared.files import (
     user_path,
     write_text,
 )
-from nano_shared.types import Split, Task, Trajectory, Value
+from nano_shared.types import Split, Task, Trajectory, Value, outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

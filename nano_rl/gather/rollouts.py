@@ -24,7 +24,6 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.loop import derived_seed
 from nano_coder.agent.profiles import offered_tools, serving_profile
 from nano_coder.config import note_scrub
-from nano_coder.grading import is_composed, outcome
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import (
     Project,
@@ -46,7 +45,18 @@ from nano_shared.agent_notes import attempt_notes
 from nano_shared.errors import NanoError, PolicyError, SandboxError, UsageError
 from nano_shared.extension_points import Extensions
 from nano_shared.policy import Conversation, InterfaceProfile, Policy
-from nano_shared.types import Completion, Finish, Limits, OracleAction, Sampling, StopReason, Task, Trajectory
+from nano_shared.types import (
+    Completion,
+    Finish,
+    Limits,
+    OracleAction,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+    is_composed,
+    outcome,
+)
 
 if TYPE_CHECKING:
     from nano_coder.config import AgentConfig

@@ -18,7 +18,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from nano_coder.agent.profiles import API_1, serving_profile
-from nano_coder.grading import outcome
 from nano_coder.models.opening import OpenedWeights, local_policy
 from nano_coder.verify.trainable import RefusalCode, blocking, imitation_refusal, interface_refusal
 from nano_coder.verify.trainable import hashes as profile_hashes
@@ -26,7 +25,7 @@ from nano_rl.learn.groups import is_dead
 from nano_shared.policy import InterfaceProfile
 from nano_shared.run_facts import RunFacts, RunFilter
 from nano_shared.store import LogStore
-from nano_shared.types import Split, Trajectory, Trust
+from nano_shared.types import Split, Trajectory, Trust, outcome
 
 if TYPE_CHECKING:
     from nano_coder.verify.tokens import Scored

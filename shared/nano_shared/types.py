@@ -602,6 +602,32 @@ class Verdict(Value):
         return dict(islice(value.items(), _MOST_CHECKS))
 
 
+_JOINT = " + nano-reward "
+"""between the grader of a composed verdict and the version and recipe of the composition"""
+
+
+def composed_grader(grader: str, recipe: str) -> str:
+    """The grader of a composed verdict: the grader's name, and the recipe of the reward."""
+    return f"{base_grader(grader)}{_JOINT}1 {recipe}"
+
+
+def base_grader(grader: str) -> str:
+    return grader.split(_JOINT)[0]
+
+
+def is_composed(verdict: Verdict) -> bool:
+    return base_grader(verdict.grader) != verdict.grader
+
+
+def outcome(verdict: Verdict | None) -> float | None:
+    """The reward of the tests alone; None if nothing was graded, 0 with tampering. For a composed verdict
+    without tests (a judge alone), its reward."""
+    if verdict is None:
+        return None
+    value = verdict.components.get("tests", verdict.reward) if is_composed(verdict) else verdict.reward
+    return 0.0 if verdict.tampering and value is not None else value
+
+
 MARKER = re.compile(r"\[redacted:[a-z0-9\-]+\]")
 """what stands for a secret in a redacted text"""
 REDACTED_ID = 2**32 - 1

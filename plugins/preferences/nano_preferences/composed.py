@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from nano_coder.grading import composed_grader, outcome
 from nano_coder.grading.grade import grade_trajectory
 from nano_coder.run.execution import Runtime
 from nano_rl.rewards.reward import IMPOSSIBLE, SILENT, TESTS, Part, Score
 from nano_shared.errors import UsageError
 from nano_shared.extension_points import call_extension, read_number
 from nano_shared.files import content_hash
-from nano_shared.types import Tampering, Task, Trajectory, Trust, Verdict
+from nano_shared.types import Tampering, Task, Trajectory, Trust, Verdict, composed_grader, outcome
 
 MIDDLE = 0.5
 

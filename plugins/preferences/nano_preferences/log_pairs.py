@@ -9,7 +9,6 @@ from random import Random
 from typing import Literal
 
 from nano_coder.agent.profiles import logged_profile, serving_profile
-from nano_coder.grading import outcome
 from nano_coder.verify.trainable import RefusalCode
 from nano_preferences.edit_pairs import edit_pairs
 from nano_preferences.pairs import Exact, PreferencePair, TokenRow
@@ -22,7 +21,7 @@ from nano_shared.errors import LogError
 from nano_shared.logged_run import FeedbackKind
 from nano_shared.snapshot import BlobStore
 from nano_shared.store import LogStore
-from nano_shared.types import Message, Role, Split, Trajectory, Trust
+from nano_shared.types import Message, Role, Split, Trajectory, Trust, outcome
 
 PairSource = Literal["graded", "feedback", "edit", "judge", "constitution"]
 SOURCES: tuple[PairSource, ...] = ("graded", "feedback", "edit")

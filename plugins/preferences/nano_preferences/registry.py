@@ -20,7 +20,6 @@ from typing import Any
 
 from pydantic import Field, PrivateAttr
 
-from nano_coder.grading import outcome
 from nano_coder.run.execution import Runtime
 from nano_preferences.composed import ComposedReward, Gate
 from nano_rl.config import RewardConfig
@@ -52,6 +51,7 @@ from nano_shared.types import (
     Turn,
     TurnTokens,
     Verdict,
+    outcome,
 )
 
 

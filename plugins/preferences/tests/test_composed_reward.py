@@ -8,7 +8,6 @@ import pytest
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
 from typer.testing import CliRunner
 
-from nano_coder.grading import outcome
 from nano_coder.run.execution import Runtime
 from nano_preferences.registry import open_reward, parse_reward
 from nano_rl.checkpoints.evaluate import component_means, table
@@ -17,7 +16,7 @@ from nano_rl.config import RewardConfig
 from nano_rl.tasks.task_file import write_tasks
 from nano_shared.errors import NanoError, UsageError
 from nano_shared.store import LogStore
-from nano_shared.types import OracleAction, StopReason, Tampering, Task, Trajectory
+from nano_shared.types import OracleAction, StopReason, Tampering, Task, Trajectory, outcome
 
 
 @pytest.fixture(scope="module")

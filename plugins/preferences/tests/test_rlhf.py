@@ -12,14 +12,13 @@ from builders import verdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nano_coder.grading import composed_grader
 from nano_preferences.reward_model import Bin, RewardModelReport
 from nano_rl.cli import cli
 from nano_rl.gather.rollouts import success_metrics
 from nano_rl.learn.groups import form_groups
 from nano_rl.learn.metrics import METRICS, MetricsRow, MetricsWriter, read_metrics
 from nano_shared.command_line import run_command
-from nano_shared.types import Trajectory
+from nano_shared.types import Trajectory, composed_grader
 from nano_view.report.page import calibration_page, training_page
 from nano_view.report.training import GOLD, gold_and_proxy, over_optimised, proxy_of, read_training
 
