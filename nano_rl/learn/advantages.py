@@ -2,8 +2,8 @@
 
 An advantage is the reward minus a baseline. The default subtracts the group mean alone, as in Dr. GRPO (Liu
 et al. 2025, arXiv 2503.20783); `rloo` is the leave-one-out baseline (Kool et al. 2019; Ahmadian et al. 2024,
-arXiv 2402.14740); `std` divides as in GRPO (Shao et al. 2024, arXiv 2402.03300). A critic's are in
-`critic.py`.
+arXiv 2402.14740); `std` divides as in GRPO (Shao et al. 2024, arXiv 2402.03300). Those of a
+critic (`nano_preferences/critic.py`) are `gae` (Schulman et al. 2016, arXiv 1506.02438).
 """
 
 from __future__ import annotations
