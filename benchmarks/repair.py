@@ -71,8 +71,8 @@ DRAW = 3
 """the profile was settled on the bugs of draws 1 and 2"""
 PROMPT = "The tests fail. Find the bug and correct it."
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "repair.json"
-CHECKS = 5
-"""of the search where no model runs"""
+CHECKS = ANSWERS
+"""of the search where no model runs: as many as a run may make"""
 LIMITS = Limits(tool_seconds=120, memory_mb=2048, max_seconds=1800)
 
 

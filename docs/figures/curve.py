@@ -69,11 +69,7 @@ def repair(data: list[dict[str, Any]]) -> str:
     solved = [bug["greedy"]["solved"] for bug in trained]
     arms = [
         ("random mutations, as many checks", "b", [bug["search"] is not None for bug in trained]),
-        *(
-            (f"untrained {name}, twelve answers", "b", [bug["greedy"]["solved"] for bug in found])
-            for name, found in blocks.items()
-            if name != "coder-repair"
-        ),
+        ("random mutations, up to twelve checks", "b", [bug["search"] is not None for bug in blocks["none"]]),
         ("trained, its first answer", "a",
          [bug["greedy"]["solved"] and bug["greedy"]["turns"] == 1 for bug in trained]),
         ("trained, the likeliest twelve answers", "a", solved),

@@ -266,7 +266,7 @@ def test_bad_input_on_several_ranks_is_one_sentence_and_ends_all(home: Path) -> 
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(said) == 1
-    assert "neither `quantise` nor `logs.lambda_preference`" in said[0]
+    assert "lambda_preference" in said[0]
     assert time.monotonic() - began < 120
     listed = run(home, torchrun(2, "-m", "nano_rl", "checkpoints", "list"))
     assert listed.returncode == 0, listed.stderr
