@@ -276,7 +276,7 @@ def scratch_runtime(
     store = LogStore.open(Path(log) / "log.db")
     if blobs is not None:
         shared = blobs if isinstance(blobs, BlobStore) else open_blobs(blobs)
-        store.blobs = _SharedBlobs(store.blobs.root, shared)
+        store = LogStore(store.database, _SharedBlobs(store.blobs.root, shared))
     sandbox = PluginsOff(opener())
     policy = ScriptedPolicy([])
     return Runtime(policy=policy, sandbox=sandbox, store=store, profile=COMPACT_1, policy_name=ORACLE)
