@@ -53,4 +53,4 @@ preferences = lazy_app(
     {"build": ("+preferences", "Preference pairs out of the log, into a file.")},
     help="Make preference pairs.",
 )
-main = partial(run_command, cli)
+main = partial(run_command, cli, on_ranks="nano_rl.learn.learner:run_on_ranks")

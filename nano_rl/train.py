@@ -71,7 +71,7 @@ def train(
     updater = _open_updater(model, runtime, config, folder)
     identity, learner = identify(opened, runtime, sources, config), updater.learner
     with States(folder / STATES).claimed() as states, interruptible() as interrupt:
-        # a saved state is always continued; `resume` demands one, and lets the settings `FREE` differ
+        # a saved state is always continued; with `resume` there must be one, and some settings may differ
         if saved := saved_progress(states, identity, resume=config.resume):
             sources = sources.only(saved["logged"], runtime.store.blobs)
         updater = replace(updater, terms=_terms(opened, runtime, sources, config))
@@ -91,7 +91,7 @@ def train(
             while learner.step < config.steps and not (interrupt.requested or watch.enough()):
                 step, version = learner.step, opened.version + learner.step
                 live = _current_runtime(opened, runtime, config, version)
-                measured = held_out.measure(live, step, config.steps)  # in ten steps of a training or so
+                measured = held_out.measure(live, step, config.steps)  # about ten times in all
 
                 # 1. gather: groups of rollouts of each task, fresh, from logs, or both
                 with phases("rollout"):

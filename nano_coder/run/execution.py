@@ -450,7 +450,7 @@ def execute(
     """One execution, from behind the turns that the run has (a fork's, a resumed run's) to a reason to stop.
     The only place that turns exceptions into stop reasons: a failed rollout is data, not a crash."""
     agent = _agent(run, runtime, jail, session, record)
-    # turns of the parent cannot end this run, its own of before a resume can
+    # inherited turns cannot end this run; its own, logged before a resume, can
     for turn in run.turns:
         whose = agent.of(turn)
         whose.restore(turn)

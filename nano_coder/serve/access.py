@@ -1,6 +1,6 @@
 """Access to a server of this machine: who may do what, its socket, and connections that may not idle.
 
-For `nano-coder serve`, `nano-coder view` and `nano-rl tasks serve`. A caller is told apart by its key.
+For `nano-coder serve`, `nano-coder view` and `nano-rl tasks serve`. Callers are distinguished by their keys.
 Without keys only programs of the user who started the server are answered, and root's: the kernel says whose
 a connection is. A session belongs to the key that began it; for another key it does not exist.
 """

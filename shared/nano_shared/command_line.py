@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import IO, TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 import rich.console
@@ -353,17 +354,19 @@ def run_command(
     app: typer.Typer,
     arguments: list[str] | None = None,
     *,
-    through: Callable[[Callable[[], None]], None] | None = None,
+    on_ranks: str | None = None,
 ) -> None:
     """Run a command line and exit: errors of ours become one line on stderr and their exit code.
 
-    `through` calls what it is given, in those processes that are to run the command.
+    `on_ranks`, MODULE:FUNCTION, is called with the command in each process that torchrun started, and runs it
+    in those that are to run it.
     """
     guard_streams()
     gc.disable()  # nothing imported is garbage, and to look for some takes a tenth of a light command
-    if through is not None:
+    if on_ranks is not None and "TORCHELASTIC_RUN_ID" in os.environ:
         try:
-            return through(lambda: run_command(app, arguments))
+            resolve_name(on_ranks)(lambda: run_command(app, arguments))
+            return
         except NanoError as problem:
             _fail(str(problem), problem.exit_code)
     command: Any = get_command(app)

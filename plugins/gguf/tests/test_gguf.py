@@ -145,11 +145,16 @@ def test_a_turn_extends_the_row_whose_prefix_is_kept(
     assert sum(read) < 45
 
 
-@pytest.mark.slow  # failed twice beside a full suite, and never alone: rows that llama.cpp batches otherwise
-def test_a_seed_repeats_a_row_and_rows_of_threads_are_those_of_one(policy: GgufPolicy) -> None:
+def test_a_seed_repeats_a_row(policy: GgufPolicy) -> None:
+    text = conversation("Question 0")
+    first = sampled(policy.complete(text, Sampling(max_tokens=20, seed=7)))
+    assert sampled(policy.complete(text, Sampling(max_tokens=20, seed=7))) == first
+
+
+@pytest.mark.slow  # differed in two full suites, and never alone; why is not known
+def test_rows_of_threads_are_those_of_one(policy: GgufPolicy) -> None:
     texts = [f"Question {n}" for n in range(4)]
     alone = [sampled(policy.complete(conversation(t), Sampling(max_tokens=20, seed=7))) for t in texts]
-    assert sampled(policy.complete(conversation(texts[0]), Sampling(max_tokens=20, seed=7))) == alone[0]
     together: dict[str, tuple[int, ...]] = {}
 
     def ask(text: str) -> None:
