@@ -192,8 +192,6 @@ class TrainConfig(UpdateConfig):
 
 
 class SftConfig(OfflineConfig):
-    stop_after: int | None = Field(None, ge=1)
-    """steps after which to stop short of the schedule, which `epochs` alone sets"""
     max_tokens: int = Field(1500, ge=1)
     """tokens of one micro-batch, a prefix that rows share counted once (without trees: padded positions)"""
     gradient_checkpointing: bool = False

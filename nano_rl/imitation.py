@@ -478,10 +478,12 @@ class ImitationPart:
 
 
 def train_sft(
-    model: nn.Module, samples: Sequence[TrainSample], config: SftConfig, folder: Path, on_step: OnStep
-) -> int:
+    model: nn.Module, samples: Sequence[TrainSample], config: SftConfig, folder: Path, on_step: OnStep, *,
+    until: float | None = None,
+) -> int:  # fmt: skip
     """Supervised fine-tuning in place, continuing from a state in `folder`; each trained token of a step has
-    the same weight. Returns the total of steps done. Raises UsageError without rows."""
+    the same weight. `until` is that of `train_rows`. Returns the total of steps done. Raises UsageError
+    without rows."""
     from nano_rl.learn.batch import enough_tokens, make_batches
     from nano_rl.learn.logprob import can_share
     from nano_rl.train_fixed_rows import train_rows, usual_guards
@@ -497,7 +499,7 @@ def train_sft(
         return {**values, "seen": float(sum(len(sample.ids) for sample in chosen))}
 
     rows = [(sample,) for sample in samples]
-    return train_rows(model, rows, config, folder, on_step, do_step, stop_after=config.stop_after)
+    return train_rows(model, rows, config, folder, on_step, do_step, until=until)
 
 
 def reader_of(opened: OpenedWeights) -> RunEncoder:

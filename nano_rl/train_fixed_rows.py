@@ -57,17 +57,19 @@ def usual_guards(metrics: dict[str, float]) -> None:
 
 def train_rows(
     model: nn.Module, rows: Sequence[Sequence[TrainSample]], config: OfflineConfig, folder: Path,
-    on_step: OnStep, do_step: DoStep, *, stop_after: int | None = None,
+    on_step: OnStep, do_step: DoStep, *, until: float | None = None,
 ) -> int:  # fmt: skip
     """Train on rows, each of one sample or of a pair's, continuing from a state saved in `folder`.
 
     Returns the total of steps done. Adds `seconds` and `tokens_per_second` to the metrics of each step.
-    `stop_after` ends a training short of the schedule of its learning rate. Raises UsageError for a state of
+    `config.stop_after` ends a training short of the schedule of its learning rate; `until`, a time of
+    `time.monotonic`, shortens the schedule to what the pace of the steps allows (budgeted training, Li et al.
+    2020, arXiv:1905.04753). Raises UsageError for a state of
     other settings or weights, OtherRows for one of other rows, TrainingStopped after a signal.
     """
     size = len(rows)
     total = math.ceil(size * config.epochs / config.batch)
-    end = min(total, stop_after or total)
+    end = min(total, config.stop_after or total)
     identity = _identity(model, rows, config)
     learner = Learner(model, config.optimizer, steps=total)
     with States(folder / STATES, keep=1).claimed() as states, interruptible() as interrupt:
@@ -75,13 +77,18 @@ def train_rows(
             manifest, state = states.read(saved[-1])
             _refuse_other(manifest.identity, identity, folder)
             learner.restore(state)
+        begun, resumed = time.monotonic(), learner.step
         with MetricsWriter(folder / METRICS, resume_at=learner.step) as metrics:
             while learner.step < end:
                 started, step = time.monotonic(), learner.step
                 states.join()
                 indices = step_indices(step, size=size, batch=config.batch, seed=config.seed)
                 values = do_step(learner, indices)
-                seconds = time.monotonic() - started
+                now = time.monotonic()
+                seconds = now - started
+                if until is not None:
+                    fit = int((until - now) / (now - begun) * (learner.step - resumed))
+                    end = learner.steps = min(end, learner.step + max(0, fit))
                 values |= {"seconds": seconds, "tokens_per_second": values.pop("seen") / max(seconds, 1e-9)}
                 metrics.write(step, values)
                 on_step(learner.step, end, values)

@@ -38,10 +38,6 @@ POLICY_GRADIENT_RATE = 3e-5
 _MOST_STEPS = 400
 
 
-class _TimeUp(Exception):
-    """The time of an imitation is over; the weights in memory are as good as a saved state."""
-
-
 def imitate(
     name: str, parent: str, tasks: Sequence[Task], config: AgentConfig, until: float, say: Tell
 ) -> bool:
@@ -67,23 +63,15 @@ def imitate(
         optimizer=OptimizerConfig(learning_rate=rate, schedule="linear", warmup_steps=2),
     )  # fmt: skip
     trained = prepare(opened.loaded.model, lora_rank=rank, seed=learning.seed)
-    steps = 0
 
     def on_step(done: int, total: int, values: dict[str, float]) -> None:
-        nonlocal steps
-        steps = done
         say(f"imitation: step {done} of {total}, loss {values['loss']:.3f}")
-        if time.monotonic() > until and done < total:
-            raise _TimeUp
 
     try:
-        try:
-            steps = train_sft(trained, rows, learning, folder, on_step)
-        except OtherRows:  # it was killed, and other rows are found now
-            shutil.rmtree(folder / STATES)
-            steps = train_sft(trained, rows, learning, folder, on_step)
-    except _TimeUp:
-        say(f"the time for imitation is over after step {steps}")
+        steps = train_sft(trained, rows, learning, folder, on_step, until=until)
+    except OtherRows:  # it was killed, and other rows are found now
+        shutil.rmtree(folder / STATES)
+        steps = train_sft(trained, rows, learning, folder, on_step, until=until)
     save_checkpoint(
         target, trained, opened, parent=parent, config=learning,
         learned=Learned(steps=steps, run_ids=[run.id for run in runs], tasks=[run.task for run in runs]),

@@ -43,6 +43,8 @@ class OfflineConfig(Config):
     """seed of the order of rows and of a new adapter"""
     save_every: int = Field(10, ge=1)
     """steps between saved states"""
+    stop_after: int | None = Field(None, ge=1)
+    """steps after which to stop short of the schedule, which `epochs` alone sets"""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, schedule="linear", warmup_steps=5)
 
 

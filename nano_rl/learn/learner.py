@@ -201,7 +201,7 @@ class Learner:
         self.model = model
         self.step = 0
         self._config = config
-        self._steps = steps
+        self.steps = steps
         self._masters = MasterWeights(model)
         self._trained = self._masters.parameters
         self._optimizer = make_optimizer(self._trained, config)
@@ -238,7 +238,7 @@ class Learner:
         config = self._config
         rate = lr_at(
             self.step, peak=config.learning_rate, schedule=config.schedule,
-            warmup_steps=config.warmup_steps, steps=self._steps,
+            warmup_steps=config.warmup_steps, steps=self.steps,
         )  # fmt: skip
         norm = clip_gradients(self._trained.values(), GRAD_CLIP)
         values = {**mean_metrics(parts), "grad_norm": norm, "learning_rate": rate, "step": float(self.step)}

@@ -81,6 +81,25 @@ def test_a_signal_saves_the_step_of_a_training_on_rows_which_goes_on(tmp_path: P
     assert steps == [1, 2, 3]
 
 
+def test_a_training_on_rows_ends_in_its_time_with_its_whole_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, totals = 0.0, list[int]()
+    monkeypatch.setattr("nano_rl.train_fixed_rows.time.monotonic", lambda: now)
+
+    def do_step(learner: Learner, indices: list[int]) -> dict[str, float]:
+        nonlocal now
+        learner.step, now = learner.step + 1, now + (10.0 if learner.step < 2 else 20.0)
+        totals.append(learner.steps)
+        return {"seen": 1.0}
+
+    config = OfflineConfig(batch=1)
+    rows = [()] * 30
+    done = train_rows(nn.Linear(1, 1), rows, config, tmp_path, lambda *_: None, do_step, until=100.0)
+    # ten steps fit at the pace of the first, six at that of all
+    assert (done, now, totals) == (6, 100.0, [30, 10, 10, 7, 6, 6])
+
+
 def test_a_bar_says_what_is_kept_after_ctrl_c() -> None:
     told = "rollouts: interrupted after 1 of 4, which are in the log; the same command begins anew"
 
