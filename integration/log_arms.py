@@ -242,9 +242,11 @@ class Bench:
         tasks: Sequence[Task] = (),
         keep: Sequence[int] = (),
         guards: GuardConfig | None = None,
-        reflect: int = 0,
+        learning_rate: float | None = None,
+        **settings: Any,
     ) -> Path:
-        """Train a checkpoint from logs (`stores`), or on `tasks`; `keep` keeps the weights of those steps.
+        """Train a checkpoint from logs (`stores`), or on `tasks`; `keep` keeps the weights of those steps,
+        `settings` are further ones of the training.
 
         Fresh runs are written to a log of the arm's own.
         """
@@ -259,11 +261,11 @@ class Bench:
             group_size=fresh,
             seed=self.seed,
             save_every=10,
-            optimizer=OptimizerConfig(learning_rate=self.scale.learning_rate),
+            optimizer=OptimizerConfig(learning_rate=learning_rate or self.scale.learning_rate),
             objective=objective or ObjectiveConfig(),
             logs=logs or LogsConfig(),
             guards=guards or GuardConfig(patience=steps + 1),
-            reflect=reflect,
+            **settings,
         )
         opened = open_weights(str(checkpoint))
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)

@@ -2,8 +2,10 @@
 
 A tiny policy, function tasks of levels 1 and 2. Every objective takes its paper's settings by its name; what
 differs between arms is that name. DPO learns offline, from as many runs of the starting policy, once alone
-and once with imitation of the chosen side beside it. Three controls must do worse: rewards shuffled over the
-step, rollouts compared with those of other tasks, and every token of a row trained (`negative_controls.py`).
+and once with imitation of the chosen side beside it. Arms of eight updates a step (four minibatches, two
+passes), at a third of the rate, have ratios that are not 1, with the clip and without. Three controls must
+do worse: rewards shuffled over the step, rollouts compared with those of other tasks, and every token of a
+row trained (`negative_controls.py`).
 
     python integration/objectives.py --out FOLDER --seeds 0 1 2    some two minutes an arm on one thread
     python integration/objectives.py --out FOLDER --report         success, spread, time a step, peak memory
@@ -55,9 +57,17 @@ CONTROLS = ("shuffled", "wrong-group", "mask-off")
 DPO = {"dpo": 0.0, "dpo-sft": 1.0}
 """and the weight of imitating the chosen side"""
 BARE = f"{Path(negative_controls.__file__)}:NO_WEIGHTS"
+NO_CLIP = {"clip_low": 1.0, "clip_high": 1e9}
+SEVERAL = {
+    f"{name}-8{end}": ObjectiveConfig(objective=name, **clips)
+    for name in ("reinforce", "grpo", "ppo")
+    for end, clips in (("", {}), ("-no-clip", NO_CLIP))
+    if name != "reinforce" or not clips
+}
+UPDATES: dict[str, Any] = {"minibatches": 4, "updates_per_step": 2, "learning_rate": 1e-4}
 PPO_GAE = "ppo-gae-0.95"
 """PPO with gae_lambda 0.95 instead of 1"""
-ARMS = ("warm", *OBJECTIVES, PPO_GAE, *DPO, *CONTROLS)
+ARMS = ("warm", *OBJECTIVES, PPO_GAE, *SEVERAL, *DPO, *CONTROLS)
 
 
 def run_arm(
@@ -86,6 +96,8 @@ def run_arm(
                 return bench.train(
                     arm, warm, objective=ObjectiveConfig(objective=BARE), guards=unguarded, **size
                 )
+        if arm in SEVERAL:
+            return bench.train(arm, warm, objective=SEVERAL[arm], **UPDATES, **size)
         if arm == PPO_GAE:
             terms = critic.CriticTerms(gae_lambda=0.95)
             with patch.object(critic, "Critic", partial(critic.Critic, terms=terms)):
@@ -139,8 +151,8 @@ def report(out: Path) -> None:
             f"{max(result['peak_mb'] for result in results):.0f}",
         )  # fmt: skip
     Console(width=110).print(table)
-    for other in ("warm", "grpo", PPO_GAE):
-        for arm in ARMS if other != PPO_GAE else ("ppo",):
+    for other, arms in {"warm": ARMS, "grpo": ARMS, PPO_GAE: ("ppo",), "reinforce-8": SEVERAL}.items():
+        for arm in arms:
             if arm not in ("warm", other):
                 difference(arm, other, by_arm)
 
