@@ -42,6 +42,7 @@ from nano_rl.learn.learner import prepare
 from nano_rl.learn.metrics import METRICS, read_metrics
 from nano_rl.learn.objectives import ObjectiveConfig
 from nano_rl.logs.logged_groups import lineage, read_logs
+from nano_rl.rewards.reward import Reward
 from nano_rl.train import train
 from nano_rl.training_record import Watch, learned_from
 from nano_shared.policy import Policy
@@ -243,6 +244,7 @@ class Bench:
         keep: Sequence[int] = (),
         guards: GuardConfig | None = None,
         learning_rate: float | None = None,
+        reward: Reward | None = None,
         **settings: Any,
     ) -> Path:
         """Train a checkpoint from logs (`stores`), or on `tasks`; `keep` keeps the weights of those steps,
@@ -279,7 +281,7 @@ class Bench:
 
         with LogStore.open(folder / "log.db") as own:
             runtime = replace(self.runtime(checkpoint, own), policy=ScriptedPolicy([]))
-            sources = Sources(tasks=tuple(tasks))
+            sources = Sources(tasks=tuple(tasks), reward=reward)
             if stores:
                 template = local_policy(opened.loaded, opened.profile).template_hash
                 way = lineage(opened)
