@@ -1,11 +1,11 @@
 """Rewards for the way as well as for the end: which teaches faster, and which is hacked.
 
 The tiny policy of `flywheel.py` mends one wrong line of a synthetic file. From one warm start GRPO trains
-with three rewards on equal rollouts: `tests`, the outcome alone; `gated`, our own composition, where the worth
-of the turns counts in runs that passed (0.7 tests, 0.3 process); `dense`, where each turn earns at once, in
-runs that fail too: +0.3 for an edit, +0.1 for another call that worked, -0.2 for one that failed or could not
-be read, and 1 for the end. Measured at temperature 1 on held-out programs: success, turns, what the turns of
-a run earn under `dense`, and that of the runs that failed.
+with three rewards on equal rollouts: `tests`, the outcome alone; `gated`, our own composition, where the
+worth of the turns counts in runs that passed (0.7 tests, 0.3 process); `dense`, where each turn earns at
+once, in runs that fail too: +0.3 for an edit, +0.1 for another call that worked, -0.2 for one that failed
+or could not be read, and 1 for the end. Measured at temperature 1 on held-out programs: success, turns,
+what the turns of a run earn under `dense`, and that of the runs that failed.
 
     python integration/process_rewards.py --out FOLDER [--seeds 0 1 2] [--write]
                                                      docs/results/process_rewards.json
