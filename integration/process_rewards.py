@@ -37,7 +37,7 @@ from nano_shared.types import Observation, Trajectory, Trust, Turn, Verdict
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "process_rewards.json"
 COMMAND = "python integration/process_rewards.py --out FOLDER --write"
 ARMS = ("start", "tests", "gated", "dense")
-STEPS, PROMPTS = 16, 8
+STEPS, PROMPTS = 40, 8
 BUDGET = Budget(logged=0, steps=STEPS, prompts=PROMPTS, held_out=200)
 
 
