@@ -10,12 +10,9 @@ from pathlib import Path, PurePosixPath
 from nano_coder.grading import GRADER
 from nano_coder.grading.command_check import CommandRun, grade_command, laid_over, restored, tree_hash
 from nano_coder.grading.hidden_cases import CHECKS, GradingOutcome, Submission, names, run_cases, same_answer
-from nano_coder.grading.one_process_suite import run_strict
 from nano_coder.grading.protected_files import LINTERS
 from nano_coder.grading.reward_file import grade_reward_file
-from nano_coder.grading.solution_use import live_use
 from nano_coder.grading.submitted_folder import changed_since, read_folder
-from nano_coder.grading.two_jail_suite import Job, NeedsStrict, of_reference, run_suite
 from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_shared import snapshot
 from nano_shared.errors import LogError, UsageError
@@ -29,14 +26,13 @@ from nano_shared.hidden_checks import (
     MutantChecks,
     RewardFileChecks,
     StateChecks,
-    Suite,
     SuiteChecks,
     WorkspaceChecks,
     expects_answer,
 )
 from nano_shared.printable import printable
 from nano_shared.snapshot import BlobStore, Entry, EntryKind, MemoryBlobs, Snapshot, make_snapshot
-from nano_shared.types import Limits, StopReason, Tampering, Task, Trajectory, Trust, Verdict
+from nano_shared.types import StopReason, Tampering, Task, Trajectory, Trust, Verdict
 
 LARGEST_ARTIFACT = 1 << 20
 _ATTEMPTS = 2
@@ -66,7 +62,7 @@ def grade(
         raise UsageError(f"task {task.key!r} is graded by a command, which needs the whole workspace")
     if isinstance(hidden, EnvironmentChecks):
         raise UsageError(f"task {task.key!r} is graded by its environment, at the end of a run in it")
-    known = _reference(task)
+    known = reference_files(task)
     start = {name: task.files.get(name, "").encode("utf-8", "surrogatepass") for name in graded_files(task)}
     return decided(
         lambda: _grade(task, hidden, files, others, answer, sandbox),
@@ -187,7 +183,7 @@ def _grade(
 
 def _checked(kind: str, given: Submission) -> GradingOutcome:
     """The outcome of checks of a kind that a plug-in grades."""
-    refuse_missing(CHECKS.group, kind)
+    refuse_missing(CHECKS.group, kind, f"what grades hidden checks of kind {kind!r}")
     return CHECKS.find(kind)(given)
 
 
@@ -223,11 +219,9 @@ def _run_artifacts(task: Task, hidden: ArtifactChecks, given: Submission) -> Gra
     if too_large or len(files) < len(set(task.artifacts)):
         kind = "artifact_too_large" if len(files) == len(set(task.artifacts)) else "no_artifact"
         return GradingOutcome(dict.fromkeys(_check_names(hidden), "error"), (), kind)
-    if isinstance(hidden, MutantChecks):
-        return _checked("mutants", given)
-    if isinstance(hidden, SuiteChecks):
-        return _run_suite(task, hidden.suite, files, given.sandbox)
-    return _checked("metrics", given) if hidden.metrics else run_cases(given)
+    if isinstance(hidden, CaseChecks):
+        return _checked("metrics", given) if hidden.metrics else run_cases(given)
+    return _checked(hidden.kind, given)
 
 
 def _check_names(hidden: ArtifactChecks) -> list[str]:
@@ -247,31 +241,7 @@ def _components(hidden: StateChecks | ArtifactChecks, result: GradingOutcome) ->
     return {"tests": sum(tests) / len(tests), **{name: float(s == "pass") for name, s in bounds.items()}}
 
 
-def _run_suite(task: Task, suite: Suite, files: Mapping[str, bytes], sandbox: Sandbox) -> GradingOutcome:
-    job = Job(suite, task.artifacts[0], files, task.files, _reference(task))
-    if suite.strict or (live_use(suite, job.target) and not _carried(job, task.limits, sandbox)):
-        return run_strict(job, task.limits, sandbox)
-    try:
-        return run_suite(job, task.limits, sandbox)
-    except NeedsStrict:
-        if _carried(job, task.limits, sandbox):
-            return GradingOutcome({"tests": "error"}, (), "needs_strict")
-        return run_strict(job, task.limits, sandbox)
-
-
-def _carried(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
-    """Whether the task has a reference that passes in a pair of jails: then no work needs another grader."""
-
-    def passes(known: Job) -> bool:
-        try:
-            return run_suite(known, limits, sandbox).right
-        except NeedsStrict:
-            return False
-
-    return of_reference(job, "passes apart", passes)
-
-
-def _reference(task: Task) -> dict[str, bytes] | None:
+def reference_files(task: Task) -> dict[str, bytes] | None:
     """The artifacts that the task's oracle writes, if it writes all of them whole; else None."""
     texts = {str(a.arguments.get("path")): a.arguments.get("content") for a in task.oracle or ()}
     written = {path: text.encode() for path, text in texts.items() if isinstance(text, str)}

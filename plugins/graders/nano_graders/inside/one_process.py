@@ -22,8 +22,9 @@ import tempfile
 import types
 from typing import Any, NoReturn
 
+from nano_coder.grading.inside.report import ROOT, Malformed, load, name_of, read, write_files
+
 from .framework_runners import RUNNERS, count_every_end
-from .report import ROOT, Malformed, load, name_of, read, write_files
 
 PR_SET_DUMPABLE = 4
 _WATCHED = ("unittest", "_pytest", "pytest", "pluggy", "doctest", "inside.runners", "inside.strict", "json")
