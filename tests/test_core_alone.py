@@ -92,10 +92,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     (made.folder / "published.jsonl").write_text('{"id": "a", "prompt": "Do it.", "tests": {}}\n')
     suite = {"framework": "script", "files": {"check.py": "import sol\n"}}
     hidden = {"kind": "suite", "suite": suite}
-    row = {"key": "a", "prompt": "Do it.", "artifacts": ["sol.py"], "hidden": hidden}
+    oracle = [{"name": "submit", "arguments": {}}]
+    row = {"key": "a", "prompt": "Do it.", "artifacts": ["sol.py"], "hidden": hidden, "oracle": oracle}
     (made.folder / "suite.jsonl").write_text(json.dumps(row) + "\n")
     (made.folder / "work").mkdir()
-    (made.folder / "work" / "sol.py").write_text("")
     return made
 
 
@@ -141,6 +141,7 @@ BROUGHT = [
     ("rl", "train --name x --tasks tasks.jsonl --reward tests=1", "preferences"),
     ("rl", "eval --tasks published.jsonl", "formats"),
     ("rl", "grade --task suite.jsonl --workspace work", "graders"),
+    ("rl", "rollout --tasks suite.jsonl --oracle", "graders"),
 ]
 
 

@@ -23,6 +23,7 @@ from nano_shared.hidden_checks import (
     ArtifactChecks,
     CaseChecks,
     EnvironmentChecks,
+    HiddenChecks,
     MutantChecks,
     RewardFileChecks,
     StateChecks,
@@ -52,8 +53,8 @@ def grade(
 
     `files` are the artifacts that the agent left, by path; `others` are paths that are no regular files. The
     reward is 1.0 if every check passes, else 0.0; it is None, with failure kind "verifier_error" and the
-    reason, if we failed and not the policy. Raises UsageError for a task without hidden checks, and for one
-    that a command grades.
+    reason, if we failed and not the policy. Raises UsageError for a task without hidden checks, for one that
+    a command grades, and as `refuse_ungradable`.
     """
     hidden = task.hidden
     if hidden is None:
@@ -62,6 +63,7 @@ def grade(
         raise UsageError(f"task {task.key!r} is graded by a command, which needs the whole workspace")
     if isinstance(hidden, EnvironmentChecks):
         raise UsageError(f"task {task.key!r} is graded by its environment, at the end of a run in it")
+    refuse_ungradable(task)
     known = reference_files(task)
     start = {name: task.files.get(name, "").encode("utf-8", "surrogatepass") for name in graded_files(task)}
     return decided(
@@ -69,6 +71,21 @@ def grade(
         lambda: _grade(task, hidden, known or start, (), "", sandbox),
         graded_hash=graded_hash(task, files, answer),
     )
+
+
+def refuse_ungradable(task: Task) -> None:
+    """Raises UsageError if a plug-in that is not installed grades the task."""
+    if (kind := _brought(task.hidden)) is not None:
+        refuse_missing(CHECKS.group, kind, f"what grades hidden checks of kind {kind!r}")
+
+
+def _brought(hidden: HiddenChecks | None) -> str | None:
+    """The name in `nano.checks` of what grades the checks; None for those that the core grades."""
+    if isinstance(hidden, StateChecks | SuiteChecks | MutantChecks):
+        return hidden.kind
+    if isinstance(hidden, AnswerChecks):
+        return None if hidden.scorer is None else "scorer"
+    return "metrics" if isinstance(hidden, CaseChecks) and hidden.metrics else None
 
 
 def decided(attempt: Callable[[], Verdict], control: Callable[[], Verdict], *, graded_hash: str) -> Verdict:
@@ -166,7 +183,7 @@ def _grade(
     if isinstance(hidden, AnswerChecks):
         return _grade_answer(hidden, given)
     if isinstance(hidden, StateChecks):
-        result = _checked("state", given)
+        result = CHECKS.find("state")(given)
     else:
         result = _run_artifacts(task, hidden, given)
     return Verdict(
@@ -181,18 +198,12 @@ def _grade(
     )
 
 
-def _checked(kind: str, given: Submission) -> GradingOutcome:
-    """The outcome of checks of a kind that a plug-in grades."""
-    refuse_missing(CHECKS.group, kind, f"what grades hidden checks of kind {kind!r}")
-    return CHECKS.find(kind)(given)
-
-
 def _grade_answer(hidden: AnswerChecks, given: Submission) -> Verdict:
     answer = given.answer
     if hidden.scorer is None:
         result = GradingOutcome({"answer": "pass" if same_answer(answer, hidden.answer) else "fail"})
     else:
-        result = _checked("scorer", given)
+        result = CHECKS.find("scorer")(given)
     right = result.passed == 1.0
     return Verdict(
         reward=float(right),
@@ -219,9 +230,8 @@ def _run_artifacts(task: Task, hidden: ArtifactChecks, given: Submission) -> Gra
     if too_large or len(files) < len(set(task.artifacts)):
         kind = "artifact_too_large" if len(files) == len(set(task.artifacts)) else "no_artifact"
         return GradingOutcome(dict.fromkeys(_check_names(hidden), "error"), (), kind)
-    if isinstance(hidden, CaseChecks):
-        return _checked("metrics", given) if hidden.metrics else run_cases(given)
-    return _checked(hidden.kind, given)
+    grader = _brought(hidden)
+    return run_cases(given) if grader is None else CHECKS.find(grader)(given)
 
 
 def _check_names(hidden: ArtifactChecks) -> list[str]:
