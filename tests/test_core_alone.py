@@ -90,6 +90,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     made = Alone(tmp_path_factory.mktemp("alone"))
     (made.folder / "tasks.jsonl").write_text('{"key": "a", "prompt": "Do it.", "check": "true"}\n')
     (made.folder / "published.jsonl").write_text('{"id": "a", "prompt": "Do it.", "tests": {}}\n')
+    suite = {"framework": "script", "files": {"check.py": "import sol\n"}}
+    hidden = {"kind": "suite", "suite": suite}
+    oracle = [{"name": "submit", "arguments": {}}]
+    row = {"key": "a", "prompt": "Do it.", "artifacts": ["sol.py"], "hidden": hidden, "oracle": oracle}
+    (made.folder / "suite.jsonl").write_text(json.dumps(row) + "\n")
+    (made.folder / "work").mkdir()
     return made
 
 
@@ -134,6 +140,8 @@ BROUGHT = [
     ("rl", "train --name x --tasks tasks.jsonl --log-to wandb", "view"),
     ("rl", "train --name x --tasks tasks.jsonl --reward tests=1", "preferences"),
     ("rl", "eval --tasks published.jsonl", "formats"),
+    ("rl", "grade --task suite.jsonl --workspace work", "graders"),
+    ("rl", "rollout --tasks suite.jsonl --oracle", "graders"),
 ]
 
 

@@ -18,7 +18,7 @@ from nano_shared.settings import section_of, setting_fields
 
 HEAD = """# Commands and settings
 
-Made by `make figures` from the programs' own help and the settings' models, with all nine plug-ins;
+Made by `make figures` from the programs' own help and the settings' models, with all plug-ins;
 `COMMAND --help` says what each option does, and shows those that many commands share last.
 """
 

@@ -10,12 +10,9 @@ from pathlib import Path, PurePosixPath
 from nano_coder.grading import GRADER
 from nano_coder.grading.command_check import CommandRun, grade_command, laid_over, restored, tree_hash
 from nano_coder.grading.hidden_cases import CHECKS, GradingOutcome, Submission, names, run_cases, same_answer
-from nano_coder.grading.one_process_suite import run_strict
 from nano_coder.grading.protected_files import LINTERS
 from nano_coder.grading.reward_file import grade_reward_file
-from nano_coder.grading.solution_use import live_use
 from nano_coder.grading.submitted_folder import changed_since, read_folder
-from nano_coder.grading.two_jail_suite import Job, NeedsStrict, of_reference, run_suite
 from nano_coder.sandbox.protocol import Sandbox, in_image
 from nano_shared import snapshot
 from nano_shared.errors import LogError, UsageError
@@ -26,17 +23,17 @@ from nano_shared.hidden_checks import (
     ArtifactChecks,
     CaseChecks,
     EnvironmentChecks,
+    HiddenChecks,
     MutantChecks,
     RewardFileChecks,
     StateChecks,
-    Suite,
     SuiteChecks,
     WorkspaceChecks,
     expects_answer,
 )
 from nano_shared.printable import printable
 from nano_shared.snapshot import BlobStore, Entry, EntryKind, MemoryBlobs, Snapshot, make_snapshot
-from nano_shared.types import Limits, StopReason, Tampering, Task, Trajectory, Trust, Verdict
+from nano_shared.types import StopReason, Tampering, Task, Trajectory, Trust, Verdict
 
 LARGEST_ARTIFACT = 1 << 20
 _ATTEMPTS = 2
@@ -56,8 +53,8 @@ def grade(
 
     `files` are the artifacts that the agent left, by path; `others` are paths that are no regular files. The
     reward is 1.0 if every check passes, else 0.0; it is None, with failure kind "verifier_error" and the
-    reason, if we failed and not the policy. Raises UsageError for a task without hidden checks, and for one
-    that a command grades.
+    reason, if we failed and not the policy. Raises UsageError for a task without hidden checks, for one that
+    a command grades, and as `refuse_ungradable`.
     """
     hidden = task.hidden
     if hidden is None:
@@ -66,13 +63,29 @@ def grade(
         raise UsageError(f"task {task.key!r} is graded by a command, which needs the whole workspace")
     if isinstance(hidden, EnvironmentChecks):
         raise UsageError(f"task {task.key!r} is graded by its environment, at the end of a run in it")
-    known = _reference(task)
+    refuse_ungradable(task)
+    known = reference_files(task)
     start = {name: task.files.get(name, "").encode("utf-8", "surrogatepass") for name in graded_files(task)}
     return decided(
         lambda: _grade(task, hidden, files, others, answer, sandbox),
         lambda: _grade(task, hidden, known or start, (), "", sandbox),
         graded_hash=graded_hash(task, files, answer),
     )
+
+
+def refuse_ungradable(task: Task) -> None:
+    """Raises UsageError if a plug-in that is not installed grades the task."""
+    if (kind := _brought(task.hidden)) is not None:
+        refuse_missing(CHECKS.group, kind, f"what grades hidden checks of kind {kind!r}")
+
+
+def _brought(hidden: HiddenChecks | None) -> str | None:
+    """The name in `nano.checks` of what grades the checks; None for those that the core grades."""
+    if isinstance(hidden, StateChecks | SuiteChecks | MutantChecks):
+        return hidden.kind
+    if isinstance(hidden, AnswerChecks):
+        return None if hidden.scorer is None else "scorer"
+    return "metrics" if isinstance(hidden, CaseChecks) and hidden.metrics else None
 
 
 def decided(attempt: Callable[[], Verdict], control: Callable[[], Verdict], *, graded_hash: str) -> Verdict:
@@ -170,7 +183,7 @@ def _grade(
     if isinstance(hidden, AnswerChecks):
         return _grade_answer(hidden, given)
     if isinstance(hidden, StateChecks):
-        result = _checked("state", given)
+        result = CHECKS.find("state")(given)
     else:
         result = _run_artifacts(task, hidden, given)
     return Verdict(
@@ -185,18 +198,12 @@ def _grade(
     )
 
 
-def _checked(kind: str, given: Submission) -> GradingOutcome:
-    """The outcome of checks of a kind that a plug-in grades."""
-    refuse_missing(CHECKS.group, kind)
-    return CHECKS.find(kind)(given)
-
-
 def _grade_answer(hidden: AnswerChecks, given: Submission) -> Verdict:
     answer = given.answer
     if hidden.scorer is None:
         result = GradingOutcome({"answer": "pass" if same_answer(answer, hidden.answer) else "fail"})
     else:
-        result = _checked("scorer", given)
+        result = CHECKS.find("scorer")(given)
     right = result.passed == 1.0
     return Verdict(
         reward=float(right),
@@ -223,11 +230,8 @@ def _run_artifacts(task: Task, hidden: ArtifactChecks, given: Submission) -> Gra
     if too_large or len(files) < len(set(task.artifacts)):
         kind = "artifact_too_large" if len(files) == len(set(task.artifacts)) else "no_artifact"
         return GradingOutcome(dict.fromkeys(_check_names(hidden), "error"), (), kind)
-    if isinstance(hidden, MutantChecks):
-        return _checked("mutants", given)
-    if isinstance(hidden, SuiteChecks):
-        return _run_suite(task, hidden.suite, files, given.sandbox)
-    return _checked("metrics", given) if hidden.metrics else run_cases(given)
+    grader = _brought(hidden)
+    return run_cases(given) if grader is None else CHECKS.find(grader)(given)
 
 
 def _check_names(hidden: ArtifactChecks) -> list[str]:
@@ -247,31 +251,7 @@ def _components(hidden: StateChecks | ArtifactChecks, result: GradingOutcome) ->
     return {"tests": sum(tests) / len(tests), **{name: float(s == "pass") for name, s in bounds.items()}}
 
 
-def _run_suite(task: Task, suite: Suite, files: Mapping[str, bytes], sandbox: Sandbox) -> GradingOutcome:
-    job = Job(suite, task.artifacts[0], files, task.files, _reference(task))
-    if suite.strict or (live_use(suite, job.target) and not _carried(job, task.limits, sandbox)):
-        return run_strict(job, task.limits, sandbox)
-    try:
-        return run_suite(job, task.limits, sandbox)
-    except NeedsStrict:
-        if _carried(job, task.limits, sandbox):
-            return GradingOutcome({"tests": "error"}, (), "needs_strict")
-        return run_strict(job, task.limits, sandbox)
-
-
-def _carried(job: Job, limits: Limits, sandbox: Sandbox) -> bool:
-    """Whether the task has a reference that passes in a pair of jails: then no work needs another grader."""
-
-    def passes(known: Job) -> bool:
-        try:
-            return run_suite(known, limits, sandbox).right
-        except NeedsStrict:
-            return False
-
-    return of_reference(job, "passes apart", passes)
-
-
-def _reference(task: Task) -> dict[str, bytes] | None:
+def reference_files(task: Task) -> dict[str, bytes] | None:
     """The artifacts that the task's oracle writes, if it writes all of them whole; else None."""
     texts = {str(a.arguments.get("path")): a.arguments.get("content") for a in task.oracle or ()}
     written = {path: text.encode() for path, text in texts.items() if isinstance(text, str)}

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nano_coder.grading.inside.report import LONGEST_NAME, Malformed, read
+from nano_coder.grading.inside.report import LONGEST_NAME, SKIPS, Malformed, read
 from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.extension_points import Extensions
@@ -114,7 +114,8 @@ def _lists(value: Any) -> Any:
     return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-_INSIDE = Path(__file__).with_name("inside")
+INSIDE = Path(__file__).with_name("inside")
+"""folder of the modules that run in jails"""
 _TEMPLATE = """\
 import base64, importlib.util, marshal, sys, types, zlib
 sys.modules["inside"] = package = types.ModuleType("inside")
@@ -130,35 +131,35 @@ package.{call}
 """
 
 
-def program(call: str, *modules: str) -> str:
-    """Python source that makes the modules of `inside` importable and then evaluates `call` on the package.
+def program(call: str, *modules: Path) -> str:
+    """Python source that makes the modules importable as parts of a package `inside`, and then evaluates
+    `call` on it.
 
-    `modules` are in import order. Compiled code is used if the jail's interpreter has our version, else the
-    source. The program fits into one command-line argument.
+    `modules` are files, in import order, which import each other relatively, and those of our own `inside`
+    by their names here. Compiled code is used if the jail's interpreter has our version, else the source. The
+    program fits into one command-line argument.
     """
-    bundled = [(name, *_packed(name)) for name in modules]
+    bundled = [(path.stem, *_packed(path)) for path in modules]
     return _TEMPLATE.format(modules=bundled, magic=importlib.util.MAGIC_NUMBER, call=call)
 
 
 @functools.cache
-def _packed(name: str) -> tuple[str, str]:
+def _packed(path: Path) -> tuple[str, str]:
     """A module's compiled code and its text, compressed."""
-    text = (_INSIDE / f"{name}.py").read_bytes()
-    code = marshal.dumps(compile(text, f"inside/{name}.py", "exec", dont_inherit=True, optimize=0))
+    text = path.read_bytes().replace(b"nano_coder.grading.inside", b"inside")
+    code = marshal.dumps(compile(text, f"inside/{path.name}", "exec", dont_inherit=True, optimize=0))
     return (
         base64.b64encode(zlib.compress(code, 9)).decode(),
         base64.b64encode(zlib.compress(text, 9)).decode(),
     )
 
 
+_MODULES = [INSIDE / f"{name}.py" for name in ("report", "plain_values", "case_runner")]
 CPU_SECONDS = 2
 WALL_SECONDS = 10.0
 PATIENCE = 1
 """number of cases that may hang before the rest is skipped"""
 LONGEST_REPORT = 64 << 20
-
-_SKIPS = ("SkipTest", "Skipped", "Exit")
-"""exceptions that make test runners skip a test"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,7 @@ def run_cases(given: Submission, forbidden: Collection[str] | None = None) -> Gr
     nonce, token = secrets.token_hex(16), secrets.token_hex(16)
     with closing(sandbox.open(None, given.task.limits)) as jail:
         result = jail.run_python(
-            program("case_runner.main()", "plain_values", "report", "case_runner"),
+            program("case_runner.main()", *_MODULES),
             isolated=True,
             stdin=json.dumps({"nonce": nonce, "token": token, **job}).encode(),
             timeout=wall,
@@ -293,7 +294,7 @@ def _judge(tally: _Tally, name: str, expected: Any, report: dict[str, Any]) -> N
             tally.take(name, "error", Tampering(kind="exit", detail=what))
         case {"raise": "SystemExit"}:
             tally.take(name, "error", Tampering(kind="exit", detail=f"{name}: raised SystemExit"))
-        case {"raise": error} if error in _SKIPS:
+        case {"raise": error} if error in SKIPS:
             tally.take(name, "error", Tampering(kind="skip", detail=f"{name}: raised {error}"))
         case {"hidden_code": what}:
             what = f"{name}: asked for {_report_text(what)}, by which code runs that was not measured"

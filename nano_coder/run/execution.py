@@ -29,7 +29,7 @@ from nano_coder.agent.profiles import (
 )
 from nano_coder.environment import Environments
 from nano_coder.grading.command_check import CommandRun, run_check
-from nano_coder.grading.grade import by_grader, find_grader, grade_trajectory, ungraded
+from nano_coder.grading.grade import by_grader, find_grader, grade_trajectory, refuse_ungradable, ungraded
 from nano_coder.run.git_history import GitHistory, open_with
 from nano_coder.sandbox.protocol import Jail, LazyJail, Sandbox, allowed_hosts, connected, covers, in_image
 from nano_coder.tools.bash import ANEW, bash
@@ -655,6 +655,7 @@ def refuse_ended(trajectory: Trajectory) -> None:
 def _refuse_unserved(task: Task, runtime: Runtime) -> None:
     """Raises UsageError or ConfigError for a task that cannot be served, before it is logged."""
     offered_tools(runtime.profile, task)
+    refuse_ungradable(task)
     if runtime.profile.places and not task.check:
         raise UsageError(f"the profile {runtime.profile.name} {NEEDS}: task {task.key!r} has none")
     if runtime.settings.agent is not None and isinstance(task.hidden, EnvironmentChecks):

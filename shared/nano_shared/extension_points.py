@@ -267,7 +267,7 @@ PLUGINS = {
     for group, brought in {
         "nano.agents": {"apis": "command"},
         "nano.blob_stores": {"cluster": "s3 gs az"},
-        "nano.checks": {"suites": "state scorer mutants metrics"},
+        "nano.checks": {"graders": "suite mutants", "suites": "state scorer metrics"},
         "nano.controls": {"suites": "impossible"},
         "nano.critics": {"preferences": "ppo"},
         "nano.curricula": {"suites": "levels"},
@@ -434,10 +434,11 @@ def absolute_reference(name: str) -> str:
     return f"{real_path(file)}:{attribute}" if file.endswith(".py") else name
 
 
-def refuse_missing(group: str, name: str) -> None:
-    """Raises UsageError if a plug-in of ours that is not installed brings this extension of a group."""
+def refuse_missing(group: str, name: str, what: str = "") -> None:
+    """Raises UsageError, about `what`, if a plug-in of ours that is not installed brings this extension of a
+    group."""
     if name not in _registered(group) and (plugin := PLUGINS.get(group, {}).get(name)):
-        raise missing_plugin(f"{name!r}", plugin)
+        raise missing_plugin(what or f"{name!r}", plugin)
 
 
 def missing_plugin(what: str, plugin: str) -> UsageError:

@@ -10,8 +10,8 @@ import pytest
 
 from nano_coder.grading.grade import grade
 from nano_coder.grading.hidden_cases import same_answer
-from nano_coder.grading.solution_use import used_names
 from nano_coder.sandbox.protocol import Sandbox, open_sandbox
+from nano_graders.solution_use import used_names
 from nano_shared.hidden_checks import Case, Metric, Suite
 from nano_shared.types import Task, Verdict
 from nano_suites.checks.end_state import _same_cells

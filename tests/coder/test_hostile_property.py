@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from test_verdicts import FORGE, FORGE_STRICT, STRICT, _cases, _suite
 
 from nano_coder.grading.hidden_cases import _reports, judged
-from nano_coder.grading.two_jail_suite import _judged, read_reports
 from nano_coder.run.execution import grade_run, run_task
 from nano_coder.sandbox.protocol import ExecResult, ResourceUse, Sandbox, open_sandbox
+from nano_graders.two_jail_suite import _judged, read_reports
 from nano_shared.errors import SandboxError
 from nano_shared.hidden_checks import Case, CaseChecks
 from nano_shared.types import StopReason

@@ -1,4 +1,4 @@
-"""The modules that run in jails when test files are graded: standard library only.
+"""The modules that run in jails when work is graded: standard library only.
 
-`jail_program.program` bundles them into the text of one program, since a jail does not contain them.
+`hidden_cases.program` bundles them into the text of one program, since a jail does not contain them.
 """

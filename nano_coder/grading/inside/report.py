@@ -16,6 +16,8 @@ DEEPEST = 400
 """levels of JSON; a value takes at most three for each level of its own (`value_codec`)"""
 LONGEST_NAME = 200
 """characters of a name in a report: the solution chooses class names"""
+SKIPS = ("SkipTest", "Skipped", "Exit")
+"""exceptions that make test runners skip a test"""
 
 
 class Malformed(ValueError):

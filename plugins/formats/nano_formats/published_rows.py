@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from nano_coder.grading.solution_use import used_names
+from nano_graders.solution_use import used_names
 from nano_rl.tasks.task_file import FileRow, with_place
 from nano_shared.hidden_checks import AnswerChecks, Suite, SuiteChecks
 from nano_shared.process import parse

@@ -21,10 +21,10 @@ from typing import Any
 
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.grading.grade import grade_trajectory
-from nano_coder.grading.solution_use import live_use
 from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, run_task, run_without_turns
 from nano_coder.sandbox.protocol import Sandbox, open_sandbox
+from nano_graders.solution_use import live_use
 from nano_mining.mutation_testing import MutantReport, NoMutants, run_mutants
 from nano_rl.gather.rollouts import ORACLE, PluginsOff, oracle_policy, run_in_project
 from nano_shared import snapshot

@@ -22,11 +22,12 @@ import tempfile
 import types
 from typing import Any, NoReturn
 
+from nano_coder.grading.inside.report import ROOT, Malformed, load, name_of, read, write_files
+
 from .framework_runners import RUNNERS, count_every_end
-from .report import ROOT, Malformed, load, name_of, read, write_files
 
 PR_SET_DUMPABLE = 4
-_WATCHED = ("unittest", "_pytest", "pytest", "pluggy", "doctest", "inside.runners", "inside.strict", "json")
+_WATCHED = ("unittest", "_pytest", "pytest", "pluggy", "doctest", "inside", "json")
 
 
 def main(nonce: str) -> None:
@@ -148,7 +149,7 @@ def fingerprint() -> dict[tuple[str, ...], int]:
         ("builtins", name): id(member) for name, member in vars(builtins).items()
     }
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] in _WATCHED or name in _WATCHED:
+        if name.split(".")[0] in _WATCHED:
             for key, member in list(vars(module).items()):
                 if isinstance(member, types.FunctionType):
                     found[name, key] = id(member.__code__)

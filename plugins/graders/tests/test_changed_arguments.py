@@ -6,9 +6,9 @@ import functools
 
 import pytest
 
-from nano_coder.grading import two_jail_suite as suites
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox.protocol import Sandbox, open_sandbox
+from nano_graders import two_jail_suite as suites
 from nano_shared.hidden_checks import Suite, SuiteChecks
 from nano_shared.types import OracleAction, Task, Trust, Verdict
 

@@ -16,16 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nano_coder.grading.inside.report import LONGEST_NAME, ROOT, SKIPS, module_name, name_of, write_files
+
 from .connection import ConnectionBroken, MalformedMessage, Peer, Unsendable
 from .framework_runners import RUNNERS
-from .plain_values import exception_class, library
-from .report import LONGEST_NAME, ROOT, module_name, name_of, write_files
 from .solution_side import connect
+from .stand_ins import exception_class, library
 from .value_codec import DEEPEST, MALFORMED, Crossing, NotPlain
-
-SKIPS = ("SkipTest", "Skipped", "Exit")
-"""exceptions that make test runners skip a test"""
-
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _MOST_MADE = 1000

@@ -12,8 +12,8 @@ from contextlib import closing
 
 import pytest
 
-from nano_coder.grading.one_process_suite import _cause
 from nano_coder.sandbox.protocol import ExecResult, Jail, ResourceUse, open_sandbox
+from nano_graders.one_process_suite import _cause
 from nano_shared.types import Limits
 
 CALM = ExecResult(

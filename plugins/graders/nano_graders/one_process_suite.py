@@ -16,18 +16,18 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 
-from nano_coder.grading.hidden_cases import GradingOutcome, program
+from nano_coder.grading.hidden_cases import GradingOutcome
 from nano_coder.grading.impossible_tests import impossible_files, test_names
-from nano_coder.grading.two_jail_suite import (
+from nano_coder.sandbox.protocol import ExecResult, Sandbox
+from nano_graders.two_jail_suite import (
     CPU_SECONDS,
     LONGEST_REPORT,
-    SOLUTION_MODULES,
     WALL_SECONDS,
     Job,
     TestReport,
+    jail_program,
     read_reports,
 )
-from nano_coder.sandbox.protocol import ExecResult, Sandbox
 from nano_shared.errors import SandboxError
 from nano_shared.process import parse
 from nano_shared.types import Limits, Tampering, Trust
@@ -70,7 +70,7 @@ def _run(job: Job, limits: Limits, sandbox: Sandbox) -> GradingOutcome:
     }  # fmt: skip
     with closing(sandbox.open(None, limits)) as jail:
         ended = jail.run_python(
-            program(f"one_process.main({nonce!r})", *SOLUTION_MODULES, "framework_runners", "one_process"),
+            jail_program(f"one_process.main({nonce!r})", "framework_runners", "one_process"),
             isolated=True,
             stdin=json.dumps(given).encode(),
             timeout=WALL_SECONDS,

@@ -15,9 +15,10 @@ import sys
 import types
 from typing import Any
 
+from nano_coder.grading.inside.report import ROOT, load, write_files
+
 from .connection import ConnectionBroken, Disconnected, Peer
-from .plain_values import class_node
-from .report import ROOT, load, write_files
+from .stand_ins import class_node
 from .value_codec import Crossing, NotPlain
 
 LONGEST_PRINT = 1 << 20

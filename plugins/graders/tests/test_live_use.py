@@ -7,8 +7,8 @@ import functools
 import pytest
 
 from nano_coder.grading.grade import grade
-from nano_coder.grading.solution_use import live_use
 from nano_coder.sandbox.protocol import Sandbox, open_sandbox
+from nano_graders.solution_use import live_use
 from nano_shared.hidden_checks import Suite, SuiteChecks
 from nano_shared.types import OracleAction, Task, Trust, Verdict
 

@@ -15,15 +15,16 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from nano_coder.grading.hidden_cases import GradingOutcome, program
+from nano_coder.grading.hidden_cases import INSIDE, GradingOutcome, program
 from nano_coder.grading.inside.report import Malformed, read
-from nano_coder.grading.solution_use import starred, used_names
 from nano_coder.sandbox.protocol import ExecResult, Jail, Sandbox
+from nano_graders.solution_use import starred, used_names
 from nano_shared.errors import SandboxError
 from nano_shared.files import content_hash
 from nano_shared.hidden_checks import Suite
@@ -37,8 +38,17 @@ WALL_SECONDS = 180.0
 LONGEST_REPORT = 16 << 20
 _TESTS_LIMITS = Limits(memory_mb=2048)
 _LINGER = 2.0
-SOLUTION_MODULES = ("plain_values", "value_codec", "connection", "report", "solution_side")
-"""of `inside`, by which a jail answers for the solution; in import order"""
+_OWN = Path(__file__).with_name("inside")
+_SOLUTION_MODULES = (
+    INSIDE / "report.py", INSIDE / "plain_values.py",
+    *(_OWN / f"{name}.py" for name in ("stand_ins", "value_codec", "connection", "solution_side")),
+)  # fmt: skip
+"""by which a jail answers for the solution; in import order"""
+
+
+def jail_program(call: str, *modules: str) -> str:
+    """The program of a jail that calls a function of `inside`: of the solution's modules and these."""
+    return program(call, *_SOLUTION_MODULES, *(_OWN / f"{name}.py" for name in modules))
 
 
 class TestsFailed(SandboxError):
@@ -117,9 +127,9 @@ def _run(
         solver = stack.enter_context(closing(sandbox.open(None, limits)))
         tester = stack.enter_context(closing(sandbox.open(None, _TESTS_LIMITS)))
         near, far = socket.socketpair()
-        solution = _JailSide(solver, far, "solution_side.main()", SOLUTION_MODULES)
-        modules = (*SOLUTION_MODULES, "framework_runners", "test_side")
-        tests = _JailSide(tester, near, f"test_side.main({nonce!r})", modules)
+        solution = _JailSide(solver, far, jail_program("solution_side.main()"))
+        source = jail_program(f"tests_side.main({nonce!r})", "framework_runners", "tests_side")
+        tests = _JailSide(tester, near, source)
         # the ends are crossed: what is written at one end is read first by the other jail
         solution.start(
             near, {"files": job.solution_files(), "target": job.target, "cpu_seconds": CPU_SECONDS}
@@ -152,10 +162,10 @@ def _tests_job(job: Job) -> dict[str, Any]:
 class _JailSide:
     """A program in a jail, on its own thread, at one end of the connection."""
 
-    def __init__(self, jail: Jail, end: socket.socket, call: str, modules: tuple[str, ...]) -> None:
+    def __init__(self, jail: Jail, end: socket.socket, source: str) -> None:
         self._jail = jail
         self._end = end
-        self._source = program(call, *modules)
+        self._source = source
         self._ended: ExecResult | SandboxError | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 

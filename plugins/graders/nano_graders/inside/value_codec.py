@@ -21,8 +21,10 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import plain_values
-from .plain_values import NotPlain as NotPlain
+from nano_coder.grading.inside import plain_values
+from nano_coder.grading.inside.plain_values import NotPlain as NotPlain
+
+from . import stand_ins
 
 DEEPEST = 120
 MANY = 200
@@ -151,8 +153,8 @@ class Crossing:
         """A value that the other side recreates, by a library class or a new one."""
         if isinstance(value, BaseException):
             return {"e": self.pack_error(value, depth)}
-        if plain_values.may_come_back(value) or (self._carry and plain_values.is_error(value)):
-            return {"Q": plain_values.class_node(value)}
+        if stand_ins.may_come_back(value) or (self._carry and stand_ins.is_error(value)):
+            return {"Q": stand_ins.class_node(value)}
         if kind is types.ModuleType:
             return {"L": str(value.__name__)}
         if kind is types.SimpleNamespace:
@@ -162,14 +164,14 @@ class Crossing:
                     for name, attribute in plain_values.fields(value).items()
                 ]
             }
-        if plain_values.is_stand_in(kind):
+        if stand_ins.is_stand_in(kind):
             return {"h": value._about_.handle}
-        if (names := plain_values.named_fields(value, kind)) is not None:
+        if (names := stand_ins.named_fields(value, kind)) is not None:
             self._examine(value, kind)
             return {"n": [kind.__name__, names, self._items(tuple.__iter__(value), depth)]}
         # numpy scalars of the solution become numbers; those of tests keep their type
         number = self._carry and plain_values.standard(kind, "numpy", "generic")
-        if not number and (numbers := plain_values.pack_array(value, kind)) is not None:
+        if not number and (numbers := stand_ins.pack_array(value, kind)) is not None:
             return numbers
         if self._lend is not None and (tag := _lent_as(kind)) is not None:
             return {tag: self._lend(value, tag)}
@@ -206,8 +208,8 @@ class Crossing:
         items = self._lend(value, "J") if plain_values.has_method(kind, LENT["J"]) else None
         compared = plain_values.has_method(kind, "__eq__")
         name = kind.__name__ if plain_values.may_be_sent(kind.__name__) else "Object"
-        about = [name, compared, plain_values.texts(value), self._lend(value, "h"), items]
-        return {"R": [*about, self._readable(plain_values.attributes(value), depth)]}
+        about = [name, compared, stand_ins.texts(value), self._lend(value, "h"), items]
+        return {"R": [*about, self._readable(stand_ins.attributes(value), depth)]}
 
     def _readable(self, attributes: Iterator[tuple[str, Any]], depth: int) -> list[Any]:
         """Attributes, without those that are not plain data."""
@@ -224,13 +226,13 @@ class Crossing:
         except NotPlain:
             args = [plain_values.tried(str, error) or ""]
         if depth > DEEPEST:
-            return {"of": plain_values.class_node(type(error)), "args": args}
+            return {"of": stand_ins.class_node(type(error)), "args": args}
         around = {name: getattr(error, name) for name in ("__cause__", "__context__")}
         return {
-            "of": plain_values.class_node(type(error)),
+            "of": stand_ins.class_node(type(error)),
             "args": args,
-            "has": self._readable(plain_values.details(error), depth + 1),
-            "text": plain_values.texts(error)[1],
+            "has": self._readable(stand_ins.details(error), depth + 1),
+            "text": stand_ins.texts(error)[1],
             "around": {n: self.pack_error(e, depth + 20) for n, e in around.items() if e is not None},
             "group": [self.pack_error(each, depth + 10) for each in _members(error)],
         }
@@ -345,7 +347,7 @@ class Crossing:
         if self._carry:  # tests pass an array even if the solution has not loaded numpy yet
             with contextlib.suppress(ImportError):
                 importlib.import_module("numpy")
-        return plain_values.unpack_array(*payload, library=self._borrow is not None)
+        return stand_ins.unpack_array(*payload, library=self._borrow is not None)
 
     def _namespace(self, payload: Any, depth: int) -> Any:
         return types.SimpleNamespace(**dict(self._attributes(payload, depth)))
@@ -358,7 +360,7 @@ class Crossing:
     def _named_tuple(self, payload: Any, depth: int) -> Any:
         name, names, nodes = payload
         values = [self.unpack(node, depth) for node in nodes]
-        return tuple(values) if self._borrow is None else plain_values.named_tuple(name, names, values)
+        return tuple(values) if self._borrow is None else stand_ins.named_tuple(name, names, values)
 
     def _object(self, payload: Any, depth: int) -> Any:
         """A stand-in with the object's attributes; sent back, it becomes the object itself."""
@@ -370,10 +372,10 @@ class Crossing:
         ):
             raise ValueError("no object")
         names = tuple(name for name, _ in attributes)
-        made = plain_values.stand_in(name, names, bool(compared), items is not None)
+        made = stand_ins.stand_in(name, names, bool(compared), items is not None)
         self._meet(made)
         iterable = None if items is None else self._borrow(items, "J")
-        made._about_ = plain_values.About(handle, [texts[0], texts[1]], iterable)
+        made._about_ = stand_ins.About(handle, [texts[0], texts[1]], iterable)
         vars(made).update(self._attributes(attributes, depth))
         return made
 
@@ -381,25 +383,25 @@ class Crossing:
         """Raises one of MALFORMED."""
         if self._borrow is None or depth > 4 * DEEPEST:
             raise ValueError("no exception")
-        kind = plain_values.exception_class(payload["of"])
+        kind = stand_ins.exception_class(payload["of"])
         args = [self.unpack(node, depth + 1) for node in payload["args"]]
         has = self._attributes(payload.get("has", []), depth + 1)
         group = [self.unpack_error(node, depth + 10) for node in payload.get("group", ())]
-        error = plain_values.make_error(kind, args, has, group)
-        if type(text := payload.get("text")) is str and plain_values.is_made(type(error)):
-            vars(error)[plain_values.TEXT_KEY] = text
+        error = stand_ins.make_error(kind, args, has, group)
+        if type(text := payload.get("text")) is str and stand_ins.is_made(type(error)):
+            vars(error)[stand_ins.TEXT_KEY] = text
         around = payload.get("around", {})
         for name in around.keys() & {"__cause__", "__context__"}:
             setattr(error, name, self.unpack_error(around[name], depth + 20))
         return error
 
     def _error_class(self, payload: Any, depth: int) -> type[BaseException]:
-        return plain_values.exception_class(payload)
+        return stand_ins.exception_class(payload)
 
     def _module(self, payload: Any, depth: int) -> types.ModuleType:
         if self._borrow is None:
             raise ValueError("no module")
-        return plain_values.library(str(payload))
+        return stand_ins.library(str(payload))
 
     def _array(self, payload: Any, depth: int) -> Any:
         kind, values = payload

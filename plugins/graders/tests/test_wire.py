@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nano_coder.grading.inside.value_codec import MALFORMED, Crossing, NotPlain
-from nano_coder.grading.solution_use import used_names
+from nano_graders.inside.value_codec import MALFORMED, Crossing, NotPlain
+from nano_graders.solution_use import used_names
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 KEYS = st.integers() | st.text() | st.tuples(st.integers(), st.text())

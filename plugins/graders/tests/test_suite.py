@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nano_coder.grading import two_jail_suite
 from nano_coder.grading.grade import grade
 from nano_coder.sandbox.protocol import Sandbox, open_sandbox
+from nano_graders import two_jail_suite
 from nano_shared.hidden_checks import Suite, SuiteChecks
 from nano_shared.types import OracleAction, Task, Trust, Verdict
 
@@ -204,3 +204,14 @@ def test_a_strict_suite_withstands(hack: str) -> None:
     assert verdict.reward == 0.0, verdict
     if told:
         assert told in {found.kind for found in verdict.tampering}
+
+
+def test_a_runner_of_ours_that_was_replaced_is_named() -> None:
+    solution = (
+        "import sys\nours = sys.modules['inside.framework_runners']\n"
+        "ours._run_script = lambda file, text, check, names: [check(name, 'pass') for name in names]\n"
+        "def f(x):\n    return 2\n"
+    )
+    verdict = _grade("from sol import f\nassert f(1) == 1\n", solution, strict=True)
+    assert verdict.reward == 0.0
+    assert "patched" in {found.kind for found in verdict.tampering}

@@ -14,8 +14,8 @@ from typing import Literal
 
 from nano_coder.grading.grade import REFERENCE
 from nano_coder.grading.hidden_cases import GradingOutcome, Submission
-from nano_coder.grading.two_jail_suite import Job, NeedsStrict, TestsFailed, run_suite
 from nano_coder.sandbox.protocol import Sandbox
+from nano_graders.two_jail_suite import Job, NeedsStrict, TestsFailed, run_suite
 from nano_shared.errors import SandboxError
 from nano_shared.hidden_checks import MutantChecks, Suite
 from nano_shared.types import Limits, Tampering, Task
