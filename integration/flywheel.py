@@ -7,7 +7,7 @@ then on fresh rollouts; success is measured on programs that training never saw,
 such families and on longer functions. The exit code is 1 if it gained nothing, or if the best constant answer
 is as good.
 
-    python integration/flywheel.py                   seven minutes on two cores
+    python integration/flywheel.py                   three to seven minutes on two cores
     python integration/flywheel.py --small           a fifth of the runs
     python integration/flywheel.py --seed S --arms all --out docs/results/flywheel.json
                                                      with the controls; adds the seed's row, once
@@ -54,7 +54,7 @@ CONTROLS = ("imitation", "oracles", "random", "random_imitation")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much the arms learn from; the defaults fill about seven minutes of two cores."""
+    """How much the arms learn from; the defaults fill three to seven minutes of two cores."""
 
     logged: int = 64
     """tasks, each tried `GROUP` times"""
