@@ -26,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nano_shared import __version__
 from nano_shared.errors import ConfigError, NanoError, UsageError
 from nano_shared.files import real_path
 from nano_shared.printable import IN_USER_CODE, one_line
@@ -494,6 +495,7 @@ def _loaded(entry: EntryPoint) -> object:
     try:
         if is_ours(entry.value):
             return entry.load()
+        _refuse_other_version(entry)
         with user_code(_source(entry)):
             return entry.load()
     except NanoError as problem:
@@ -504,6 +506,21 @@ def _loaded(entry: EntryPoint) -> object:
         raise
     except BaseException as problem:
         raise ConfigError(f"{_source(entry)} raised {error_text(problem)} at import") from None
+
+
+def _refuse_other_version(entry: EntryPoint) -> None:
+    """Raises ConfigError for a package whose metadata asks for another version of ours."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    for text in (entry.dist.requires if entry.dist is not None else None) or ():
+        needed = Requirement(text)
+        ours = canonicalize_name(needed.name) == "nano-rl-coder"
+        if ours and not needed.specifier.contains(__version__, prereleases=True):
+            raise ConfigError(
+                f"it needs {needed.name}{needed.specifier}, and this is {needed.name} {__version__}: install"
+                " the version of the package that was made for it"
+            )
 
 
 def user_module(name: str) -> ModuleType:

@@ -102,6 +102,18 @@ def test_a_package_that_cannot_be_loaded_is_named(
     refused(lambda: TOOLS.find("pour"), f"{module}:pour (package teapot)", said)
 
 
+def test_a_package_made_for_another_version_of_nano_is_refused_before_it_is_imported(
+    install: Callable[..., Path],
+) -> None:
+    folder = install(
+        "teapot", "nano.tools", "serve_tea", "tea_of_later:pour", tea_of_later="raise SystemExit(7)"
+    )
+    with (folder / "teapot-1.dist-info" / "METADATA").open("a") as metadata:
+        metadata.write("Requires-Dist: nano-rl-coder[rl]>=9\nRequires-Dist: attrs>99\n")
+    told = "needs nano-rl-coder>=9, and this is nano-rl-coder 0."
+    refused(lambda: TOOLS.find("serve_tea"), "tea_of_later:pour (package teapot)", told)
+
+
 def test_a_broken_package_disturbs_nobody_who_does_not_ask_for_it(install: Callable[..., Path]) -> None:
     install("teapot", "nano.tools", "boil", "no_such_module_1:boil")
     assert "boil" in TOOLS
