@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RISES: dict[str, str] = {}
+_VERSION = "30 November 2026: +17, what refuses a package that was made for another version of nano"
+RISES: dict[str, str] = {"lines of the core": _VERSION, "lines of core and plug-ins": _VERSION}
 """figure -> why it may be above what docs/results/house.json records, until that is written anew"""
 
 
