@@ -59,11 +59,13 @@ DPO = {"dpo": 0.0, "dpo-sft": 1.0}
 BARE = f"{Path(negative_controls.__file__)}:NO_WEIGHTS"
 NO_CLIP = {"clip_low": 1.0, "clip_high": 1e9}
 SEVERAL = {
-    f"{name}-8{end}": ObjectiveConfig(objective=name, **clips)
-    for name in ("reinforce", "grpo", "ppo")
-    for end, clips in (("", {}), ("-no-clip", NO_CLIP))
-    if name != "reinforce" or not clips
+    "reinforce-8": ObjectiveConfig(objective="reinforce"),
+    "grpo-8": ObjectiveConfig(objective="grpo"),
+    "grpo-8-no-clip": ObjectiveConfig(objective="grpo", **NO_CLIP),
+    "ppo-8": ObjectiveConfig(objective="ppo"),
+    "ppo-8-no-clip": ObjectiveConfig(objective="ppo", **NO_CLIP),
 }
+"""arms of eight updates a step"""
 UPDATES: dict[str, Any] = {"minibatches": 4, "updates_per_step": 2, "learning_rate": 1e-4}
 PPO_GAE = "ppo-gae-0.95"
 """PPO with gae_lambda 0.95 instead of 1"""

@@ -64,16 +64,20 @@ def earned(run: Trajectory) -> float:
     return sum(map(_turn, run.turns))
 
 
+EDIT, CALL, FAILED = 0.3, 0.1, -0.2
+"""what a call earns under `dense`"""
+
+
 def _turn(turn: Turn) -> float:
     if turn.parse_error is not None or not turn.calls:
-        return -0.2
+        return FAILED
     return sum(map(_call, turn.observations))
 
 
 def _call(observation: Observation) -> float:
     if observation.exit_code is None and not observation.ok:
-        return -0.2
-    return 0.3 if observation.tool == "edit_file" else 0.1
+        return FAILED
+    return EDIT if observation.tool == "edit_file" else CALL
 
 
 def reward_of(arm: str) -> Reward | None:
@@ -109,9 +113,10 @@ class Arms:
             "earned_failed": mean(failed) if failed else 0.0,
             "seconds": time.monotonic() - began,
         }
-        path.write_text(json.dumps({name: round(value, 2) for name, value in found.items()}) + "\n")
-        print(self.home.name, arm, path.read_text(), end="", flush=True)
-        return self.measured(arm)
+        found = {name: round(value, 2) for name, value in found.items()}
+        path.write_text(json.dumps(found) + "\n")
+        print(self.home.name, arm, found, flush=True)
+        return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

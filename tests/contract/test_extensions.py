@@ -110,8 +110,8 @@ def test_a_package_made_for_another_version_of_nano_is_refused_before_it_is_impo
     )
     with (folder / "teapot-1.dist-info" / "METADATA").open("a") as metadata:
         metadata.write("Requires-Dist: nano-rl-coder[rl]>=9\nRequires-Dist: attrs>99\n")
-    told = "needs nano-rl-coder>=9, and this is nano-rl-coder 0."
-    refused(lambda: TOOLS.find("serve_tea"), "tea_of_later:pour (package teapot)", told)
+    reason = "needs nano-rl-coder>=9, and this is nano-rl-coder 0."
+    refused(lambda: TOOLS.find("serve_tea"), "tea_of_later:pour (package teapot)", reason)
 
 
 def test_a_broken_package_disturbs_nobody_who_does_not_ask_for_it(install: Callable[..., Path]) -> None:
