@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,18 +84,22 @@ def test_a_bound_never_refuses_what_fits(tiny: Served) -> None:
 def test_other_clients_go_on_beside_one_of_many_choices(tiny: Served) -> None:
     """The other one's answer is there before the many, of which some have not even begun."""
     ended: list[str] = []
+    begun = threading.Event()
 
-    def ask(name: str, **more: Any) -> None:
-        body = {**said("x"), "min_tokens": 80, "max_tokens": 80, **more}
-        assert httpx.post(f"{tiny.root}{CHAT}", json=body, timeout=120).status_code == 200
-        ended.append(name)
+    def ask_many() -> None:
+        body = {**said("x"), "stream": True, "n": 8, "min_tokens": 150, "max_tokens": 150}
+        with httpx.stream("POST", f"{tiny.root}{CHAT}", json=body, timeout=120) as answer:
+            for _ in answer.iter_lines():
+                begun.set()
+        ended.append("many")
 
-    many = threading.Thread(target=ask, args=("many",), kwargs={"n": 8})
+    many = threading.Thread(target=ask_many)
     many.start()
-    time.sleep(0.3)
-    ask("one", min_tokens=4, max_tokens=4)
+    assert begun.wait(60)
+    one = httpx.post(f"{tiny.root}{CHAT}", json={**said("x"), "min_tokens": 4, "max_tokens": 4}, timeout=120)
+    ended.append("one")
     many.join()
-    assert ended == ["one", "many"]
+    assert (one.status_code, ended) == (200, ["one", "many"])
 
 
 def test_choices_count_as_requests(tiny: Served) -> None:
