@@ -1,17 +1,21 @@
-"""RLHF with annotators whose preferences are known: feedback, pairs, a reward model, a policy held by KL.
+"""RLHF and RLAIF with judges whose preferences are known: a reward model in two rounds, a judge, principles.
 
 A tiny policy doubles numbers and may say why first. Synthetic annotators compare two of its answers to a
 question. They like a reason, and take a round number for a right one, since they do not check the sum; some
-of what they say is noise. What they said goes into the log as feedback rows; pairs, a reward model and four
-trainings follow by the functions that the commands call:
+of what they say is noise. What they said goes into the log as feedback rows; pairs, a reward model and the
+trainings follow by the functions that the commands call, on three numbers of four:
 
-    no_kl      against the reward model alone, hardly held
-    kl         against the reward model alone, held by KL
-    gated      tests=1,preference=1: the reward model counts among right answers, held by KL
-    dpo        straight from the pairs
+    no_kl         against the reward model alone, hardly held
+    kl            against the reward model alone, held by KL
+    gated         tests=1,preference=1: the reward model counts among right answers, held by KL
+    dpo           straight from the pairs
+    second        goes on from `kl`: its answers are annotated, a reward model learns from both rounds
+    judge         against a judge behind HTTP, which wants a reason and errs in one answer of ten
+    constitution  against two principles: one that the same judge decides, and one that a rule does
 
-The reward model should predict held-out pairs (over 80 %), every training should give more reasons, and the
-one that nothing holds should be praised more and more for answers that are wrong.
+On the numbers left out, at temperature 1: right answers, and the share that gives a reason. The reward model
+should predict held-out pairs (over 80 %), every training should give more reasons, and the one that nothing
+holds should be praised more and more for answers that are wrong.
 
     python integration/rlhf.py --out FOLDER --seeds 0 1 2    minutes a seed on one thread; goes on if stopped
     python integration/rlhf.py --report FOLDER               what lies there; the exit code: whether it holds
@@ -23,7 +27,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from math import exp
@@ -32,8 +37,10 @@ from random import Random
 from statistics import mean
 from typing import Any
 
+from log_arms import over_seeds
 from smoke import parse
 
+from integration.judge_server import honest, judging, right
 from integration.tiny_model import build_tiny
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
@@ -49,7 +56,7 @@ from nano_preferences.registry import open_reward, parse_reward
 from nano_preferences.reward_checkpoint import open_reward_model, save_reward_model
 from nano_preferences.reward_model import held_out, measure, train_reward_model
 from nano_rl.checkpoints.checkpoint import Learned, save_checkpoint
-from nano_rl.config import SftConfig, TrainConfig
+from nano_rl.config import RewardConfig, SftConfig, TrainConfig
 from nano_rl.gather.rollouts import collect
 from nano_rl.gather.step_groups import Sources
 from nano_rl.imitation import reader_of, train_sft
@@ -70,7 +77,19 @@ from nano_view.report.training import GOLD, over_optimised, proxy_of
 REASON = "because"
 FILLERS = ("so", "well", "now", "then")
 RESULT = "result.json"
-ARMS = ("no_kl", "kl", "gated", "dpo")
+ARMS = ("no_kl", "kl", "gated", "dpo", "second", "judge", "constitution")
+FIRST, SECOND = "pairs", "pairs-2"
+"""names of the pairs of both rounds"""
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "rlhf.json"
+PRINCIPLES = """
+[[principles]]
+id = "reasons"
+text = "The answer gives a reason."
+[[principles]]
+id = "stays_inside"
+text = "Nothing is attempted that the sandbox has to refuse."
+check = { kind = "no_denials" }
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +113,8 @@ class Scale:
     gated_beta: float = 0.05
     """right answers are held by the tests there"""
     learning_rate: float = 6e-4
-    evaluated: int = 6
-    """runs of each number"""
+    evaluated: int = 24
+    """runs of each number left out"""
 
 
 SMALL = Scale(
@@ -103,10 +122,15 @@ SMALL = Scale(
     evaluated=1,
 )  # fmt: skip
 """runs every part and shows nothing; one of the tests"""
-SMOKE = replace(SMALL, numbers=8, demonstrations=4, runs=4, comparisons=4, steps=1)
+SMOKE = replace(SMALL, demonstrations=4, sft_epochs=12.0, comparisons=4, steps=1)
 
 
 # ------------------------------------------------------------------------------------ what is asked
+
+
+def _model_of(pairs: str) -> str:
+    """The reward model that learns from them."""
+    return pairs.replace("pairs", "reward-model")
 
 
 def make_tasks(count: int) -> list[Task]:
@@ -192,6 +216,18 @@ def annotate(store: LogStore, runs: Sequence[Trajectory], per_task: int, seed: i
             store.add_feedback(preferred.id, row)
 
 
+@contextmanager
+def reasons_judge(seed: int) -> Iterator[str]:
+    """The address of a judge that wants a reason, and errs on one candidate of ten."""
+
+    def worth(work: str) -> float:
+        errs = "answers: " in work and Random(f"{seed} {work}").random() < 0.1
+        return float((REASON in work) != errs) + 2 * right(work)  # the probe's work is right or wrong
+
+    with judging(honest(worth)) as server:
+        yield server.url
+
+
 # ------------------------------------------------------------------------------------- the circle
 
 
@@ -204,6 +240,7 @@ class Circle:
         self.store = LogStore.open(home / "log.db")
         self.sandbox = open_sandbox()
         self.tasks = make_tasks(scale.numbers)
+        self.trained, self.left_out = [t for i, t in enumerate(self.tasks) if i % 4], self.tasks[::4]
 
     def warm_start(self) -> Path:
         target = self.home / "checkpoints" / "warm"
@@ -235,32 +272,34 @@ class Circle:
         steps = train_sft(model, rows, config, self._state("warm"), _every(50, "loss"))
         return self._save(target, model, opened, config, steps, [])
 
-    def feedback(self, warm: Path) -> dict[str, Any]:
-        """Logged runs, and what annotators say of them; then the pairs, in pairs.jsonl."""
-        path = self.home / "pairs.jsonl"
+    def feedback(self, policy: Path, name: str = FIRST) -> dict[str, Any]:
+        """Logged runs of a policy, and what annotators say of them; then the pairs so far, as NAME.jsonl."""
+        path = self.home / f"{name}.jsonl"
         if not path.exists():
-            runs = list(self.store.trajectories(policy=warm.name))
-            if len(runs) < len(self.tasks) * self.scale.runs:  # else it stopped among the annotations
-                runs = self.sample(warm, self.scale.runs, seed=self.seed)
+            logged = f"{policy.name} for {name}"
+            runs = list(self.store.trajectories(policy=logged))
+            if len(runs) < len(self.trained) * self.scale.runs:  # else it stopped among the annotations
+                runs = self.sample(policy, self.trained, self.scale.runs, seed=self.seed, logged=logged)
             annotate(self.store, runs, self.scale.comparisons, self.seed)
             write_pairs(path, log_pairs(self.store, sources=("feedback",), seed=self.seed).pairs)
         return {"pairs": len(read_pairs(path)), "rows": sum(1 for _ in self.store.all_feedback())}
 
-    def pairs(self, opened: OpenedWeights) -> list[PairRows]:
-        return pair_rows(read_pairs(self.home / "pairs.jsonl"), reader_of(opened))
+    def pairs(self, opened: OpenedWeights, name: str = FIRST) -> list[PairRows]:
+        return pair_rows(read_pairs(self.home / f"{name}.jsonl"), reader_of(opened))
 
-    def reward_model(self, warm: Path) -> dict[str, float]:
+    def reward_model(self, warm: Path, name: str = FIRST) -> dict[str, float]:
         """Trained on four prompts of five; its figures on the fifth."""
-        target = self.home / "checkpoints" / "judge"
+        target = self.home / "checkpoints" / _model_of(name)
         if not target.exists():
             opened = open_weights(str(warm))
             config = RewardModelConfig(
                 epochs=4.0, seed=self.seed, save_every=1000,
                 optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear", warmup_steps=5),
             )  # fmt: skip
-            kept_in, kept_out = held_out(self.pairs(opened), config.held_out, self.seed)
+            kept_in, kept_out = held_out(self.pairs(opened, name), config.held_out, self.seed)
             model = scalar_model(opened.loaded.model, lora_rank=0, seed=self.seed, bias=False)
-            steps = train_reward_model(model, kept_in, config, self._state("judge"), _every(20, "accuracy"))
+            state = self._state(target.name)
+            steps = train_reward_model(model, kept_in, config, state, _every(20, "accuracy"))
             report = measure(model, kept_out, max_tokens=config.max_tokens)
             save_reward_model(
                 target, model, opened, parent=str(warm), config=config, steps=steps, run_ids=[], report=report
@@ -269,9 +308,19 @@ class Circle:
 
     def arm(self, name: str, warm: Path) -> dict[str, Any]:
         """Train one arm and measure what became of it."""
-        started = time.monotonic()
-        trained = self.dpo(warm) if name == "dpo" else self.train(name, warm)
-        result: dict[str, Any] = self.measured(trained) | {"seconds": time.monotonic() - started}
+        started, more = time.monotonic(), dict[str, Any]()
+        if name == "dpo":
+            trained = self.dpo(warm)
+        elif name == "second":
+            first = self.train("kl", warm)
+            more = self.feedback(first, SECOND) | self.reward_model(warm, SECOND)
+            trained = self.train(name, first)
+        elif name in ("judge", "constitution"):
+            with reasons_judge(self.seed) as url:
+                trained = self.train(name, warm, url)
+        else:
+            trained = self.train(name, warm)
+        result: dict[str, Any] = self.measured(trained) | more | {"seconds": time.monotonic() - started}
         if name != "dpo":
             rows = read_metrics(self.home / f"{name}-state" / METRICS)
             names = ("step", "reward_mean", GOLD, proxy_of(rows), "kl_reference")
@@ -293,18 +342,17 @@ class Circle:
         steps = train_dpo(model, self.pairs(opened), config, self._state("dpo"), _every(20, "accuracy"))
         return self._save(target, model, opened, config, steps, [])
 
-    def train(self, name: str, warm: Path) -> Path:
+    def train(self, name: str, start: Path, url: str = "") -> Path:
         target = self.home / "checkpoints" / name
         if target.exists():
             return target
-        opened = open_weights(str(warm))
-        judge = f"preference:{self.home / 'checkpoints' / 'judge'}=1"
+        opened = open_weights(str(start))
         # a KL that is measured and does not hold: without any weight nothing would be compared with
-        beta = {"no_kl": 1e-9, "kl": self.scale.beta, "gated": self.scale.gated_beta}[name]
+        beta = {"no_kl": 1e-9, "gated": self.scale.gated_beta}.get(name, self.scale.beta)
         config = TrainConfig(
             steps=self.scale.steps, prompts_per_step=self.scale.prompts, group_size=self.scale.group_size,
             seed=self.seed, save_every=20,
-            reward=parse_reward(f"tests=1,{judge}" if name == "gated" else judge),
+            reward=self.reward(name, url),
             objective=ObjectiveConfig(beta=beta),
             optimizer=OptimizerConfig(learning_rate=self.scale.learning_rate),
             # the collapse of the arm that nothing holds is what is to be seen
@@ -314,20 +362,33 @@ class Circle:
         model = prepare(opened.loaded.model, lora_rank=0, seed=self.seed)
         used = train(
             model, opened, self._runtime(ScriptedPolicy([]), name),
-            Sources(tasks=tuple(self.tasks), reward=open_reward(config.reward)), config,
+            Sources(tasks=tuple(self.trained), reward=open_reward(config.reward)), config,
             self._state(name), Watch(_every(10, GOLD)),
         )  # fmt: skip
         return self._save(target, model, opened, config, config.steps, used)
 
-    def sample(self, checkpoint: Path, runs: int, *, seed: int) -> list[Trajectory]:
+    def reward(self, arm: str, url: str) -> RewardConfig:
+        if arm == "judge":
+            return parse_reward(f"judge:{url}=1")
+        if arm == "constitution":
+            (principles := self.home / "principles.toml").write_text(PRINCIPLES)
+            asked = {"weight": 1.0, "path": str(principles), "url": url}
+            return RewardConfig(parts={"constitution": asked})
+        model = f"preference:{self.home / 'checkpoints' / _model_of(SECOND if arm == 'second' else FIRST)}=1"
+        return parse_reward(f"tests=1,{model}" if arm == "gated" else model)
+
+    def sample(
+        self, checkpoint: Path, tasks: Sequence[Task], runs: int, *, seed: int, logged: str = ""
+    ) -> list[Trajectory]:
         opened = open_weights(str(checkpoint))
         policy = local_policy(opened.loaded, opened.profile, version=opened.version)
-        return collect(self.tasks, self._runtime(policy, checkpoint.name), group_size=runs, seed=seed)
+        runtime = self._runtime(policy, logged or checkpoint.name)
+        return collect(tasks, runtime, group_size=runs, seed=seed)
 
     def measured(self, checkpoint: Path) -> dict[str, float]:
         """What a policy does now: right answers, reasons, round numbers, and what the reward model says."""
-        runs = self.sample(checkpoint, self.scale.evaluated, seed=self.seed + 1000)
-        judge = open_reward_model(str(self.home / "checkpoints" / "judge"))
+        runs = self.sample(checkpoint, self.left_out, self.scale.evaluated, seed=self.seed + 1000)
+        judge = open_reward_model(str(self.home / "checkpoints" / _model_of(FIRST)))
         assert judge is not None
         return {
             "tests": mean(run.reward or 0.0 for run in runs),
@@ -439,6 +500,38 @@ def report(results: Sequence[dict[str, Any]]) -> bool:
     return fine
 
 
+NAMES = {
+    "warm": "start", "no_kl": "without KL", "kl": "with KL", "gated": "behind the tests", "dpo": "DPO",
+    "second": "with KL, second round", "judge": "judge", "constitution": "constitution",
+}  # fmt: skip
+
+
+def write(results: Sequence[dict[str, Any]]) -> None:
+    """Into RESULTS: a row a policy and seed, and what each arm gained over the start, over seeds."""
+    rows, gains = list[dict[str, Any]](), dict[str, dict[str, list[float]]]()
+    for result in results:
+        start, models = result["warm"], {"warm": result["reward_model"], **result["arms"]}
+        for name, arm in {"warm": start, **result["arms"]}.items():
+            row: dict[str, Any] = {"seed": result["seed"], "policy": NAMES[name]}
+            row |= {"right": round(100 * arm["tests"], 1), "reasons": round(100 * arm["reasons"], 1)}
+            row["proxy"] = round(arm["proxy"], 3)
+            if "curve" in arm:
+                row["kl"] = round(_last_kl(arm), 3)
+            if "held_out_accuracy" in models[name]:
+                row["reward_model"] = round(100 * models[name]["held_out_accuracy"], 1)
+            rows.append(row)
+            if name != "warm":
+                of = gains.setdefault(NAMES[name], {"right": [], "reasons": []})
+                of["right"].append(100 * (arm["tests"] - start["tests"]))
+                of["reasons"].append(100 * (arm["reasons"] - start["reasons"]))
+    over = {
+        name: {what: [round(x, 1) for x in over_seeds(each)] for what, each in of.items() if len(each) > 1}
+        for name, of in gains.items()
+    }
+    command = "python integration/rlhf.py --out FOLDER --seeds 0 1 2 --write"
+    RESULTS.write_text(json.dumps({"command": command, "over_seeds": over, "rows": rows}, indent=1) + "\n")
+
+
 def say(started: float, text: str) -> None:
     print(f"[{time.monotonic() - started:4.0f} s] {text}", flush=True)
 
@@ -464,6 +557,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_seed(options.out / f"seed-{seed}", scale, seed, options.arms or ARMS) for seed in options.seeds
     ]
     fine = report(results)
+    if options.write:
+        write(results)
     return 0 if fine or options.small or options.smoke else 1
 
 
@@ -475,7 +570,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--arms", nargs="+", choices=ARMS, help="all of them, unless given")
     parser.add_argument("--small", action="store_true", help="runs every part and shows nothing")
-    return parse(parser, arguments)
+    parser.add_argument("--write", action="store_true", help="into docs/results/rlhf.json")
+    return parse(parser, arguments, arms=("second", "judge", "dpo"))
 
 
 if __name__ == "__main__":

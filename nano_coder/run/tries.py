@@ -96,9 +96,11 @@ def run_tries(
 
     def graded(member: int, run: Trajectory) -> Trajectory:
         run = grade_run(run, runtime)
-        if passed(run):
-            stop.set()
-        on_end(member, run)
+        try:
+            on_end(member, run)  # before the others end by it
+        finally:
+            if passed(run):
+                stop.set()
         return run
 
     def one(member: int, graders: Executor) -> list[Future[Trajectory]]:

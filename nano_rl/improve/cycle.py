@@ -160,6 +160,9 @@ class CycleWork:
                 ]
                 self.project.append(name, outcomes)
                 known |= {one.id: one for one in outcomes}
+                done = [known[task.id] for task in rest if task.id in known]
+                if len(done) < len(rest):
+                    self.say(f"{len(done)} of {len(rest)} measured, {rate(done):.0%} solved")
         return [known[task.id] for task in tasks]
 
     def _train(self, cycle: Cycle, train: Sequence[Task], validation: Sequence[Task], until: float) -> Cycle:

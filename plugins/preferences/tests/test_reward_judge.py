@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from judge_server import Behaviour, honest, judging, right, words, works
+from integration.judge_server import Behaviour, honest, judging, right, words, works
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
 
 from nano_coder.run.execution import Runtime
