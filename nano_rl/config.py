@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from nano_rl.learn.config import OfflineConfig, OptimizerConfig, Quantise, UpdateConfig
+from nano_shared.errors import UsageError
 from nano_shared.settings import Config
 
 _BOUND = 4
 """`max_staleness` of `asynchronous` where none is set"""
+
+
+def vllm_python(engine: str) -> str:
+    """The interpreter that vllm:PYTHON names, this one for vllm alone. Raises UsageError if it is none."""
+    python = engine.partition(":")[2] or sys.executable
+    if not os.access(python, os.X_OK) or Path(python).is_dir():
+        raise UsageError(
+            f"--engine {engine}: {python} is no Python that can be run; name that of an environment with"
+            " vLLM: python3 -m venv v && v/bin/pip install vllm, then --engine vllm:v/bin/python"
+        )
+    return python
 
 
 class RewardConfig(Config):

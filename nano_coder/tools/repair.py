@@ -123,8 +123,10 @@ def edit_line(context: ToolContext, edits: list[LineEdit]) -> ToolResult:
             raise ToolFailure(f"line {edit.line} is none of those shown, {place.first} to {place.last}")
         texts.setdefault(edit.line, []).append(edit.text)
     text = before.text
+    lines = text.split("\n")
     for line in sorted(texts, reverse=True):
-        text = replace_line(place.path, text, line, "\n".join(texts[line]))
+        old = lines[line - 1] if line <= len(lines) else ""
+        text = replace_line(place.path, text, line, _indented(texts[line], old))
     if text == before.text:
         raise ToolFailure("nothing changed: the file reads like that already")
     write_data(context.jail, place.path, before.edited(text).data(place.path))
@@ -134,6 +136,13 @@ def edit_line(context: ToolContext, edits: list[LineEdit]) -> ToolResult:
         return replace(done, text=f"edited {place.path}; the check passes")
     write_data(context.jail, place.path, before.data(place.path))
     return replace(done, text=f"the check fails, so the edit of {place.path} was taken back\n{done.text}")
+
+
+def _indented(texts: Sequence[str], old: str) -> str:
+    """Lines for an old one; behind its indentation where none has any, which models leave out in quotes."""
+    bare = not any(text[:1].isspace() for text in texts)
+    indent = old[: len(old) - len(old.lstrip())] if bare else ""
+    return "\n".join(f"{indent}{text}" if text else "" for text in texts)
 
 
 def _shown(context: ToolContext) -> RepairPlace:

@@ -16,7 +16,7 @@ from nano_coder.commands.options import Limit, Net, ToolOption, log_of_environme
 from nano_coder.config import parse_limits
 from nano_coder.installed_views import TrainingView
 from nano_rl.commands.options import DeviceOption, EnvOption, ModelOption, NameOption, RewardOption
-from nano_rl.config import TrainConfig
+from nano_rl.config import TrainConfig, vllm_python
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import UsageError
 from nano_shared.settings import Settings, settings_options
@@ -220,6 +220,8 @@ def refuse_contradictions(given: TrainArguments, flags: Collection[str], config:
         )
     if config.engine and given.agent:
         raise UsageError("--agent is served by this process: leave --engine or --agent out")
+    if config.engine and not config.engine[0].startswith("http"):
+        vllm_python(config.engine[0])
 
 
 def _train(given: TrainArguments, config: TrainConfig, *, log_to: list[str], quiet: bool) -> None:

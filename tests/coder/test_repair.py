@@ -145,6 +145,14 @@ def test_a_round_begins_with_the_likeliest_place_and_goes_one_place_further(tmp_
     assert repair._in_turn("abcd", 4) == list("aababcabcd")[:7]
 
 
+def test_a_model_that_quotes_lines_without_their_indentation_edits_them(tmp_path: Path) -> None:
+    run = run_task(broken(), repairing(tmp_path, [WRONG, WRONG, "7: `return n - share`"]))
+    assert (run.stop, run.turns[2].repairs) == (StopReason.FINISHED, ("quoted",))
+    assert "\n+    return n - share\n" in run.diff
+    prose = run_task(broken(), repairing(tmp_path, ["7: the sign is wrong", *[WRONG] * 6]))
+    assert prose.turns[0].parse_error is not None
+
+
 def test_what_is_no_edit_of_the_place_is_told_and_the_next_place_follows(tmp_path: Path) -> None:
     runtime = repairing(tmp_path, ["12|x = 1", "12|x = 1", *["7|    return n + share"] * 5])
     run = run_task(broken(), runtime)
@@ -208,6 +216,7 @@ def test_a_task_without_a_visible_check_is_refused_before_it_is_logged(tmp_path:
         ("```python\n3|x = 1\n4|\n```", [(3, "x = 1"), (4, "")]),
         ("`7|    y`", [(7, "    y")]),
         ("2|a\n2|b\r\n", [(2, "a"), (2, "b")]),
+        ("12: `return a`\n13:`x`", [(12, "return a"), (13, "x")]),
     ],
 )
 def test_the_whole_answer_is_an_edit_of_lines(text: str, edits: list[tuple[int, str]]) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from nano_coder.models.opening import OpenedWeights
-from nano_rl.config import TrainConfig
+from nano_rl.config import TrainConfig, vllm_python
 from nano_shared.errors import CheckpointError, UsageError
 from nano_shared.files import durable_folder
 from nano_shared.process import own_python
@@ -51,12 +51,7 @@ class OwnVllm:
         """`engine`: vllm:PYTHON, the interpreter of an environment with vLLM, or vllm, this one. `folder`
         gets `vllm.log`, and the base if no folder holds it alone. Waits until it answers. Raises UsageError
         for an interpreter that is not there, and for a server that ended instead."""
-        python = engine.partition(":")[2] or sys.executable
-        if not os.access(python, os.X_OK) or Path(python).is_dir():
-            raise UsageError(
-                f"--engine {engine}: {python} is no Python that can be run; name that of an environment with"
-                " vLLM: python3 -m venv v && v/bin/pip install vllm, then --engine vllm:v/bin/python"
-            )
+        python = vllm_python(engine)
         self.key = secrets.token_hex(16)
         self.log = folder / "vllm.log"
         with socket.create_server(("127.0.0.1", 0)) as free:
