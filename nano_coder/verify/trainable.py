@@ -311,7 +311,9 @@ def _interface(run: RunFacts) -> Iterator[RunFinding]:
             continue
         offered = tools if turn.delegated_by is None else without_delegate(tools)
         parsed = DIALECTS.find(profile.dialect).parse(turn.text, offered)
-        if tuple((call.name, call.arguments) for call in parsed.calls) != turn.calls:
+        # what could not be read then, and a later version reads, was no call
+        read = parsed.calls if turn.parse_error is None else ()
+        if tuple((call.name, call.arguments) for call in read) != turn.calls:
             why = f"turn {turn.index}: the logged calls are not what its text says"
             yield blocks(RefusalCode.CALLS_DIFFER, why)
             return

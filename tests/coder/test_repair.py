@@ -13,6 +13,7 @@ import pytest
 from executions import a_runtime, a_task, limits, prompt_proof
 
 from nano_coder import config
+from nano_coder.agent.dialects import line_edit
 from nano_coder.agent.dialects.line_edit import LINE_EDIT
 from nano_coder.agent.profiles import REPAIR_1
 from nano_coder.commands.options import Setup
@@ -151,6 +152,18 @@ def test_a_model_that_quotes_lines_without_their_indentation_edits_them(tmp_path
     assert "\n+    return n - share\n" in run.diff
     prose = run_task(broken(), repairing(tmp_path, ["7: the sign is wrong", *[WRONG] * 6]))
     assert prose.turns[0].parse_error is not None
+
+
+def test_what_an_older_version_could_not_read_may_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(line_edit, "_QUOTED", re.compile("$a"))
+        runtime = repairing(tmp_path, ["7: `return n - share`", *[WRONG] * 6])
+        run = grade_run(run_task(broken(), runtime), runtime)
+    assert run.turns[0].parse_error is not None
+    assert LINE_EDIT.parse(run.turns[0].completion.text, ()).calls
+    assert not [finding.text for finding in verify(run) if finding.blocks]
 
 
 def test_what_is_no_edit_of_the_place_is_told_and_the_next_place_follows(tmp_path: Path) -> None:
