@@ -38,6 +38,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime, Stop, grade_run, run_task
 from nano_coder.run.tries import passed, run_tries
 from nano_coder.sandbox.protocol import Jail, open_sandbox
+from nano_coder.tools import repair
 from nano_coder.tools.repair import ANSWERS, RepairPlace, find_places
 from nano_coder.tools.tool import ToolContext
 from nano_mining.releases import source_folder
@@ -264,10 +265,12 @@ def main() -> None:
     parser.add_argument("--fixes", type=Path, nargs="*", help="files of `nano-rl tasks mine --releases`")
     parser.add_argument("--bugs", type=int, default=6, help="of each package")
     parser.add_argument("--tries", type=int, default=4, help="0: greedy alone")
+    parser.add_argument("--answers", type=int, default=ANSWERS, help="of a run, at most")
     parser.add_argument("--work", type=Path, required=True, help="folder for sources, bugs and the log")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--smoke", action="store_true", help="one bug of one package")
     asked = parser.parse_args()
+    repair.ANSWERS = asked.answers
     names, tries = (["inflection"], 0) if asked.smoke else (asked.packages, asked.tries)
     asked.work.mkdir(parents=True, exist_ok=True)
     tasks: list[tuple[dict[str, Any], Task | None]]
@@ -286,7 +289,7 @@ def main() -> None:
     )  # fmt: skip
     settings = {
         "model": asked.model, "policy": policy.id, "profile": profile.name, "hash": profile.hash,
-        "draw": DRAW, "answers": ANSWERS, "tries": tries, "temperature": 0.7,
+        "draw": DRAW, "answers": asked.answers, "tries": tries, "temperature": 0.7,
         "machine": f"{platform.machine()}, {platform.python_version()}",
     }  # fmt: skip
     if not asked.fixes:

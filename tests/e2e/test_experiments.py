@@ -20,6 +20,7 @@ SCRIPTS = sorted((ROOT / "integration").glob("*.py"))
 OURS = ("nano_", "integration.", *(path.stem for path in SCRIPTS))
 PARTS = {
     "engine_process",
+    "judge_server",
     "log_arms",
     "negative_controls",
     "paired",
