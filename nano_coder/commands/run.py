@@ -42,7 +42,7 @@ from nano_shared import snapshot, snapshot_change
 from nano_shared.checkpoint import latest_checkpoint
 from nano_shared.command_line import JsonOption, emit
 from nano_shared.errors import NanoError, UsageError
-from nano_shared.extension_points import leave_hanging_calls
+from nano_shared.extension_points import is_hosted, is_reference, leave_hanging_calls
 from nano_shared.files import content_hash, nano_home
 from nano_shared.logged_run import Feedback, FeedbackKind, edited_workspace, workspace_edit
 from nano_shared.owners import project_id
@@ -172,7 +172,7 @@ def _refuse_asked(setup: Setup, setting: str, why: str) -> None:
 def _open_hosted(setup: Setup) -> OpenedPolicy | None:
     """The model to escalate to; None without one. Raises UsageError and ConfigError before anything is done;
     what only a file sets does not hold for runs that cannot be escalated."""
-    from nano_coder.models.opening import find_opener, is_hosted, open_policy
+    from nano_coder.models.opening import open_policy
 
     config = setup.config
     if (name := config.escalate) is None:
@@ -187,7 +187,7 @@ def _open_hosted(setup: Setup) -> OpenedPolicy | None:
     if why is not None:
         _refuse_asked(setup, "escalate", why)
         return None
-    if find_opener(name) is None:
+    if not is_hosted(name) and not is_reference(name):
         raise UsageError(f"--escalate {name}: name a hosted model, as openai:NAME")
     opened = open_policy(name, config, own_temperature=config.temperature is None)
     refuse_unpriced(opened.policy, config.max_cost)
@@ -251,7 +251,6 @@ def with_advice(setup: Setup) -> Setup:
 def _with_tries(setup: Setup, reflect: int) -> Setup:
     """The setup as its tries need it. Raises UsageError where they cannot be made; those that only a file
     sets are one then, as they are of a hosted model."""
-    from nano_coder.models.opening import is_hosted
 
     config, count = setup.config, setup.config.tries
     if count == 1:

@@ -81,11 +81,6 @@ def _file_opener(model: str, dtype: str) -> Callable[[ModelOptions], Policy] | N
     return None
 
 
-def is_hosted(model: str | None) -> bool:
-    """Whether a name is that of a model behind an API (`SCHEME:NAME`)."""
-    return (model or "").partition(":")[0] in MODELS
-
-
 def _open(opener: Opener, name: str, model: str, options: ModelOptions) -> Policy:
     policy = call_extension(opener, name, options, name=f"model {model}")
     if not isinstance(policy, Policy):

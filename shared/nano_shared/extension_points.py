@@ -390,6 +390,13 @@ def extension_names(group: str) -> list[str]:
     return list(_registered(group))
 
 
+def is_hosted(model: str | None) -> bool:
+    """Whether a model's name is SCHEME:NAME of an API; models of plug-ins run here."""
+    scheme, colon, _ = (model or "").partition(":")
+    models = "nano.models"
+    return bool(colon) and scheme not in PLUGINS[models] and scheme in extension_names(models)
+
+
 def find_extension(
     group: str, name: str, kind: type[T] | None = None, *, check: Validator | None = None
 ) -> T:

@@ -205,7 +205,7 @@ def test_stats_count_what_was_solved_and_what_it_cost(nano: Nano, tmp_path: Path
     week = 7 * 86_400.0
     with LogStore.open(tmp_path / "log.db") as store:
         for run in (
-            judged("a", "shipped", 1.0),
+            judged("a", "gguf:a.gguf", 1.0),
             judged("b", "shipped", 0.0),
             judged("c", "openai:big", 1.0, parent="b", cost=0.5),
             judged("d", "shipped", 0.0, directory="/other", started=week, ended=week + 1800),
@@ -227,7 +227,7 @@ def test_stats_count_what_was_solved_and_what_it_cost(nano: Nano, tmp_path: Path
         rows = json.loads(nano("log", "stats", "--by", what, "--json")[1])
         return {row["name"]: (row["runs"], row["solved_locally"]) for row in rows}
 
-    assert by("model") == {"shipped": (4, 1), "openai:big": (3, 0)}
+    assert by("model") == {"gguf:a.gguf": (1, 1), "shipped": (3, 0), "openai:big": (3, 0)}
     assert by("project") == {"/shop": (6, 1), "/other": (1, 0)}
     assert list(by("week").values()) == [(5, 1), (2, 0)]
     assert by("owner") == {ANN: (7, 1), CEM: (1, 1)}

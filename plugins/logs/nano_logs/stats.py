@@ -17,7 +17,7 @@ from typer import Option
 from nano_coder.commands.options import Log, open_log
 from nano_shared import schema
 from nano_shared.command_line import Console, JsonOption, emit
-from nano_shared.extension_points import extension_names
+from nano_shared.extension_points import is_hosted
 from nano_shared.owners import User
 from nano_shared.printable import printable
 
@@ -63,11 +63,6 @@ class RunStats:
             self.solved_hosted += some.runs
         else:
             self.solved_locally += some.runs
-
-
-def is_hosted(policy: str) -> bool:
-    scheme, colon, _ = policy.partition(":")
-    return bool(colon) and scheme in extension_names("nano.models")
 
 
 def is_escalation(run: Any) -> bool:
