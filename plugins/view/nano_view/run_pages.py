@@ -10,6 +10,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 
 from nano_shared import schema
+from nano_shared.extension_points import extension_names, is_hosted
 from nano_shared.schema import ESCAPED, ExactText
 from nano_shared.store import LogStore
 from nano_shared.types import Value
@@ -97,9 +98,14 @@ def read_sums(connection: sa.Connection, chosen: RunChoice, by: str) -> list[dic
     """What the chosen runs came to and took, by a key of SUMS; those of the newest run first, at most 200."""
     of, key = _runs.c, sa.type_coerce(SUMS[by], ExactText).label("key")
     solved = sa.func.count().filter(of.reward >= 1).label("solved")
+    schemes = [name for name in extension_names("nano.models") if is_hosted(f"{name}:")]
+    apis = sa.or_(
+        sa.false(), *(sa.type_coerce(of.policy, sa.Text).startswith(f"{name}:") for name in schemes)
+    )
+    hosted = sa.func.count().filter(of.reward >= 1, apis).label("solved_hosted")
     where = sa.func.max(sa.func.substr(of.directory, 1, _SHOWN)).label("directory")
     query = sa.select(
-        key, where, sa.func.count().label("runs"), sa.func.count(of.reward).label("graded"), solved,
+        key, where, sa.func.count().label("runs"), sa.func.count(of.reward).label("graded"), solved, hosted,
         sa.func.sum(of.ended - of.started).label("seconds"),
         *(sa.func.sum(of[name]).label(name) for name in USED),
     )  # fmt: skip

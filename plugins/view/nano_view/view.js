@@ -288,8 +288,17 @@ async function added(place, query) {
   const note = query.text || query.may ? "without regard to Text and May train: " : "";
   if (!query.by) return void place.replaceChildren(...rows.filter((r) => r.runs).map((r) => h("p", { class: "muted small" }, `${note}${many(r.runs)} runs, solved ${share(r)}, ${usage(r)}, ${lasting(r.seconds)}`)));
   const name = (r) => r.key === null ? "none" : link("runs", { ...query, by: "", [key]: r.key }, query.by === "project" ? named(r.directory || r.key) : named(r.key));
-  place.replaceChildren(table({ caption: `${note}By ${query.by}`, numeric: true, head: [query.by, "runs", "solved", "cost", "tokens in", "cached", "out", "time"],
+  place.replaceChildren(query.by === "week" && rows.length > 1 ? h("div", { class: "plots" }, weekly(rows)) : "", table({ caption: `${note}By ${query.by}`, numeric: true, head: [query.by, "runs", "solved", "cost", "tokens in", "cached", "out", "time"],
     rows: rows.map((r) => [name(r), many(r.runs), share(r), money(r.cost), many(r.read), many(r.cached), many(r.written), lasting(r.seconds)]) }));
+}
+
+// what became of the runs of each week; one without any is empty
+function weekly(rows) {
+  const week = (r) => Math.floor(Date.parse(r.key) / 604.8e6), last = Math.max(...rows.map(week)), first = Math.min(...rows.map(week));
+  const of = new Map(rows.map((r) => [week(r) - last, r])), steps = Array.from({ length: last - first + 1 }, (_, n) => n + first - last);
+  const curve = (name, count) => { const values = steps.map((n) => (of.has(n) ? count(of.get(n)) : 0)); return { name, steps, values, line: values, low: values, high: values, band: "" }; };
+  return chart({ title: "Runs with a verdict", across: "weeks from the newest", stack: true, span: 1, curves: [
+    curve("solved here", (r) => r.solved - r.solved_hosted), curve("solved by a hosted model", (r) => r.solved_hosted), curve("failed", (r) => r.graded - r.solved)] });
 }
 
 async function groups(main) {

@@ -78,6 +78,8 @@ def test_runs_are_added_up_by_model_project_and_week(view: LogView) -> None:
     assert [big[name] for name in ("runs", "graded", "solved", "cost", "read", "cached", "written")] == [
         2, 1, 1, 1.5, 3000, 1800, 150,
     ]  # fmt: skip
+    weeks = [(row["solved"], row["solved_hosted"]) for row in by["week"].values()]
+    assert (big["solved_hosted"], weeks) == (1, [(1, 1), (0, 0)])
     assert by["model"][HOSTILE]["runs"] == 1
     assert {key: row["runs"] for key, row in by["week"].items()} == {"1970-01-05": 3, "1969-12-29": 2}
     (all_of_them,) = view.sums({"reward": "zero"})["rows"]

@@ -187,6 +187,25 @@ def test_a_list_is_put_in_order_and_added_up(shown: Page, root: str) -> None:
     page.wait_for_function("() => document.querySelector('[name=policy]')?.value === 'tiny'")
 
 
+def test_weeks_are_drawn(chromium: Browser, tmp_path: Path) -> None:
+    week = 7 * 86_400.0
+    log = log_of(tmp_path / "log.db", [
+        run("a", reward=1.0), run("b", reward=0.0), run("c", at=3 * week, reward=1.0, policy="openai:big"),
+    ])  # fmt: skip
+    with serving(view_app(LogView(log))) as root, chromium.page() as shown:
+        page = shown.open(f"{root}#/runs?by=week")
+        drawn = page.get_by_role("img", name="Runs with a verdict over the weeks from the newest")
+        drawn.focus()
+        drawn.press("ArrowRight")
+        told = page.locator("#status")
+        said = "weeks from the newest -3; solved here: 1; solved by a hosted model: 0; failed: 1"
+        page.wait_for_function(
+            "(said) => document.querySelector('#status').textContent.includes(said)", arg=said
+        )
+        assert told.inner_text().startswith("Runs with a verdict")
+        assert shown.complaints == []
+
+
 @pytest.mark.slow
 def test_commands_and_the_first_lines_of_their_output_stand_open(chromium: Browser, tmp_path: Path) -> None:
     output, named = "\n".join(f"line {n}" for n in range(40)), "sha256:" + "0123456789abcdef" * 4
