@@ -164,7 +164,7 @@ def repair_kinds(data: list[Row]) -> str:
         kind: [bug for bug in bugs if bug["kind"] == kind] for kind in sorted({b["kind"] for b in bugs})
     }
     for low, high in _SIZES:
-        name = f"file of {low} lines or more" if high == 10**6 else f"file of {low} to {high - 1} lines"
+        name = f"{low} lines or more" if high == 10**6 else f"{low} to {high - 1} lines"
         groups[name] = [bug for bug in bugs if low <= bug["lines"] < high]
     rows = [
         {"bugs": name, "n": len(found), "solved": sum(bug["greedy"]["solved"] for bug in found),
@@ -238,22 +238,22 @@ def objectives(data: Row) -> str:
 
 
 def rlhf(data: Row) -> str:
-    """A row a policy, with its seeds in the cells."""
-    policies = dict.fromkeys(row["policy"] for row in data["rows"])
+    """A row a policy: the mean of the start, and what the others gained over it, over seeds."""
+    of_policy: dict[str, dict[int, Row]] = {}
+    for one in data["rows"]:
+        of_policy.setdefault(one["policy"], {})[one["seed"]] = one
+    start = of_policy["start"]
 
-    def cell(name: str) -> Cell:
-        return lambda row: ", ".join(
-            f"{r[name]}" for r in data["rows"] if r["policy"] == row["policy"] and name in r
-        )
+    def gained(name: str) -> Cell:
+        def cell(row: Row) -> str:
+            if row["of"] is start:
+                return f"{fmean(one[name] for one in start.values()):.0f} %"
+            return over_seeds([one[name] - start[seed][name] for seed, one in row["of"].items()])
 
-    return table(
-        {
-            "policy": of("{policy}"),
-            "right, %": cell("right"),
-            "gives reasons, %": cell("reasons"),
-        },
-        [{"policy": policy} for policy in policies],
-    )
+        return cell
+
+    columns = {"policy": of("{policy}"), "right": gained("right"), "gives reasons": gained("reasons")}
+    return table(columns, [{"policy": policy, "of": of_seeds} for policy, of_seeds in of_policy.items()])
 
 
 def servers(data: Row) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from integration.judge_server import honest, judging
 
+from integration.judge_server import honest, judging
 from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1
 from nano_coder.models.scripted import ScriptedPolicy

@@ -7,9 +7,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from integration.judge_server import Behaviour, honest, judging, right, words, works
 from rewarded import ADD, FAIL, MEND, READ, SOLVE, SUBMIT, new_runtime, opened, rolled
 
+from integration.judge_server import Behaviour, honest, judging, right, words, works
 from nano_coder.run.execution import Runtime
 from nano_preferences.rewards.judge import choice, ring
 from nano_shared.errors import NanoError
