@@ -100,14 +100,19 @@ def flywheel(data: Row) -> str:
 
 def improve_gate(data: Row) -> str:
     """`data`: what benchmarks/improve_gate.py writes."""
-    rows = [
-        {"what": f"success {row['shift']:+.0%}", "projects": row["promoted"], "did": "promoted",
-         "when": f"cycle {row['cycle']}"} for row in data["promotions"]
+    rows: list[Row] = [
+        {"what": f"success {row['shift']:+.0%}", "projects": row["promoted"], "when": row["cycle"]}
+        for row in data["promotions"]
     ] + [
-        {"what": f"runs {row['before']:.0%}, then {row['after']:.0%}", "projects": row["taken_back"],
-         "did": "taken back", "when": f"{row['runs']} runs"} for row in data["falls"]
+        {"what": f"{row['before']:.0%} to {row['after']:.0%}", "projects": row["taken_back"],
+         "when": row["runs"]} for row in data["falls"]
     ]  # fmt: skip
-    return table({"what": of("{what}"), "projects": of("{did} {projects:.1%}"), "median": of("{when}")}, rows)
+    columns = {
+        "what": of("{what}"),
+        "promoted or taken back": of("{projects:.1%}"),
+        "median cycle or run": of("{when}"),
+    }
+    return table(columns, rows)
 
 
 def of_newest_draw(data: list[Row]) -> list[Row]:
