@@ -17,7 +17,9 @@ On the numbers left out, at temperature 1: right answers, and the share that giv
 should predict held-out pairs (over 80 %), every training should give more reasons, and the one that nothing
 holds should be praised more and more for answers that are wrong.
 
-    python integration/rlhf.py --out FOLDER --seeds 0 1 2    minutes a seed on one thread; goes on if stopped
+    python integration/rlhf.py --out FOLDER --seeds 0 1 2 [--write]
+                                                             some 20 minutes a seed on one thread; goes on if
+                                                             stopped; docs/results/rlhf.json
     python integration/rlhf.py --report FOLDER               what lies there; the exit code: whether it holds
 """
 
@@ -37,7 +39,6 @@ from random import Random
 from statistics import mean
 from typing import Any
 
-from log_arms import over_seeds
 from smoke import parse
 
 from integration.judge_server import honest, judging, right
@@ -78,8 +79,8 @@ REASON = "because"
 FILLERS = ("so", "well", "now", "then")
 RESULT = "result.json"
 ARMS = ("no_kl", "kl", "gated", "dpo", "second", "judge", "constitution")
-FIRST, SECOND = "pairs", "pairs-2"
-"""names of the pairs of both rounds"""
+FIRST, SECOND = "", "-2"
+"""what the names of the pairs and of the reward model of each round end in"""
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "rlhf.json"
 PRINCIPLES = """
 [[principles]]
@@ -126,11 +127,6 @@ SMOKE = replace(SMALL, demonstrations=4, sft_epochs=12.0, comparisons=4, steps=1
 
 
 # ------------------------------------------------------------------------------------ what is asked
-
-
-def _model_of(pairs: str) -> str:
-    """The reward model that learns from them."""
-    return pairs.replace("pairs", "reward-model")
 
 
 def make_tasks(count: int) -> list[Task]:
@@ -272,11 +268,11 @@ class Circle:
         steps = train_sft(model, rows, config, self._state("warm"), _every(50, "loss"))
         return self._save(target, model, opened, config, steps, [])
 
-    def feedback(self, policy: Path, name: str = FIRST) -> dict[str, Any]:
-        """Logged runs of a policy, and what annotators say of them; then the pairs so far, as NAME.jsonl."""
-        path = self.home / f"{name}.jsonl"
+    def feedback(self, policy: Path, of_round: str = FIRST) -> dict[str, Any]:
+        """Logged runs of a policy, and what annotators say of them; then the pairs so far."""
+        path = self.home / f"pairs{of_round}.jsonl"
         if not path.exists():
-            logged = f"{policy.name} for {name}"
+            logged = f"{policy.name} for pairs{of_round}"
             runs = list(self.store.trajectories(policy=logged))
             if len(runs) < len(self.trained) * self.scale.runs:  # else it stopped among the annotations
                 runs = self.sample(policy, self.trained, self.scale.runs, seed=self.seed, logged=logged)
@@ -284,19 +280,19 @@ class Circle:
             write_pairs(path, log_pairs(self.store, sources=("feedback",), seed=self.seed).pairs)
         return {"pairs": len(read_pairs(path)), "rows": sum(1 for _ in self.store.all_feedback())}
 
-    def pairs(self, opened: OpenedWeights, name: str = FIRST) -> list[PairRows]:
-        return pair_rows(read_pairs(self.home / f"{name}.jsonl"), reader_of(opened))
+    def pairs(self, opened: OpenedWeights, of_round: str = FIRST) -> list[PairRows]:
+        return pair_rows(read_pairs(self.home / f"pairs{of_round}.jsonl"), reader_of(opened))
 
-    def reward_model(self, warm: Path, name: str = FIRST) -> dict[str, float]:
+    def reward_model(self, warm: Path, of_round: str = FIRST) -> dict[str, float]:
         """Trained on four prompts of five; its figures on the fifth."""
-        target = self.home / "checkpoints" / _model_of(name)
+        target = self._reward_model(of_round)
         if not target.exists():
             opened = open_weights(str(warm))
             config = RewardModelConfig(
                 epochs=4.0, seed=self.seed, save_every=1000,
                 optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear", warmup_steps=5),
             )  # fmt: skip
-            kept_in, kept_out = held_out(self.pairs(opened, name), config.held_out, self.seed)
+            kept_in, kept_out = held_out(self.pairs(opened, of_round), config.held_out, self.seed)
             model = scalar_model(opened.loaded.model, lora_rank=0, seed=self.seed, bias=False)
             state = self._state(target.name)
             steps = train_reward_model(model, kept_in, config, state, _every(20, "accuracy"))
@@ -374,7 +370,7 @@ class Circle:
             (principles := self.home / "principles.toml").write_text(PRINCIPLES)
             asked = {"weight": 1.0, "path": str(principles), "url": url}
             return RewardConfig(parts={"constitution": asked})
-        model = f"preference:{self.home / 'checkpoints' / _model_of(SECOND if arm == 'second' else FIRST)}=1"
+        model = f"preference:{self._reward_model(SECOND if arm == 'second' else FIRST)}=1"
         return parse_reward(f"tests=1,{model}" if arm == "gated" else model)
 
     def sample(
@@ -388,7 +384,7 @@ class Circle:
     def measured(self, checkpoint: Path) -> dict[str, float]:
         """What a policy does now: right answers, reasons, round numbers, and what the reward model says."""
         runs = self.sample(checkpoint, self.left_out, self.scale.evaluated, seed=self.seed + 1000)
-        judge = open_reward_model(str(self.home / "checkpoints" / _model_of(FIRST)))
+        judge = open_reward_model(str(self._reward_model(FIRST)))
         assert judge is not None
         return {
             "tests": mean(run.reward or 0.0 for run in runs),
@@ -397,6 +393,10 @@ class Circle:
             "proxy": mean(1 / (1 + exp(-min(max(score, -700.0), 700.0))) for score in judge(runs)),
             "runs": float(len(runs)),
         }
+
+    def _reward_model(self, of_round: str) -> Path:
+        """The checkpoint of a round's reward model."""
+        return self.home / "checkpoints" / f"reward-model{of_round}"
 
     def _state(self, name: str) -> Path:
         folder = self.home / f"{name}-state"
@@ -507,29 +507,20 @@ NAMES = {
 
 
 def write(results: Sequence[dict[str, Any]]) -> None:
-    """Into RESULTS: a row a policy and seed, and what each arm gained over the start, over seeds."""
-    rows, gains = list[dict[str, Any]](), dict[str, dict[str, list[float]]]()
+    """Into RESULTS: a row a policy and seed."""
+    rows = []
     for result in results:
-        start, models = result["warm"], {"warm": result["reward_model"], **result["arms"]}
-        for name, arm in {"warm": start, **result["arms"]}.items():
-            row: dict[str, Any] = {"seed": result["seed"], "policy": NAMES[name]}
-            row |= {"right": round(100 * arm["tests"], 1), "reasons": round(100 * arm["reasons"], 1)}
-            row["proxy"] = round(arm["proxy"], 3)
+        arms = {"warm": {**result["reward_model"], **result["warm"]}, **result["arms"]}
+        for name, arm in arms.items():
+            row = {"seed": result["seed"], "policy": NAMES[name], "right": round(100 * arm["tests"], 1)}
+            row |= {"reasons": round(100 * arm["reasons"], 1), "proxy": round(arm["proxy"], 3)}
             if "curve" in arm:
                 row["kl"] = round(_last_kl(arm), 3)
-            if "held_out_accuracy" in models[name]:
-                row["reward_model"] = round(100 * models[name]["held_out_accuracy"], 1)
+            if "held_out_accuracy" in arm:
+                row["reward_model"] = round(100 * arm["held_out_accuracy"], 1)
             rows.append(row)
-            if name != "warm":
-                of = gains.setdefault(NAMES[name], {"right": [], "reasons": []})
-                of["right"].append(100 * (arm["tests"] - start["tests"]))
-                of["reasons"].append(100 * (arm["reasons"] - start["reasons"]))
-    over = {
-        name: {what: [round(x, 1) for x in over_seeds(each)] for what, each in of.items() if len(each) > 1}
-        for name, of in gains.items()
-    }
     command = "python integration/rlhf.py --out FOLDER --seeds 0 1 2 --write"
-    RESULTS.write_text(json.dumps({"command": command, "over_seeds": over, "rows": rows}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
 
 
 def say(started: float, text: str) -> None:

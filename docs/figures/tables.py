@@ -104,7 +104,7 @@ def improve_gate(data: Row) -> str:
         {"what": f"success {row['shift']:+.0%}", "projects": row["promoted"], "when": row["cycle"]}
         for row in data["promotions"]
     ] + [
-        {"what": f"{row['before']:.0%} to {row['after']:.0%}", "projects": row["taken_back"],
+        {"what": f"runs {row['before']:.0%} to {row['after']:.0%}", "projects": row["taken_back"],
          "when": row["runs"]} for row in data["falls"]
     ]  # fmt: skip
     columns = {

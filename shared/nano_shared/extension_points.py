@@ -391,7 +391,7 @@ def extension_names(group: str) -> list[str]:
 
 
 def is_hosted(model: str | None) -> bool:
-    """Whether a model's name is SCHEME:NAME of an API; models of plug-ins run here."""
+    """Whether a model's name is SCHEME:NAME of an API. Those of our plug-ins run on this machine."""
     scheme, colon, _ = (model or "").partition(":")
     models = "nano.models"
     return bool(colon) and scheme not in PLUGINS[models] and scheme in extension_names(models)

@@ -33,7 +33,7 @@ const h = (tag, properties, ...children) => fill(document.createElement(tag), pr
 const s = (tag, properties, ...children) => fill(document.createElementNS(SVG, tag), properties, children);
 const number = (value, digits = 4) => (value === null || value === undefined ? "-" : String(+Number(value).toPrecision(digits)));
 const seconds = (value) => `${Number(value).toFixed(2)} s`;
-const when = (time) => new Date(time * 1000).toISOString().slice(0, 16).replace("T", " ");
+const when = (time) => (Math.abs(time) > 8.64e12 ? "no date" : new Date(time * 1000).toISOString().slice(0, 16).replace("T", " "));
 const link = (view, query, ...children) => h("a", { href: address(view, query) }, ...children);
 const address = (view, query) => `#/${view}?${new URLSearchParams(query)}`;
 const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== undefined && value !== "")
@@ -288,17 +288,18 @@ async function added(place, query) {
   const note = query.text || query.may ? "without regard to Text and May train: " : "";
   if (!query.by) return void place.replaceChildren(...rows.filter((r) => r.runs).map((r) => h("p", { class: "muted small" }, `${note}${many(r.runs)} runs, solved ${share(r)}, ${usage(r)}, ${lasting(r.seconds)}`)));
   const name = (r) => r.key === null ? "none" : link("runs", { ...query, by: "", [key]: r.key }, query.by === "project" ? named(r.directory || r.key) : named(r.key));
-  place.replaceChildren(query.by === "week" && rows.length > 1 ? h("div", { class: "plots" }, weekly(rows)) : "", table({ caption: `${note}By ${query.by}`, numeric: true, head: [query.by, "runs", "solved", "cost", "tokens in", "cached", "out", "time"],
+  place.replaceChildren(query.by === "week" ? weekly(rows.filter((r) => r.key)) : "", table({ caption: `${note}By ${query.by}`, numeric: true, head: [query.by, "runs", "solved", "cost", "tokens in", "cached", "out", "time"],
     rows: rows.map((r) => [name(r), many(r.runs), share(r), money(r.cost), many(r.read), many(r.cached), many(r.written), lasting(r.seconds)]) }));
 }
 
-// what became of the runs of each week; one without any is empty
+// what became of the runs of each week, of ten years at most; one without any is empty
 function weekly(rows) {
-  const week = (r) => Math.floor(Date.parse(r.key) / 604.8e6), last = Math.max(...rows.map(week)), first = Math.min(...rows.map(week));
+  if (rows.length < 2) return "";
+  const week = (r) => Math.floor(Date.parse(r.key) / 604.8e6), last = Math.max(...rows.map(week)), first = Math.max(last - 520, Math.min(...rows.map(week)));
   const of = new Map(rows.map((r) => [week(r) - last, r])), steps = Array.from({ length: last - first + 1 }, (_, n) => n + first - last);
   const curve = (name, count) => { const values = steps.map((n) => (of.has(n) ? count(of.get(n)) : 0)); return { name, steps, values, line: values, low: values, high: values, band: "" }; };
-  return chart({ title: "Runs with a verdict", across: "weeks from the newest", stack: true, span: 1, curves: [
-    curve("solved here", (r) => r.solved - r.solved_hosted), curve("solved by a hosted model", (r) => r.solved_hosted), curve("failed", (r) => r.graded - r.solved)] });
+  return h("div", { class: "plots" }, chart({ title: "Runs with a verdict", across: "weeks from the newest", stack: true, span: 1, curves: [
+    curve("solved here", (r) => r.solved - r.solved_hosted), curve("solved by a hosted model", (r) => r.solved_hosted), curve("failed", (r) => r.graded - r.solved)] }));
 }
 
 async function groups(main) {
