@@ -123,8 +123,8 @@ def main() -> None:
     params.verbosity = 1
     try:
         server = xllamacpp.Server(params)
-    except RuntimeError:  # the log says why
-        os._exit(1)
+    except RuntimeError:  # the log says why: its thread writes what is left when the process exits as usual
+        sys.exit(1)
     print(server.listening_address, file=told, flush=True)
     sys.stdin.read()
     os._exit(0)
