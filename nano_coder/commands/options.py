@@ -181,7 +181,7 @@ def open_runtime(
     python = python_of(config, directory)
     sandbox = open_sandbox(config.sandbox, python=python, image=config.image, project=directory)
     more = further_tools(config, lambda: (sandbox, store))
-    name = model or config.model or default_model(project_id(directory))
+    name = model or config.model or default_model(project_id(directory), checked=bool(config.check))
     opened = open_policy(name, config, own_temperature=config.temperature is None)
     profile = opened.profile if config.profile else days_profile(opened.profile)
     settings = RunSettings(

@@ -373,11 +373,13 @@ def at_hand(name: str) -> str | None:
     return None
 
 
-def default_model(project: str | None = None) -> str:
-    """The checkpoint promoted for a project, else for all, else the shipped policy. Raises UsageError."""
-    promoted = (latest_checkpoint(project) if project else None) or latest_checkpoint()
-    if promoted is not None:
-        return str(promoted)
+def default_model(project: str | None = None, *, checked: bool = True) -> str:
+    """The checkpoint promoted for a project, else for all, else the shipped policy. One that repairs what a
+    check shows is left out where there is none. Raises UsageError."""
+    for of in (project, None) if project else (None,):
+        promoted = latest_checkpoint(of)
+        if promoted and (checked or not find_profile(read_checkpoint(promoted).profile).places):
+            return str(promoted)
     if (SHIPPED / MANIFEST).exists():
         return "shipped"
     raise UsageError("no model: name one with --model; nano-coder models lists what is at hand")

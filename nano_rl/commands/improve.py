@@ -177,10 +177,12 @@ def take_back_what_fell(project: ImprovedProject, setup: Setup, store: LogStore)
 
 
 def _dry_run(project: ImprovedProject, setup: Setup, minutes: float, as_json: bool) -> int:
+    from nano_rl.improve.cycle import taught_profile
     from nano_rl.improve.project import ProjectTask, counts
     from nano_rl.improve.tasks import TASKS, checked_runs
 
     model = _model(project, setup)
+    profile = taught_profile(setup.config, model)
     with open_log(setup.config.log, create=True) as store:
         runs = [run.reward == 1 for run in checked_runs(setup, store)]
     tasks = counts(project.read(TASKS, ProjectTask))
@@ -188,12 +190,13 @@ def _dry_run(project: ImprovedProject, setup: Setup, minutes: float, as_json: bo
     number = len(cycles) + (not cycles or cycles[-1].ended is not None)
     plan = {
         "project": project.id, "directory": str(project.directory), "check": setup.config.check,
-        "model": model, "cycle": number, "minutes": minutes, "runs": len(runs), "solved": sum(runs),
-        "tasks": tasks,
+        "model": model, "profile": profile, "cycle": number, "minutes": minutes, "runs": len(runs),
+        "solved": sum(runs), "tasks": tasks,
     }  # fmt: skip
 
     def show() -> None:
-        print(f"cycle {number} of {project.name}, {minutes:g} minutes, with {model}")
+        print(f"cycle {number} of {project.name}, {minutes:g} minutes")
+        print(f"model        {model}, which learns in the profile {profile}")
         print(f"check        {setup.config.check}")
         print(f"runs         {len(runs)} with a check, {sum(runs)} of them solved")
         print(f"tasks so far {_listed(tasks)}")

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
-from nano_coder.agent.profiles import find_profile
+from nano_coder.agent.profiles import REPAIR_1, find_profile
 from nano_coder.commands.options import Setup
-from nano_coder.models.opening import usual_profile
+from nano_coder.models.opening import OWN_MODELS, usual_profile
 from nano_rl.checkpoints.evaluate import TaskOutcome, task_outcome
 from nano_rl.checkpoints.promotion import SuccessDifference, difference, promote
 from nano_rl.command_setup import oracle_runtime, policy_runtime
@@ -29,6 +30,9 @@ from nano_shared.extension_points import Extensions
 from nano_shared.files import checkpoints_dir, content_hash
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
+
+if TYPE_CHECKING:
+    from nano_coder.config import AgentConfig
 
 FEWEST = 8
 """training tasks below which nothing is trained"""
@@ -93,7 +97,7 @@ class CycleWork:
             )
             return self._end(cycle, said)
         began = time.monotonic()
-        before = self._measure(cycle.baseline, tasks)
+        before = self._measure(cycle, cycle.baseline, tasks)
         if cycle.candidate is None:
             # the gate has to measure as much again
             until = self.clock.at(1.0) - max(_GATE * self.clock.seconds, 1.5 * (time.monotonic() - began))
@@ -103,7 +107,7 @@ class CycleWork:
             cycle = self._train(cycle, train, validation, until)
             if cycle.ended is not None:
                 return cycle
-        after = self._measure(str(cycle.candidate), tasks)
+        after = self._measure(cycle, str(cycle.candidate), tasks)
         return self._decide(cycle, before, after)
 
     def _gather(self, cycle: Cycle) -> Cycle:
@@ -123,19 +127,22 @@ class CycleWork:
         update = {"seen": seen, "tasks": counts(tasks), "places": len(held)}
         return self.project.save(cycle.model_copy(update=update))
 
-    def _measure(self, model: str, tasks: Sequence[ProjectTask]) -> dict[str, list[TaskOutcome]]:
+    def _measure(
+        self, cycle: Cycle, model: str, tasks: Sequence[ProjectTask]
+    ) -> dict[str, list[TaskOutcome]]:
         held = [one.task for one in tasks if one.part is SplitPart.HELD_OUT]
+        profile = taught_profile(self.setup.config, cycle.baseline)
         return {
             "held_out": self._outcomes(model, held),
-            "general": self._outcomes(model, self._general_tasks(model, Split.TEST, GENERAL)),
+            "general": self._outcomes(model, self._general_tasks(profile, Split.TEST, GENERAL)),
         }
 
-    def _general_tasks(self, model: str, split: Split, count: int) -> list[Task]:
-        """Tasks of the suite that the model's profile can serve; the same at every call."""
+    def _general_tasks(self, profile: str, split: Split, count: int) -> list[Task]:
+        """Tasks of the suite that the profile can serve; the same at every call."""
         if "functions" not in GENERAL_TASKS:
             self.say("no general tasks: pip install nano-rl-coder-suites brings them")
             return []
-        leads = not find_profile(self.setup.config.profile or usual_profile(model)).places
+        leads = not find_profile(profile).places
         kind = {"levels": (0, 1, 2)} if leads else {"levels": (2, 3), "views": ("repair",)}
         return list(islice(GENERAL_TASKS["functions"](**kind, seed=0, split=split), count))
 
@@ -172,9 +179,11 @@ class CycleWork:
         began = time.monotonic()
         names = [f"{self.project.name}-{self.project.id[:6]}-{cycle.number}{kind}" for kind in ("", "-rl")]
         made, parent = list[str](), cycle.baseline
-        config, imitation = self.setup.config, began + _IMITATION * (until - began)
+        profile = taught_profile(self.setup.config, parent)
+        config = self.setup.config.model_copy(update={"profile": profile})
+        imitation = began + _IMITATION * (until - began)
         # imitation of the project's tasks alone forgets the others
-        lessons = [*train, *self._general_tasks(parent, Split.TRAIN, min(len(train), GENERAL))]
+        lessons = [*train, *self._general_tasks(profile, Split.TRAIN, min(len(train), GENERAL))]
         if _is_there(names[0]) or imitate(names[0], parent, lessons, config, imitation, self.say):
             made, parent = [names[0]], names[0]
         measuring = time.monotonic()
@@ -221,6 +230,13 @@ class CycleWork:
 
     def _end(self, cycle: Cycle, said: str) -> Cycle:
         return self.project.save(cycle.model_copy(update={"ended": time.time(), "said": said}))
+
+
+def taught_profile(config: AgentConfig, baseline: str) -> str:
+    """The profile of a candidate. The small models that come with nano do not lead in a project that they
+    never saw: they are taught to repair."""
+    usual = REPAIR_1.name if baseline in OWN_MODELS else None
+    return config.profile or usual or usual_profile(baseline)
 
 
 def paired(

@@ -90,7 +90,8 @@ class Gathering:
         solved = snapshot.load(str(base.last_snapshot), self.runtime.store.blobs)
         seconds = self.until - time.monotonic()
         if seconds > 0:
-            search = MutantSearch(count=MUTANTS, seed=1000 * self.cycle + before, seconds=seconds)
+            seed = int(self.project.id[:8], 16) + 1000 * self.cycle + before
+            search = MutantSearch(count=MUTANTS, seed=seed, seconds=seconds)
             _, report = mutant_tasks(
                 [base], search, self.runtime.store.blobs, self.runtime.sandbox,
                 on_task=lambda task: self._keep(Candidate(task=task, source="mutant", solved=solved), known),

@@ -336,6 +336,29 @@ def test_a_checkpoint_is_promoted_for_one_project(nano: NANO, shop: Path, tmp_pa
     assert nano("improve", "-C", shop, "--undo")[1] == "the usual policy runs for shop now\n"
 
 
+def test_what_repairs_by_a_check_runs_where_there_is_one(shop: Path) -> None:
+    leads, repairs = checkpoint("leads"), checkpoint("repairs", profile="repair-1")
+    project = project_id(shop)
+    promote(leads)
+    promote(repairs, project=project)
+    assert default_model(project) == str(repairs)
+    assert default_model(project, checked=False) == str(leads)
+
+
+@pytest.mark.parametrize(
+    ("model", "profile"),
+    [("shipped", "repair-1"), ("smollm2-135m-instruct", "repair-1"), ("tiny", "compact-1")],
+)
+def test_the_small_models_that_come_with_nano_learn_to_repair(
+    nano: NANO, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, profile: str
+) -> None:
+    named = str(tiny_model(tmp_path / "tiny", tasks=[])) if model == "tiny" else model
+    arguments = ("improve", "-C", shop, "--check", CHECK, "--model", named, "--dry-run", "--json")
+    assert json.loads(nano(*arguments)[1])["profile"] == profile
+    monkeypatch.setenv("NANO_PROFILE", "compact-1")
+    assert json.loads(nano(*arguments)[1])["profile"] == "compact-1"
+
+
 def test_a_promotion_after_which_runs_fail_is_taken_back_and_said_once(nano: NANO, shop: Path) -> None:
     from test_admission import a_run
 
