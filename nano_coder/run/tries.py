@@ -26,11 +26,11 @@ Episode = Callable[[Executor], Sequence[Future[Trajectory]]]
 
 def run_side_by_side(
     episodes: Sequence[Episode], policy: Policy | None, *, at_once: int | None = None,
-    on_run: OnRun | None = None,
+    on_run: OnRun | None = None, stop: Stop | None = None,
 ) -> list[Trajectory]:  # fmt: skip
     """Execute episodes on threads, and return the graded runs of each in their order; `on_run` gets each.
     `policy` is the one that all share, and which this thread steps meanwhile if it is a local one. `at_once`
-    None: as many as keep it busy."""
+    None: as many as keep it busy. What is raised here, Ctrl-C too, sets `stop`, so that the others end."""
     most = min(at_once or getattr(policy, "agents_together", AT_ONCE), max(1, len(episodes)))
     agents_of, steps_here = getattr(policy, "agents", None), getattr(policy, "hosted", None)
     # one for each agent; policies without a scheduler need none
@@ -58,6 +58,8 @@ def run_side_by_side(
                     with slot:
                         pass
 
+        if stop is not None:
+            stack.push(lambda kind, *_: stop.set() if kind else None)
         stack.callback(cancel_pending)
         for future in futures:
             lead(future)

@@ -28,6 +28,7 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import (
     Project,
     Runtime,
+    Stop,
     can_reflect,
     grade_run,
     is_reflection,
@@ -104,11 +105,13 @@ def collect(
                 " leave out --reflect (of nano-rl train `reflect`), or --agent"
             )
         at_once = min(at_once, _AGENTS_PER_CPU * len(os.sched_getaffinity(0)))
+    stop = runtime.hooks.stop or Stop()
+    runtime = replace(runtime, hooks=replace(runtime.hooks, stop=stop))
     episodes = [
         partial(_episode, task, member_seed(seed, task, member), runtime_for(task, runtime), reflect)
         for task, member in jobs
     ]
-    done = run_side_by_side(episodes, runtime.policy, at_once=at_once, on_run=on_run)
+    done = run_side_by_side(episodes, runtime.policy, at_once=at_once, on_run=on_run, stop=stop)
     return reward.apply(done, runtime) if reward else done
 
 

@@ -1,5 +1,9 @@
 """Rollouts: every agent of a step runs, some at a time, and a seed reproduces them bit for bit."""
 
+import os
+import signal
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -12,7 +16,7 @@ from nano_coder.agent.dialects.dialect import DIALECTS
 from nano_coder.agent.profiles import COMPACT_1, first_messages
 from nano_coder.models.opening import OpenedWeights, local_policy, open_weights
 from nano_coder.models.scripted import ScriptedPolicy
-from nano_coder.run.execution import RunSettings, Runtime
+from nano_coder.run.execution import RunHooks, RunSettings, Runtime
 from nano_coder.sandbox.protocol import open_sandbox
 from nano_rl.gather.rollouts import collect
 from nano_shared.errors import UsageError
@@ -105,3 +109,23 @@ def test_plugins_of_pytest_stay_out_of_the_tests_of_generated_tasks(
     ]
     (run,) = collect([task], replace(runtime, policy=ScriptedPolicy(texts)))
     assert f"plugins={said}." in run.turns[0].observations[0].text
+
+
+def test_ctrl_c_ends_the_runs_that_are_at_work(runtime: Runtime) -> None:
+    sleeps = DIALECTS["compact"].render(
+        "", (ToolCall(name="shell", arguments={"command": "sleep 300"}),), COMPACT_1.tools
+    )
+    begun = threading.Barrier(3)
+    hooks = RunHooks(start=lambda run: begun.wait(60))
+    runtime = replace(runtime, policy=ScriptedPolicy([sleeps, sleeps]), hooks=hooks)
+
+    def press() -> None:
+        begun.wait(60)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    began = time.monotonic()
+    threading.Thread(target=press).start()
+    with pytest.raises(KeyboardInterrupt):
+        collect(TASKS[:2], runtime)
+    assert time.monotonic() - began < 200
+    assert [run.stop for run in runtime.store.trajectories()] == [StopReason.INTERRUPTED] * 2
