@@ -188,13 +188,11 @@ def test_rows_that_the_cache_does_not_hold_together_wait(policy: GgufPolicy) -> 
 
 def test_limits(policy: GgufPolicy) -> None:
     assert len(sampled(policy.complete(conversation(), Sampling(max_tokens=19, seed=5)))) <= 19
-    whole = policy.complete(conversation(), Sampling(max_tokens=40, seed=5))
-    place = next(n for n, token in enumerate(sampled(whole)) if n > 2 and policy.decode([token]).isalpha())
-    text = policy.decode([sampled(whole)[place]])
-    short = policy.complete(conversation(), Sampling(max_tokens=40, seed=5, stop=(text,)))
+    letters = "aeinorst"  # of which forty tokens have one, whatever they are
+    short = policy.complete(conversation(), Sampling(max_tokens=40, seed=5, stop=tuple(letters)))
     assert short.finish == Finish.STOP
-    assert sampled(short) == sampled(whole)[: len(sampled(short))]
-    assert short.text.endswith(text)
+    assert set(letters) & set(short.text)
+    assert not set(letters) & set(policy.decode(sampled(short)[:-1]))
     with pytest.raises(ContextFull):
         policy.complete(conversation("word " * 2000), Sampling(max_tokens=4))
     ids = tuple(range(3, 103)) * 10 + tuple(range(3, 3 + policy.context_limit - 1003))
