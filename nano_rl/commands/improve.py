@@ -182,10 +182,10 @@ def _dry_run(project: ImprovedProject, setup: Setup, minutes: float, as_json: bo
     from nano_rl.improve.tasks import TASKS, checked_runs
 
     model = _model(project, setup)
-    profile = taught_profile(setup.config, model)
     with open_log(setup.config.log, create=True) as store:
         runs = [run.reward == 1 for run in checked_runs(setup, store)]
-    tasks = counts(project.read(TASKS, ProjectTask))
+    known = project.read(TASKS, ProjectTask)
+    profile, tasks = taught_profile(setup.config, model, known), counts(known)
     cycles = project.cycles()
     number = len(cycles) + (not cycles or cycles[-1].ended is not None)
     plan = {

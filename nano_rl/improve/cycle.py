@@ -96,18 +96,18 @@ class CycleWork:
                 " with a check that pass, commits that mend what tests show, and further tests make tasks"
             )
             return self._end(cycle, said)
-        began = time.monotonic()
-        before = self._measure(cycle, cycle.baseline, tasks)
+        began, profile = time.monotonic(), taught_profile(self.setup.config, cycle.baseline, tasks)
+        before = self._measure(cycle.baseline, tasks, profile)
         if cycle.candidate is None:
             # the gate has to measure as much again
             until = self.clock.at(1.0) - max(_GATE * self.clock.seconds, 1.5 * (time.monotonic() - began))
             if time.monotonic() > until:
                 raise TimeOver
             validation = [one.task for one in tasks if one.part is SplitPart.VALIDATION]
-            cycle = self._train(cycle, train, validation, until)
+            cycle = self._train(cycle, train, validation, until, profile)
             if cycle.ended is not None:
                 return cycle
-        after = self._measure(cycle, str(cycle.candidate), tasks)
+        after = self._measure(str(cycle.candidate), tasks, profile)
         return self._decide(cycle, before, after)
 
     def _gather(self, cycle: Cycle) -> Cycle:
@@ -128,10 +128,9 @@ class CycleWork:
         return self.project.save(cycle.model_copy(update=update))
 
     def _measure(
-        self, cycle: Cycle, model: str, tasks: Sequence[ProjectTask]
+        self, model: str, tasks: Sequence[ProjectTask], profile: str
     ) -> dict[str, list[TaskOutcome]]:
         held = [one.task for one in tasks if one.part is SplitPart.HELD_OUT]
-        profile = taught_profile(self.setup.config, cycle.baseline)
         return {
             "held_out": self._outcomes(model, held),
             "general": self._outcomes(model, self._general_tasks(profile, Split.TEST, GENERAL)),
@@ -172,14 +171,15 @@ class CycleWork:
                     self.say(f"{len(done)} of {len(rest)} measured, {rate(done):.0%} solved")
         return [known[task.id] for task in tasks]
 
-    def _train(self, cycle: Cycle, train: Sequence[Task], validation: Sequence[Task], until: float) -> Cycle:
+    def _train(
+        self, cycle: Cycle, train: Sequence[Task], validation: Sequence[Task], until: float, profile: str
+    ) -> Cycle:
         """The checkpoint of imitation or that of policy gradients after it, by the validation tasks."""
         from nano_rl.improve.training import imitate, reinforce, trained_seconds
 
         began = time.monotonic()
         names = [f"{self.project.name}-{self.project.id[:6]}-{cycle.number}{kind}" for kind in ("", "-rl")]
         made, parent = list[str](), cycle.baseline
-        profile = taught_profile(self.setup.config, parent)
         config = self.setup.config.model_copy(update={"profile": profile})
         imitation = began + _IMITATION * (until - began)
         # imitation of the project's tasks alone forgets the others
@@ -232,10 +232,13 @@ class CycleWork:
         return self.project.save(cycle.model_copy(update={"ended": time.time(), "said": said}))
 
 
-def taught_profile(config: AgentConfig, baseline: str) -> str:
+def taught_profile(config: AgentConfig, baseline: str, tasks: Sequence[ProjectTask]) -> str:
     """The profile of a candidate. The small models that come with nano do not lead in a project that they
-    never saw: they are taught to repair."""
-    usual = REPAIR_1.name if baseline in OWN_MODELS else None
+    never saw: they are taught to repair, unless none of its tasks is in Python."""
+    python = not tasks or any(
+        place.partition("::")[0].endswith(".py") for one in tasks for place in one.places
+    )
+    usual = REPAIR_1.name if python and baseline in OWN_MODELS else None
     return config.profile or usual or usual_profile(baseline)
 
 

@@ -32,7 +32,7 @@ from nano_rl.command_setup import trainings_dir
 from nano_rl.commands.improve import _for_project
 from nano_rl.gather.rollouts import ORACLE
 from nano_rl.improve import cycle as cycles
-from nano_rl.improve.cycle import minutes_until, parse_pause, parse_window
+from nano_rl.improve.cycle import minutes_until, parse_pause, parse_window, taught_profile
 from nano_rl.improve.gate import ERROR, FEWEST_PLACES, decide, error_of, fallen
 from nano_rl.improve.project import ProjectTask, open_project
 from nano_rl.improve.tasks import TASKS
@@ -357,6 +357,12 @@ def test_the_small_models_that_come_with_nano_learn_to_repair(
     assert json.loads(nano(*arguments)[1])["profile"] == profile
     monkeypatch.setenv("NANO_PROFILE", "compact-1")
     assert json.loads(nano(*arguments)[1])["profile"] == "compact-1"
+
+
+@pytest.mark.parametrize(("place", "profile"), [("app.js", "compact-1"), ("app.py::main", "repair-1")])
+def test_who_repairs_needs_tasks_in_python(place: str, profile: str) -> None:
+    one = ProjectTask(task=a_task(), source="run", places=(place,), part=SplitPart.TRAIN, cycle=1)
+    assert taught_profile(AgentConfig(), "shipped", [one]) == profile
 
 
 def test_a_promotion_after_which_runs_fail_is_taken_back_and_said_once(nano: NANO, shop: Path) -> None:
