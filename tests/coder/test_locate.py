@@ -140,6 +140,17 @@ def test_what_a_passing_test_shows_as_uncaught_is_no_failing_test(located: Locat
     assert found["failed"] == ["tests/test_shop.py::test_large"]
 
 
+def test_what_fails_because_it_is_traced_is_no_failing_test(located: Located, tmp_path: Path) -> None:
+    (tmp_path / "tests" / "test_fast.py").write_text(
+        "import os\n\nimport shop\n\n\ndef test_fast():\n    shop.Basket().add(1)\n"
+        "    assert 'NANO_LINES' not in os.environ or 'NANO_LINES_ONLY' in os.environ\n"
+    )
+    with closing(open_sandbox(python=sys.executable).open(tmp_path, Limits())) as jail:
+        found, _ = traced(ToolContext(jail=jail, limits=Limits()), "python -m pytest -q tests")
+    assert found["failed"] == ["tests/test_shop.py::test_large"]
+    assert found["passed"] == 3
+
+
 def test_what_cannot_be_located_is_said(located: Located) -> None:
     assert "passes: there is nothing to locate" in located("true")
     said = located("echo broken; exit 3")

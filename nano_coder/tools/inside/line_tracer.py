@@ -24,6 +24,8 @@ import traceback
 from typing import Any
 
 FOLDER, ROOT = os.environ["NANO_LINES"], os.environ["NANO_LINES_ROOT"]
+ONLY = os.environ.get("NANO_LINES_ONLY")
+"""a file with the tests that pytest runs, where nothing is traced"""
 MOST_TESTS = 4000
 """tests whose lines are kept; further passing ones are not"""
 MOST_SAID = 4000
@@ -35,6 +37,9 @@ _files: dict[str, int] = {}
 _known: dict[int, tuple[Any, int]] = {}
 """id of a code object -> it, kept alive, and the index of its file; -1 for code that is not the project's"""
 _now: set[tuple[int, int]] = set()
+_entered: dict[int, Any] = {}
+"""id of a code object that ran in the test at hand -> what traces its lines; None for code that is not the
+project's, and where all lines were seen"""
 
 
 def project_path(filename: str) -> str | None:
@@ -57,13 +62,31 @@ def file_of(code: Any) -> int:
 
 def entered(frame: Any, event: str, arg: Any) -> Any:
     """The trace function of a call, up to Python 3.11."""
-    file = file_of(frame.f_code)
-    if file < 0:
-        return None
+    code = frame.f_code
+    try:
+        return _entered[id(code)]
+    except KeyError:
+        file = file_of(code)
+        found = _entered[id(code)] = None if file < 0 else tracer_of(code, file, _now)
+        return found
+
+
+def tracer_of(code: Any, file: int, now: set[tuple[int, int]]) -> Any:
+    """Adds the lines of the code to those of a test, until they are all there."""
+    left = {number for _, _, number in code.co_lines() if number}
+    def_line = {code.co_firstlineno}
 
     def line(frame: Any, event: str, arg: Any) -> Any:
-        if event == "line":
-            _now.add((file, frame.f_lineno))
+        number = frame.f_lineno
+        if number not in left and now is _now:
+            return line
+        if now is not _now:  # the call has outlived its test
+            frame.f_trace = entered(frame, event, arg)
+            return frame.f_trace and frame.f_trace(frame, event, arg)
+        now.add((file, number))
+        left.discard(number)
+        if left <= def_line:
+            _entered[id(code)] = None
         return line
 
     return line
@@ -95,9 +118,10 @@ def begin(test: str) -> None:
     global _now
     found = tests.setdefault(test, {"lines": set(), "failed": False, "frames": [], "said": ""})
     _now = found["lines"]
+    _entered.clear()
     if sys.version_info >= (3, 12):
         sys.monitoring.restart_events()
-    elif test and sys.gettrace() is not entered:  # a coverage measurement of the project's own
+    elif test and not ONLY and sys.gettrace() is not entered:  # a coverage measurement of the project's own
         sys.settrace(entered)
 
 
@@ -136,6 +160,28 @@ def write() -> None:
 
 def pytest_configure(config: Any) -> None:
     config.option.maxfail = 0  # the tests behind the first failure tell what is right
+    if sys.version_info < (3, 12):
+        sys.settrace(None)  # between the tests it would see pytest at work, in millions of calls
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    if ONLY:
+        with open(ONLY, encoding="utf-8") as file:
+            chosen = set(json.load(file))
+        items[:] = [item for item in items if item.nodeid in chosen]
+
+
+def while_traced(item: Any) -> Any:
+    """A hook around the setup, the body and the teardown of a test."""
+    if sys.version_info < (3, 12) and not ONLY:
+        sys.settrace(entered)
+    yield
+    if sys.version_info < (3, 12):
+        sys.settrace(None)
+
+
+while_traced.pytest_impl = {"hookwrapper": True, "trylast": True}  # type: ignore[attr-defined]
+pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = while_traced
 
 
 def pytest_runtest_logstart(nodeid: str, location: Any) -> None:
@@ -196,4 +242,5 @@ begin(os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0])
 sys.excepthook = last_words
 atexit.register(write)
 watch_unittest()
-start_tracing()
+if not ONLY:
+    start_tracing()
