@@ -47,6 +47,7 @@ def imitate(
     oracles = oracle_runtime(config.log, config)
     dtype = dtype_to_train(parent, config.device)
     opened = open_weights(parent, dtype=dtype, device=config.device, profile=config.profile)
+    say(f"running the solutions of {len(tasks)} training tasks")
     runs = solved_oracles([task for task in tasks if task.oracle], replace(oracles, profile=opened.profile))
     reader = reader_of(opened)
     found = all_that_fit(runs, lambda run: reader.rows(run, oracles.store.blobs))
