@@ -67,13 +67,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--minutes", type=float, default=40.0, help="of the cycle")
     parser.add_argument("--write", action="store_true")
-    options = parse(parser, packages=[TOY], seeds=[0], minutes=2.0)
+    options = parse(parser, packages=[TOY], seeds=[0], minutes=0.4)
     if options.smoke:
         toy_package(options.out)
     works = [Work(options.out, package, seed) for seed in options.seeds for package in options.packages]
     for work in works:
-        work.cycle(options.minutes)
-        work.arms(options.smoke)
+        work.cycle(options.minutes, whole=not options.smoke)
+        work.arms(smoke=options.smoke)
     for work in works:
         work.other([one for one in works if one.seed == work.seed and one.name != work.name])
     rows = [work.row() for work in works]
@@ -108,18 +108,18 @@ class Work:
         os.environ["NANO_HOME"] = str(self.home)
         return open_project(self.directory)
 
-    def cycle(self, minutes: float) -> None:
-        """The first cycle, to its end."""
-        while not (cycles := self.project.cycles()) or cycles[0].ended is None:
+    def cycle(self, minutes: float, *, whole: bool) -> None:
+        """The first cycle, to its end where it is wanted `whole`."""
+        while not (cycles := self.project.cycles()) or (whole and cycles[0].ended is None):
             how = ("--check", CHECK, "--minutes", minutes)
             nano(self.home, "nano-rl", "improve", "-C", self.directory, *how)
 
     def tasks(self, *parts: SplitPart) -> list[Task]:
         return [one.task for one in self.project.read(TASKS, ProjectTask) if one.part in parts]
 
-    def arms(self, smoke: bool) -> None:
+    def arms(self, *, smoke: bool) -> None:
         cycle = self.project.cycles()[0]
-        held = self.tasks(*(SplitPart if smoke else (SplitPart.HELD_OUT,)))
+        held = self.tasks(*SplitPart)[:1] if smoke else self.tasks(SplitPart.HELD_OUT)
         self.arm("search", lambda: self.search(held))
         if cycle.candidate is None:
             return
@@ -161,9 +161,12 @@ class Work:
             policy=ScriptedPolicy([]), sandbox=open_sandbox(), store=LogStore.open(), profile=REPAIR_1,
             policy_name="none", sampling=Sampling(),
         )  # fmt: skip
-        bug = {"kind": "none", "line": 0}
-        rows = {task.key: searched(bug, task, runtime, CHECKS, self.folder) for task in tasks}
-        return {key: row["search"] is not None for key, row in rows.items()}
+        places = {one.task.key: one.places for one in self.project.read(TASKS, ProjectTask)}
+        found = {}
+        for task in tasks:
+            bug = {"kind": "fix", "line": 0, "places": places[task.key]}
+            found[task.key] = searched(bug, task, runtime, CHECKS, self.folder)["search"] is not None
+        return found
 
     def row(self) -> dict[str, Any]:
         cycle = self.project.cycles()[0]
