@@ -18,7 +18,7 @@ from nano_coder.cli import cli
 from nano_coder.models.local.engine import Engine, kv_bound, rows_together
 from nano_coder.models.local.policy import LocalPolicy, Lockstep
 from nano_coder.models.weights import place
-from nano_coder.run.execution import RunSettings
+from nano_coder.run.execution import RunSettings, Runtime
 from nano_rl.gather import rollouts
 from nano_shared.errors import UsageError
 from nano_shared.types import Task
@@ -74,12 +74,10 @@ def test_runs_at_a_time_are_those_that_were_set(
     set_to: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(rollouts, "run_side_by_side", lambda *_, at_once, on_run: seen.append(at_once) or [])
-    runtime: Any = SimpleNamespace(
-        policy=SimpleNamespace(agents_together=6), settings=RunSettings(at_once=set_to),
-        environments=SimpleNamespace(sessions=None, opened=()), project=None,
-    )  # fmt: skip
-    monkeypatch.setattr(rollouts, "runtime_for", lambda task, runtime: runtime)
+    monkeypatch.setattr(rollouts, "run_side_by_side", lambda *_, at_once, **_more: seen.append(at_once) or [])
+    policy: Any = SimpleNamespace(agents_together=6)
+    unused: Any = None
+    runtime = Runtime(policy=policy, sandbox=unused, store=unused, settings=RunSettings(at_once=set_to))
     rollouts.collect([Task(key="k", prompt="p")], runtime, group_size=9)
     assert seen == [expected]
 
