@@ -43,7 +43,8 @@ from nano_coder.models.scripted import ScriptedPolicy
 from nano_coder.run.execution import Runtime
 from nano_coder.sandbox.protocol import open_sandbox
 from nano_mining.releases import source_folder
-from nano_rl.checkpoints.evaluate import Evaluation
+from nano_rl.checkpoints.evaluate import Evaluation, TaskOutcome
+from nano_rl.improve.cycle import outcomes_file
 from nano_rl.improve.project import ImprovedProject, ProjectTask, open_project
 from nano_rl.improve.tasks import TASKS
 from nano_rl.improve.training import reinforce, trained_seconds
@@ -141,7 +142,10 @@ class Work:
             self.file.write_text(json.dumps(self.found, indent=1) + "\n")
 
     def measured(self, model: object, tasks: Sequence[Task]) -> dict[str, bool]:
-        """Task -> whether the model does it."""
+        """Task -> whether the model does it, as the cycle measured it, or measured now."""
+        known = {one.id: one for one in self.project.read(outcomes_file(str(model)), TaskOutcome)}
+        if all(task.id in known for task in tasks):
+            return {task.key: known[task.id].mean == 1 for task in tasks}
         write_tasks(file := self.folder / "held_out.jsonl", tasks)
         said = nano(self.home, "nano-rl", "eval", "--tasks", file, "--model", model, "--json")
         kept = self.home / "evaluations" / f"{json.loads(said)['evaluation']}.json"

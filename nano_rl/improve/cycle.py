@@ -131,10 +131,8 @@ class CycleWork:
         self, model: str, tasks: Sequence[ProjectTask], profile: str
     ) -> dict[str, list[TaskOutcome]]:
         held = [one.task for one in tasks if one.part is SplitPart.HELD_OUT]
-        return {
-            "held_out": self._outcomes(model, held),
-            "general": self._outcomes(model, self._general_tasks(profile, Split.TEST, GENERAL)),
-        }
+        general = self._general_tasks(profile, Split.TEST, GENERAL)
+        return {"held_out": self._outcomes(model, held), "general": self._outcomes(model, general)}
 
     def _general_tasks(self, profile: str, split: Split, count: int) -> list[Task]:
         """Tasks of the suite that the profile can serve; the same at every call."""
@@ -148,7 +146,7 @@ class CycleWork:
     def _outcomes(self, model: str, tasks: Sequence[Task]) -> list[TaskOutcome]:
         """The outcomes of a model on tasks, decoding greedily; those that were measured before are not
         measured again. Raises TimeOver."""
-        name = f"measured/{Path(model).name}-{content_hash(model)[7:13]}.jsonl"
+        name = outcomes_file(model)
         known = {one.id: one for one in self.project.read(name, TaskOutcome) if one.mean is not None}
         rest = [task for task in tasks if task.id not in known]
         if rest:
@@ -232,12 +230,16 @@ class CycleWork:
         return self.project.save(cycle.model_copy(update={"ended": time.time(), "said": said}))
 
 
+def outcomes_file(model: str) -> str:
+    """Name of the file of a project that holds the outcomes of a model on its tasks."""
+    return f"measured/{Path(model).name}-{content_hash(model)[7:13]}.jsonl"
+
+
 def taught_profile(config: AgentConfig, baseline: str, tasks: Sequence[ProjectTask]) -> str:
     """The profile of a candidate. The small models that come with nano do not lead in a project that they
     never saw: they are taught to repair, unless none of its tasks is in Python."""
-    python = not tasks or any(
-        place.partition("::")[0].endswith(".py") for one in tasks for place in one.places
-    )
+    files = {place.partition("::")[0] for one in tasks for place in one.places}
+    python = not files or any(file.endswith(".py") for file in files)
     usual = REPAIR_1.name if python and baseline in OWN_MODELS else None
     return config.profile or usual or usual_profile(baseline)
 

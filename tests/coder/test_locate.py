@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,14 +131,17 @@ def test_an_error_at_import_leads_to_the_line_that_raised(located: Located) -> N
     assert 'raise ValueError("count")' in said.partition("Lines")[2].splitlines()[1]
 
 
+def traced_in(folder: Path) -> dict[str, Any]:
+    with closing(open_sandbox(python=sys.executable).open(folder, Limits())) as jail:
+        return traced(ToolContext(jail=jail, limits=Limits()), "python -m pytest -q tests")[0]
+
+
 def test_what_a_passing_test_shows_as_uncaught_is_no_failing_test(located: Located, tmp_path: Path) -> None:
     (tmp_path / "tests" / "test_hook.py").write_text(
         "import sys\n\n\ndef test_hook():\n    try:\n        1 / 0\n"
         "    except ZeroDivisionError:\n        sys.excepthook(*sys.exc_info())\n"
     )
-    with closing(open_sandbox(python=sys.executable).open(tmp_path, Limits())) as jail:
-        found, _ = traced(ToolContext(jail=jail, limits=Limits()), "python -m pytest -q tests")
-    assert found["failed"] == ["tests/test_shop.py::test_large"]
+    assert traced_in(tmp_path)["failed"] == ["tests/test_shop.py::test_large"]
 
 
 def test_what_fails_because_it_is_traced_is_no_failing_test(located: Located, tmp_path: Path) -> None:
@@ -145,10 +149,8 @@ def test_what_fails_because_it_is_traced_is_no_failing_test(located: Located, tm
         "import os\n\nimport shop\n\n\ndef test_fast():\n    shop.Basket().add(1)\n"
         "    assert 'NANO_LINES' not in os.environ or 'NANO_LINES_ONLY' in os.environ\n"
     )
-    with closing(open_sandbox(python=sys.executable).open(tmp_path, Limits())) as jail:
-        found, _ = traced(ToolContext(jail=jail, limits=Limits()), "python -m pytest -q tests")
-    assert found["failed"] == ["tests/test_shop.py::test_large"]
-    assert found["passed"] == 3
+    found = traced_in(tmp_path)
+    assert (found["failed"], found["passed"]) == (["tests/test_shop.py::test_large"], 3)
 
 
 def test_what_cannot_be_located_is_said(located: Located) -> None:

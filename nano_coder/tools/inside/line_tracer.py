@@ -74,19 +74,16 @@ def entered(frame: Any, event: str, arg: Any) -> Any:
 def tracer_of(code: Any, file: int, now: set[tuple[int, int]]) -> Any:
     """Adds the lines of the code to those of a test, until they are all there."""
     left = {number for _, _, number in code.co_lines() if number}
-    def_line = {code.co_firstlineno}
 
     def line(frame: Any, event: str, arg: Any) -> Any:
-        number = frame.f_lineno
-        if number not in left and now is _now:
-            return line
         if now is not _now:  # the call has outlived its test
             frame.f_trace = entered(frame, event, arg)
             return frame.f_trace and frame.f_trace(frame, event, arg)
-        now.add((file, number))
-        left.discard(number)
-        if left <= def_line:
-            _entered[id(code)] = None
+        if (number := frame.f_lineno) in left:
+            now.add((file, number))
+            left.discard(number)
+            if left <= {code.co_firstlineno}:
+                _entered[id(code)] = None
         return line
 
     return line

@@ -264,10 +264,11 @@ def main() -> None:
     failed = [name for name, test in tests.items() if name and test["failed"]]
     left = order["seconds"] - (time.monotonic() - began)
     if code and len(failed) > 1 and left > 0:  # some may fail by the time that tracing takes
-        again, _, reports = run(check, left, tracer, failed)
-        still = {name for name, test in merged(reports, again).items() if test["failed"]}
-        for name in failed if still.intersection(failed) else ():
-            tests[name]["failed"] = name in still
+        code_again, _, reports = run(check, left, tracer, failed)
+        again = merged(reports, code_again)
+        if still := {name for name in failed if name in again and again[name]["failed"]}:
+            for name in failed:
+                tests[name]["failed"] = name in still
     json.dump(
         {
             "exit": code,
