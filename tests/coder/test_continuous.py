@@ -94,6 +94,24 @@ def test_only_the_observation_is_read_between_turns(model: Any) -> None:
         assert_exact(engine, rows)
 
 
+def test_places_shown_in_turn_are_read_once(model: Any) -> None:
+    """The prompts of repair-1: another place each turn, and what was tried behind one that comes again."""
+    begins = tokens(0, 40)
+    places = [[begins + tokens(10 * owner + place, 50) for place in range(4)] for owner in range(2)]
+    engine, read, before = engine_of(model), list[int](), 0
+    for number in (0, 0, 1, 0, 1, 2, 0, 1, 2, 3, 0, 1):
+        prompts = [shown[number] + tokens(len(read), len(read)) for shown in places]
+        rows = engine.add_requests(
+            [GenerationRequest(ids, Sampling(max_tokens=4), 1, owner) for owner, ids in enumerate(prompts)]
+        )
+        finish(engine, rows)
+        assert_exact(engine, rows)
+        read.append(counts(engine).prefilled - before)
+        before += read[-1]
+    first = 40 + 2 * 50  # what prompts begin with is read once
+    assert read == [first, *(2 * n + (100 if n in (2, 5, 9) else 0) for n in range(1, 12))]
+
+
 def rows_of(model: Any, count: int) -> int:
     """Bytes of the KV of so many rows of 256 tokens."""
     return count * (256 + ROUND) * kv_token_bytes(model)

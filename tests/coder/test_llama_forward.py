@@ -144,7 +144,8 @@ def test_an_adapter_that_is_off_is_not_read() -> None:
         assert isinstance(engine.decoder, ContinuousDecoder)
 
 
-def test_full_weights_are_read_in_place() -> None:
+def test_full_weights_are_read_in_place_where_packing_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     model = build("Llama")
     engine = engine_of(model)
     engine.generate([GenerationRequest((1, 2, 3), Sampling(max_tokens=2), 0)])

@@ -16,6 +16,7 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from torch.nn import functional as F
 
 ROUND = 64
 """positions by which the arena grows"""
+_ROWS = 4
+"""rows that are retained for one owner: as many as the places that repair-1 shows in turn"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +75,20 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RetainedRow:
-    """The KV of a finished row, kept for the next turn of its owner."""
+    """The KV of a finished row, kept for later turns of its owner."""
 
     ids: tuple[int, ...]
     """[M] tokens whose KV is kept, those of the prefix included"""
     prefix: Prefix
     kv: Tensor
     """[L, 2, K, M - P, D] of the tokens after the prefix"""
+
+
+class ReusedRow(NamedTuple):
+    """What a new row takes of a retained one: its prefix, and the first `length` positions after that."""
+
+    row: RetainedRow
+    length: int
 
 
 class Arena:
@@ -127,15 +137,17 @@ class PrefixCache:
     """Prefixes by their tokens, and retained rows by their owner, within a budget in bytes that the blocks of
     the rows being decoded share.
 
-    Eviction takes prefixes without users first, then the rows retained longest. What was evicted costs
-    another prefill when it is needed again, and changes no result.
+    An owner whose turns do not go on from each other, as one that is shown places one after another, has
+    several rows. Eviction takes prefixes without users first, then the rows retained longest. What was
+    evicted costs another prefill when it is needed again, and changes no result.
     """
 
     def __init__(self, shape: KVShape, max_bytes: int) -> None:
         self._token_bytes = shape.token_bytes
         self._max_bytes = max_bytes
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
-        self._retained: dict[int, RetainedRow] = {}
+        self._retained: dict[RetainedRow, int] = {}
+        """row -> its owner, the one retained longest first"""
         self.evictions = 0
 
     def get(self, ids: tuple[int, ...]) -> Prefix | None:
@@ -159,26 +171,39 @@ class PrefixCache:
         self._prefixes[prefix.ids] = prefix
 
     def retain(self, owner: int, row: RetainedRow) -> None:
-        """Keep a row for its owner's next request, in place of the owner's earlier one."""
-        self.release(owner)
-        self._retained[owner] = row
+        """Keep a row for the owner's later requests, beside its last few."""
+        for old in self._rows_of(owner)[: 1 - _ROWS]:
+            self.drop(old)
+        self._retained[row] = owner
         row.prefix.users += 1
 
-    def retained(self, owner: int | None, ids: tuple[int, ...]) -> RetainedRow | None:
-        row = self._retained.get(owner) if owner is not None else None
-        extends = row is not None and len(row.ids) < len(ids) and ids[: len(row.ids)] == row.ids
-        return row if extends else None
+    def retained(self, owner: int | None, ids: tuple[int, ...]) -> ReusedRow | None:
+        """The owner's row with the most leading tokens in common with `ids`, if those are more than what a
+        prefix has."""
+        best, (_, longest) = None, self.closest_prefix(ids)
+        for row in self._rows_of(owner):
+            # the last token is always prefilled, for the logits after it
+            common = min(common_prefix(row.ids, ids), len(ids) - 1)
+            if common >= longest and common > len(row.prefix.ids):
+                best, longest = ReusedRow(row, common - len(row.prefix.ids)), common
+        return best
+
+    def _rows_of(self, owner: int | None) -> list[RetainedRow]:
+        return [row for row, owns in self._retained.items() if owns == owner]
 
     def release(self, owner: int) -> None:
-        row = self._retained.pop(owner, None)
-        if row is not None:
+        for row in self._rows_of(owner):
+            self.drop(row)
+
+    def drop(self, row: RetainedRow) -> None:
+        if self._retained.pop(row, None) is not None:
             row.prefix.users -= 1
 
     def least(self, keep: Collection[Prefix | RetainedRow]) -> int:
         """Bytes of what cannot be removed: what is in `keep`, and the prefixes of rows being decoded."""
-        rows = [row for row in self._retained.values() if row in keep]
+        rows = [row for row in self._retained if row in keep]
         prefixes = {one for one in keep if isinstance(one, Prefix)} | {row.prefix for row in rows}
-        retained = Counter(row.prefix for row in self._retained.values())
+        retained = Counter(row.prefix for row in self._retained)
         decoded = {prefix for prefix in self._prefixes.values() if prefix.users > retained[prefix]}
         return self._size(prefixes | decoded, rows)
 
@@ -186,22 +211,22 @@ class PrefixCache:
         """Remove prefixes and rows until the rest, those in `keep` and `others` bytes keep the budget. False,
         and nothing is removed, where that cannot be."""
         kept = {one for one in keep if isinstance(one, Prefix)}
-        if self._size(self._live(kept), self._retained.values()) + others <= self._max_bytes:
+        if self._size(self._live(kept), self._retained) + others <= self._max_bytes:
             return True
         if self.least(keep) + others > self._max_bytes:
             return False
-        owners = [owner for owner, row in self._retained.items() if row not in keep]
-        while self._size(self._live(kept), self._retained.values()) + others > self._max_bytes:
+        rows = [row for row in self._retained if row not in keep]
+        while self._size(self._live(kept), self._retained) + others > self._max_bytes:
             unused = next((p for p in self._prefixes.values() if not p.users and p not in kept), None)
             if unused is not None:
                 del self._prefixes[unused.ids]
             else:
-                self.release(owners.pop(0))
+                self.drop(rows.pop(0))
             self.evictions += 1
         return True
 
     def _live(self, more: Collection[Prefix] = ()) -> set[Prefix]:
-        return {*self._prefixes.values(), *(row.prefix for row in self._retained.values()), *more}
+        return {*self._prefixes.values(), *(row.prefix for row in self._retained), *more}
 
     def _size(self, prefixes: Collection[Prefix], rows: Collection[RetainedRow]) -> int:
         tokens = sum(len(prefix.ids) for prefix in prefixes) + sum(row.kv.shape[3] for row in rows)
@@ -210,7 +235,7 @@ class PrefixCache:
     @property
     def bytes(self) -> int:
         """Size of all prefixes and retained rows."""
-        return self._size(self._live(), self._retained.values())
+        return self._size(self._live(), self._retained)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -22,6 +22,7 @@ from nano_coder.models.local.attention import (
     Prefix,
     PrefixCache,
     RetainedRow,
+    ReusedRow,
     SharedPrefixes,
     common_prefix,
 )
@@ -111,7 +112,7 @@ class _NewPrefix:
 class _Joining:
     """Rows that may join together, and the prefixes that they need."""
 
-    rows: Sequence[tuple[DecodingRow, RetainedRow | None]]
+    rows: Sequence[tuple[DecodingRow, ReusedRow | None]]
     slots: list[BatchSlot]
     """without their KV, in the order of `rows`"""
     common: Prefix | None
@@ -125,7 +126,7 @@ class _Joining:
     @property
     def read(self) -> set[Prefix | RetainedRow]:
         """What has to stay in the cache until they have joined."""
-        kept = [row for _, row in self.rows if row is not None]
+        kept = [reused.row for _, reused in self.rows if reused is not None]
         near = [one.near for one in self.new.values() if one.near is not None]
         return {*(slot.prefix for slot in self.slots), *self.added, *kept, *near}
 
@@ -231,15 +232,15 @@ class ContinuousDecoder:
         self.counts.prompt += sum(len(row.request.ids) for row, _ in rows)
         for slot in slots:
             slot.prefix.users += 1
-            if slot.row.request.owner is not None:
-                self.cache.release(slot.row.request.owner)
         self._slots += slots
         self._reserve(first)
         new = self._allocate(joining)
         rest = []
         for index, (slot, (_, kept)) in enumerate(zip(slots, rows, strict=True), start=first):
             if kept is not None:
-                self._arena.slot(index)[:, :, :, : kept.kv.shape[3]] = kept.kv
+                self._arena.slot(index)[:, :, :, : kept.length] = kept.row.kv[:, :, :, : kept.length]
+                if kept.length == kept.row.kv.shape[3]:  # it is retained again, with what follows
+                    self.cache.drop(kept.row)
             ids = slot.row.request.ids[slot.num_cached :]
             if ids:
                 rest.append((slot, PrefillSegment(ids, self._arena.slot(index), slot.length, slot.prefix)))
@@ -281,7 +282,7 @@ class ContinuousDecoder:
             self._queue.popleft()
         return joining
 
-    def _largest(self, rows: Sequence[tuple[DecodingRow, RetainedRow | None]]) -> _Joining | None:
+    def _largest(self, rows: Sequence[tuple[DecodingRow, ReusedRow | None]]) -> _Joining | None:
         """As many of these rows, from the first, as there is room for."""
         if self._has_room(whole := self._plan(rows)):
             return whole
@@ -314,9 +315,7 @@ class ContinuousDecoder:
             others += len(prefixes) * longest * self._shape.token_bytes
         return others, keep
 
-    def _plan(
-        self, rows: Sequence[tuple[DecodingRow, RetainedRow | None]], *, alone: bool = False
-    ) -> _Joining:
+    def _plan(self, rows: Sequence[tuple[DecodingRow, ReusedRow | None]], *, alone: bool = False) -> _Joining:
         """The prefix of each row: that of its retained KV, its whole prompt, or the longest cached one.
 
         A prompt of several rows becomes a prefix, and so does one without a cached prefix. Any other row uses
@@ -342,7 +341,7 @@ class ContinuousDecoder:
         for row, kept in rows:
             ids = row.request.ids
             if kept is not None:
-                slots.append(BatchSlot(row, kept.prefix, kept.kv.shape[3]))
+                slots.append(BatchSlot(row, kept.row.prefix, kept.length))
                 continue
             found = new[ids].prefix if ids in new else self.cache.longest_prefix(ids, more)
             assert found is not None, "every row that joins has a prefix"
@@ -534,7 +533,6 @@ class ContinuousDecoder:
         index = self._slots.index(slot)
         row, owner = slot.row, slot.row.request.owner
         if row.finish is not None and owner is not None:
-            self.cache.release(owner)
             held = {one.prefix for one in self._slots} | set(
                 self._prefixes.distinct if self._prefixes else ()
             )

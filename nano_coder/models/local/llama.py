@@ -6,7 +6,7 @@ experts that are computed in another way than Llama's are the module's own.
 
 It reads the module's own parameters, so weights that are trained are decoded with. Two exceptions are copied
 once for each version of the weights: layers with a low-rank PEFT adapter, side by side with it, unless they
-are float32; and bfloat16 weights on a CPU, packed for its matrix products. It rounds where the module rounds,
+are float32; and weights that a CPU multiplies faster when they are packed. It rounds where the module rounds,
 so that bfloat16 log-probs stay close to the trainer's; adapters are never merged, since rounding would lose
 what is small beside a weight. Not supported: rotary embeddings that depend on the row's length, linear
 attention.
@@ -29,6 +29,8 @@ from nano_shared.lora import LowRank, adapter_of
 
 _ROWS = 8
 """number of rows that packed weights are optimised for; any number works"""
+_SMALL = 1 << 30
+"""bytes of float32 weights up to which a second copy of them is worth its memory"""
 
 
 class LlamaWeights(NamedTuple):
@@ -45,18 +47,18 @@ class Linear:
     the sum is rounded once. In float32, where rounding loses nothing of it, it is added, and W not copied.
     """
 
-    def __init__(self, weights: LlamaWeights) -> None:
+    def __init__(self, weights: LlamaWeights, *, small: bool = False) -> None:
         self.matrix, self._bias, adapter = weights
+        self._packed = packs(self.matrix, small=small)
         self._down: Linear | None = None
         self._up: Tensor | None = None
         if adapter is not None:
             up = (adapter.up * adapter.scaling).to(self.matrix.dtype)
             self._down = Linear(LlamaWeights(adapter.down.to(self.matrix.dtype), None))
-            if _stands_beside(self.matrix):
+            if self._packed or _stands_beside(self.matrix):
                 self.matrix = torch.cat([self.matrix, up], dim=1)
             else:
                 self._up = up.T
-        self._packed = packs(self.matrix)
         if self._packed:
             self.matrix = torch.ops.mkldnn._reorder_linear_weight(self.matrix, _ROWS)
 
@@ -75,13 +77,17 @@ class Joined:
     """Several linear layers of one input, [N, in] -> [N, out] each; one product if their weights are copied,
     as they are to be packed, or to stand beside an adapter."""
 
-    def __init__(self, parts: Sequence[LlamaWeights], sizes: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, parts: Sequence[LlamaWeights], sizes: Sequence[int] | None = None, *, small: bool = False
+    ) -> None:
         """`sizes`: those of the outputs, where one layer holds several."""
         self._sizes = [part.matrix.shape[0] for part in parts] if sizes is None else list(sizes)
         matrix = parts[0].matrix
-        copied = packs(matrix) or (_stands_beside(matrix) and any(part.adapter for part in parts))
+        copied = packs(matrix, small=small) or (
+            _stands_beside(matrix) and any(part.adapter for part in parts)
+        )
         one = copied and len({part.bias is None for part in parts}) == 1
-        self.layers = [Linear(part) for part in ([_joined(parts)] if one else parts)]
+        self.layers = [Linear(part, small=small) for part in ([_joined(parts)] if one else parts)]
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
         if len(self.layers) == 1:
@@ -89,15 +95,18 @@ class Joined:
         return [layer(x) for layer in self.layers]
 
 
-def packs(matrix: Tensor) -> bool:
-    """Whether packing makes products with these weights faster: bfloat16 on a CPU with instructions for it.
+def packs(matrix: Tensor, *, small: bool) -> bool:
+    """Whether packing makes products with these weights faster: bfloat16 on a CPU with instructions for it,
+    and float32, of a model that is `small`, on one without AVX-512.
 
-    A step reads all weights for a few rows; with plain matrices that takes half as long again. In float32,
-    packing gains nothing.
+    A step reads all weights for a few rows; with plain matrices that takes half as long again, and twice as
+    long with AVX2. With AVX-512, packing gains nothing in float32.
     """
-    if matrix.device.type != "cpu" or matrix.dtype != torch.bfloat16 or not torch._C._has_mkldnn:
+    if matrix.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if matrix.dtype == torch.float32:
+        return small and not torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return matrix.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _stands_beside(matrix: Tensor) -> bool:
@@ -219,10 +228,11 @@ class LlamaForward:
         self.dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self._rotary: Any = body.rotary_emb
         self._typed = "layer_type" in signature(self._rotary.forward).parameters
-        self.layers = [_layer(layer, config, self.heads, self.keys, self.dim) for layer in body.layers]
+        small = sum(each.numel() * each.itemsize for each in model.parameters()) <= _SMALL
+        self.layers = [_layer(layer, config, self.heads, self.keys, self.dim, small) for layer in body.layers]
         self._embed: Any = body.embed_tokens
         self._norm = _norm(body.norm, config)
-        self._head = Linear(_weights(causal.lm_head))
+        self._head = Linear(_weights(causal.lm_head), small=small)
         self._rotary_kinds = [kind for kind in dict.fromkeys(one.rotary for one in self.layers) if kind]
         own = config.model_type in _OWN_ROTATION
         self._rotate_pair: Any = sys.modules[type(body).__module__].apply_rotary_pos_emb if own else None
@@ -340,14 +350,14 @@ def _causal_lm(model: Any) -> tuple[Any, Any]:
     return model, config
 
 
-def _layer(layer: Any, config: Any, heads: int, keys: int, dim: int) -> Layer:
+def _layer(layer: Any, config: Any, heads: int, keys: int, dim: int, small: bool) -> Layer:
     attention = layer.self_attn
     query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
     if hasattr(attention, "qkv_proj"):
         sizes = (heads * dim, keys * dim, keys * dim)
-        projections = _several([attention.qkv_proj], sizes)
+        projections = _several([attention.qkv_proj], sizes, small=small)
     else:
-        projections = _several([getattr(attention, f"{name}_proj") for name in "qkv"])
+        projections = _several([getattr(attention, f"{name}_proj") for name in "qkv"], small=small)
     rotary = getattr(attention, "layer_type", None) or "default"
     names = _FAMILIES[config.model_type]
     before, after, before_mlp, after_mlp = (
@@ -360,8 +370,8 @@ def _layer(layer: Any, config: Any, heads: int, keys: int, dim: int) -> Layer:
         key_norm=None if key_norm is None else _norm(key_norm, config),
         norms_flat=query_norm is not None and query_norm.weight.numel() == heads * dim != dim
         and query_norm.weight.ndim == 1,
-        output=_one(attention.o_proj),
-        mlp=_mlp(layer.mlp),
+        output=_one(attention.o_proj, small=small),
+        mlp=_mlp(layer.mlp, small=small),
         scores=_scores(attention, config),
         rotary=rotary if getattr(attention, "use_rope", True) else None,
     )  # fmt: skip
@@ -380,15 +390,16 @@ def _scores(attention: Any, config: Any) -> Scoring:
     )
 
 
-def _mlp(module: Any) -> Apply:
+def _mlp(module: Any, *, small: bool) -> Apply:
     """Our own if it is `down(act(gate(x)) * up(x))`; else the module, as for experts."""
     activation: Any = getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)
     parts = {name for name, _ in module.named_children()} - {"act_fn", "activation_fn"}
     own = None if type(activation).__name__ in ("SiLU", "SiLUActivation") else activation
     if parts == {"gate_proj", "up_proj", "down_proj"}:
-        gate_up = _several([module.gate_proj, module.up_proj])
+        gate_up = _several([module.gate_proj, module.up_proj], small=small)
     elif parts == {"gate_up_proj", "down_proj"}:
-        gate_up = _several([module.gate_up_proj], [module.gate_up_proj.out_features // 2] * 2)
+        sizes = [module.gate_up_proj.out_features // 2] * 2
+        gate_up = _several([module.gate_up_proj], sizes, small=small)
     else:
 
         def experts(x: Tensor) -> Tensor:
@@ -397,20 +408,20 @@ def _mlp(module: Any) -> Apply:
             return states.view(x.shape)
 
         return experts
-    return GatedMLP(gate_up, _one(module.down_proj), own)
+    return GatedMLP(gate_up, _one(module.down_proj, small=small), own)
 
 
-def _one(module: Any) -> Apply:
+def _one(module: Any, *, small: bool) -> Apply:
     """A linear layer; a quantised one is called as it is."""
     if not _quantised(module):
-        return Linear(_weights(module))
+        return Linear(_weights(module), small=small)
     apply: Apply = module
     return apply
 
 
-def _several(modules: Sequence[Any], sizes: Sequence[int] | None = None) -> Several:
+def _several(modules: Sequence[Any], sizes: Sequence[int] | None = None, *, small: bool) -> Several:
     if not any(map(_quantised, modules)):
-        return Joined([_weights(module) for module in modules], sizes)
+        return Joined([_weights(module) for module in modules], sizes, small=small)
 
     def called(x: Tensor) -> Sequence[Tensor]:
         outputs = [module(x) for module in modules]
