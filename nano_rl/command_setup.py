@@ -91,20 +91,23 @@ def dtype_of(config: AgentConfig, sources: Mapping[str, str]) -> str:
 
 
 def policy_runtime(
-    config: AgentConfig, sources: Mapping[str, str], *, temperature: float, model: str | None = None
-) -> Runtime:
+    config: AgentConfig, sources: Mapping[str, str], *, temperature: float, model: str | None = None,
+    trains: bool = False,
+) -> Runtime:  # fmt: skip
     """The runtime of a policy by name. The sandbox refuses first, since that takes milliseconds. The
-    command's own `temperature` counts, unless the command line sets that of the configuration."""
+    command's own `temperature` counts, unless the command line sets that of the configuration. Answers that
+    repeat themselves are ended, as in a user's run, unless the runs train."""
     if sources["temperature"] == "flag" and config.temperature is not None:
         temperature = config.temperature
     sandbox = sandbox_opener(config)()
     store = open_store(config)
     tools = [TOOLS.give(tool).spec.name for tool in config.tools]
     opened = open_policy(model or config.model, config, dtype=dtype_of(config, sources))
+    configured = _configured(config, sources, opened.profile, temperature, tools)
     return Runtime(
         policy=opened.policy, sandbox=sandbox,
         store=redacting_store(store, getattr(opened.policy, "decode", None)), policy_name=opened.name,
-        **_configured(config, sources, opened.profile, temperature, tools),
+        **configured | {"settings": replace(configured["settings"], ends_repetition=not trains)},
     )  # fmt: skip
 
 

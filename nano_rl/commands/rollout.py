@@ -72,7 +72,7 @@ def command(
             policies = [oracle_policy(t, runtime.profile) for t in work]
             runs = execute(work, policies, runtime, on_run=done, reward=composed)
         else:
-            runtime = policy_runtime(config, setup.sources, temperature=temperature)
+            runtime = policy_runtime(config, setup.sources, temperature=temperature, trains=True)
             runtime = replace(runtime, environments=environments)
             with ExitStack() as stack:
                 gather: Any = partial(collect, reflect=reflect)
