@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 from builders import trajectory
+from promoted import NANO
 
 from integration.paired import paired
 from nano_coder.agent.profiles import COMPACT_1
 from nano_rl.checkpoints.evaluate import row_of, success_interval, suite_of, table, wilson
 from nano_rl.commands.eval import tool_names, without_tools
 from nano_shared.errors import UsageError
-from nano_shared.types import Provenance, Split, Task, Trajectory
+from nano_shared.store import LogStore
+from nano_shared.types import Finish, Provenance, Split, StopReason, Task, Trajectory
 from nano_suites.drawing import make_tasks
+
+pytest_plugins = ["command_lines", "tiny_fixtures"]
 
 
 def run(
@@ -90,3 +98,33 @@ def test_tools_are_left_out_of_what_a_task_or_its_profile_offers() -> None:
     for wrong, why in (("submit", "ends every run"), ("plans", "is no tool")):
         with pytest.raises(UsageError, match=why):
             tool_names(wrong)
+
+
+def test_an_answer_that_goes_round_is_ended_as_in_a_users_run_unless_it_trains(
+    home: Path, nano: NANO, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    with torch.no_grad():  # all tokens are equally likely, of which greedy sampling takes the first
+        for parameter in model.parameters():
+            parameter.zero_()
+    model.save_pretrained(folder := home.parent / "round")
+    for file in tiny_folder.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    monkeypatch.setenv("NANO_PROFILE", "compact-1")
+    tasks = make_tasks(levels=[0], n=1, seed=1, split=Split.TEST, views=["copy"])
+    (file := home.parent / "tasks.jsonl").write_text(tasks[0].model_dump_json() + "\n")
+    how = ("--tasks", file, "--model", folder, "--limit", "max_completion_tokens=200", "--temperature", "0")
+    for command in ("eval", "rollout"):
+        code, out, err = nano(command, *how, "--log", home.parent / f"{command}.db", "--json")
+        assert code == 0, err
+    with LogStore.open(home.parent / "eval.db") as store:
+        run = store.get(store.ids()[0][0])
+        finishes = {turn.completion.finish for turn in run.turns}
+        assert (run.stop, finishes) == (StopReason.REPETITION, {Finish.REPETITION})
+    with LogStore.open(home.parent / "rollout.db") as store:
+        run = store.get(store.ids()[0][0])
+        assert {turn.completion.finish for turn in run.turns} == {Finish.LENGTH}
