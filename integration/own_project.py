@@ -173,14 +173,15 @@ def told(gains: list[float]) -> int:
     return 0 if mean - half > 0 else 1
 
 
-def nano(home: Path, *command: object) -> str:
-    """Run a command as it is typed; what it wrote to stdout. Ends the script where it could not do its work."""
+def nano(home: Path, *command: object, **settings: str) -> str:
+    """Run a command as it is typed; what it wrote to stdout. Ends the script where it could not do its work.
+    `settings` are variables of its environment."""
     program, *rest = map(str, command)
     print("$", program, *(repr(word) if " " in word else word for word in rest), flush=True)
     own = {name: value for name, value in os.environ.items() if not name.startswith("NANO_")}
     path = Path(sys.executable).parent / program
     done = subprocess.run(
-        [path, *rest], env={**own, "NANO_HOME": str(home)}, stdout=subprocess.PIPE, text=True
+        [path, *rest], env={**own, "NANO_HOME": str(home), **settings}, stdout=subprocess.PIPE, text=True
     )
     # an agent that did not succeed (1, 5) leaves a run to learn from, and what is not promoted is no failure
     if done.returncode not in ((0, 1, 5) if rest[0] in ("run", "checkpoints") else (0,)):
