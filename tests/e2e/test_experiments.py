@@ -31,6 +31,7 @@ PARTS = {
 """of the scripts, which are no scripts themselves"""
 ELSEWHERE = {"container_image", "foreign_agent", "harbor_runs", "with_vllm"}
 """scripts that need what no wheel of ours brings: an image, agents of others, Harbor, vLLM"""
+PROCESSES = 3
 sys.path.append(str(ROOT / "integration"))
 
 
@@ -78,13 +79,14 @@ def test_a_keyword_that_is_gone_is_found() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_smallest_instance_of_each_script_runs() -> None:
-    """One test, and one process for all of them, since importing torch takes longer than most."""
-    done = subprocess.run(
-        [sys.executable, "integration/smoke.py"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("part", range(PROCESSES))
+def test_the_smallest_instance_of_each_script_runs(part: int) -> None:
+    """Few processes for all of them, since importing torch takes longer than most."""
+    names = sorted({script.stem for script in SCRIPTS} - PARTS)[part::PROCESSES]
+    argv = [sys.executable, "integration/smoke.py", *names]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     results = {one["script"]: one for one in map(json.loads, done.stdout.splitlines())}
-    assert results.keys() == {script.stem for script in SCRIPTS} - PARTS, done.stderr[-3000:]
+    assert list(results) == names, done.stderr[-3000:]
     assert {name: one["said"] for name, one in results.items() if one["code"] != 0} == {}
     not_here = {name for name, one in results.items() if one["said"].startswith("cannot be tried here: ")}
     assert not_here <= ELSEWHERE
