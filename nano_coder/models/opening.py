@@ -19,7 +19,7 @@ from nano_coder.agent.profiles import COMPACT_1, HERMES_1, find_profile
 from nano_coder.config import CoreConfig, catalogue
 from nano_coder.models import weights
 from nano_coder.models.catalogue import fetch, fetched, offer
-from nano_shared.checkpoint import MANIFEST, Manifest, latest_checkpoint, read_checkpoint
+from nano_shared.checkpoint import MANIFEST, Manifest, latest_checkpoint, latest_name, read_checkpoint
 from nano_shared.errors import CheckpointError, ConfigError, PolicyError, UsageError
 from nano_shared.extension_points import PLUGINS, Extensions, call_extension, described, is_reference, takes
 from nano_shared.files import checkpoints_dir, user_path
@@ -374,12 +374,12 @@ def at_hand(name: str) -> str | None:
 
 
 def default_model(project: str | None = None, *, checked: bool = True) -> str:
-    """The checkpoint promoted for a project, else for all, else the shipped policy. One that repairs what a
-    check shows is left out where there is none. Raises UsageError."""
+    """Name of the checkpoint promoted for a project, else for all, else of the shipped policy. One that
+    repairs what a check shows is left out where there is none. Raises UsageError."""
     for of in (project, None) if project else (None,):
         promoted = latest_checkpoint(of)
         if promoted and (checked or not find_profile(read_checkpoint(promoted).profile).places):
-            return str(promoted)
+            return latest_name(promoted)
     if (SHIPPED / MANIFEST).exists():
         return "shipped"
     raise UsageError("no model: name one with --model; nano-coder models lists what is at hand")

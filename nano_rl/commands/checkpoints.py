@@ -33,7 +33,6 @@ from nano_shared.checkpoint import (
     Manifest,
     checkpoint_names,
     latest_checkpoint,
-    latest_name,
     promoted_for_projects,
     read_checkpoint,
     resolve_checkpoint,
@@ -181,8 +180,7 @@ def decide(folder: Path, name: str, against: str | None, *, force: bool) -> Deci
 def _standing(force: bool) -> str:
     """What nano-coder runs now. With `force`, a pointer that leads nowhere is no obstacle."""
     try:
-        promoted = latest_checkpoint()
-        return latest_name(promoted) if promoted else default_model()
+        return default_model()
     except UsageError:
         if force:
             return "none"

@@ -327,12 +327,12 @@ def test_a_checkpoint_is_promoted_for_one_project(nano: NANO, shop: Path, tmp_pa
     promote(one, project=project)
     promote(other, project=project)
     assert (default_model(project), default_model(project_id(tmp_path)), default_model()) == (
-        str(other), usual, usual,
+        "other", usual, usual,
     )  # fmt: skip
     assert nano("improve", "-C", shop, "--undo")[1] == "one runs for shop now\n"
-    assert default_model(project) == str(one)
+    assert default_model(project) == "one"
     assert nano("improve", "-C", shop, "--global")[0] == 0
-    assert default_model() == default_model(project_id(tmp_path)) == str(one)
+    assert default_model() == default_model(project_id(tmp_path)) == "one"
     assert nano("improve", "-C", shop, "--undo")[1] == "the usual policy runs for shop now\n"
 
 
@@ -341,8 +341,8 @@ def test_what_repairs_by_a_check_runs_where_there_is_one(shop: Path) -> None:
     project = project_id(shop)
     promote(leads)
     promote(repairs, project=project)
-    assert default_model(project) == str(repairs)
-    assert default_model(project, checked=False) == str(leads)
+    assert default_model(project) == "repairs"
+    assert default_model(project, checked=False) == "leads"
 
 
 @pytest.mark.parametrize(
