@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,7 +181,8 @@ class CycleWork:
         config = self.setup.config.model_copy(update={"profile": profile})
         imitation = began + _IMITATION * (until - began)
         # imitation of the project's tasks alone forgets the others
-        lessons = [*train, *self._general_tasks(profile, Split.TRAIN, min(len(train), GENERAL))]
+        general = self._general_tasks(profile, Split.TRAIN, min(len(train), GENERAL))
+        lessons = [task for some in zip_longest(train, general) for task in some if task is not None]
         if _is_there(names[0]) or imitate(names[0], parent, lessons, config, imitation, self.say):
             made, parent = [names[0]], names[0]
         measuring = time.monotonic()

@@ -23,7 +23,7 @@ from nano_rl.train import train
 from nano_rl.train_fixed_rows import OtherRows
 from nano_rl.training_record import TrainArguments, Watch
 from nano_shared.errors import GuardTripped
-from nano_shared.types import Task
+from nano_shared.types import Task, Trajectory
 
 if TYPE_CHECKING:
     from nano_coder.config import AgentConfig
@@ -34,6 +34,8 @@ SMALL, RATE_SMALL, RATE = 500_000_000, 1e-3, 3e-4
 """number of weights below which imitation learns at the first rate, and from which at the second"""
 _SEEN, _MOST_EPOCHS, _BATCH = 500, 6, 8
 """rows that imitation sees in all, passes over them at most, and rows of a step"""
+_AT_ONCE = 16
+"""solutions that are run between two looks at the time"""
 POLICY_GRADIENT_RATE = 3e-5
 _MOST_STEPS = 400
 
@@ -42,13 +44,18 @@ def imitate(
     name: str, parent: str, tasks: Sequence[Task], config: AgentConfig, until: float, say: Tell
 ) -> bool:
     """Imitate the solutions of tasks until `time.monotonic` is `until`, and write checkpoint
-    `name`; False where no solution fits the policy. A training of that name that was killed goes on."""
+    `name`; False where no solution fits the policy. A training of that name that was killed goes on.
+    Solutions are run for half of the time at most, the first tasks first."""
+    half = (time.monotonic() + until) / 2
     target, folder = training_folder(name)
     oracles = oracle_runtime(config.log, config)
     dtype = dtype_to_train(parent, config.device)
     opened = open_weights(parent, dtype=dtype, device=config.device, profile=config.profile)
     say(f"running the solutions of {len(tasks)} training tasks")
-    runs = solved_oracles([task for task in tasks if task.oracle], replace(oracles, profile=opened.profile))
+    solvable, runs = [task for task in tasks if task.oracle], list[Trajectory]()
+    for some in (solvable[at : at + _AT_ONCE] for at in range(0, len(solvable), _AT_ONCE)):
+        if not runs or time.monotonic() < half:
+            runs += solved_oracles(some, replace(oracles, profile=opened.profile))
     reader = reader_of(opened)
     found = all_that_fit(runs, lambda run: reader.rows(run, oracles.store.blobs))
     rows = [row for rows_of_run in found for row in rows_of_run]

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from nano_rl.improve.cycle import minutes_until, parse_pause, parse_window, taug
 from nano_rl.improve.gate import ERROR, FEWEST_PLACES, decide, error_of, fallen
 from nano_rl.improve.project import ProjectTask, open_project
 from nano_rl.improve.tasks import TASKS
-from nano_rl.improve.training import trained_seconds
+from nano_rl.improve.training import imitate, trained_seconds
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.tasks.code_places import SHARES, SplitPart, changed_places, functions_of, part_of
 from nano_shared.checkpoint import read_checkpoint
@@ -46,6 +47,7 @@ from nano_shared.owners import project_id
 from nano_shared.snapshot import BlobStore, Snapshot, load, open_blobs, snapshot_texts
 from nano_shared.store import LogStore
 from nano_shared.types import Split, Task
+from nano_suites.drawing import make_tasks
 
 pytest_plugins = ["command_lines"]
 pytestmark = pytest.mark.usefixtures("home")
@@ -288,6 +290,21 @@ def test_a_cycle_makes_tasks_trains_and_decides_and_goes_on_where_it_was(
     for flag, said in (("--status", "places"), ("--why", "general"), ("--dry-run", "cycle 2")):
         code, out, _ = nano("improve", "-C", shop, "--check", CHECK, "--model", model, flag)
         assert (code, said in out) == (0, True), out
+
+
+def test_solutions_take_half_of_the_time_of_imitation_at_most(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("nano_rl.improve.training._AT_ONCE", 2)
+    tasks = make_tasks(levels=[0], n=5, seed=1, split=Split.TRAIN, views=["copy"])
+    model = str(tiny_model(tmp_path / "tiny", max_positions=2000, tasks=tasks))
+    told = list[str]()
+    assert imitate("hurried", model, tasks, AgentConfig(), time.monotonic(), told.append)
+    assert read_checkpoint(checkpoints_dir() / "hurried")
+    with LogStore.open(home / "log.db") as store:
+        assert len(store.ids()) == 2
+    assert "imitating 2 solutions of 5 training tasks" in told
+    assert told[-1].startswith("imitation: step 1 of ")
 
 
 @pytest.mark.slow
