@@ -5,6 +5,7 @@ Each is admitted by running: its check fails before the change and passes after 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,6 +47,8 @@ MUTANTS = 160
 TURNS = 12
 """of a run on a mutant at most, which is read, edited and checked in four"""
 _TOOLS = frozenset(tool.name for tool in COMPACT_1.tools)
+HELD_OUT_FIRST = 40
+"""held-out places that mutants begin with, a quarter of which may give none: a promotion takes 30"""
 A_PLACE = 4
 """tasks of one held-out place at most, so that none weighs much more than another"""
 
@@ -91,7 +94,9 @@ class Gathering:
         seconds = self.until - time.monotonic()
         if seconds > 0:
             seed = int(self.project.id[:8], 16) + 1000 * self.cycle + before
-            search = MutantSearch(count=MUTANTS, seed=seed, seconds=seconds)
+            held = {place for one in known if one.part is SplitPart.HELD_OUT for place in one.places}
+            turn = by_turns(HELD_OUT_FIRST - len(held))
+            search = MutantSearch(count=MUTANTS, seed=seed, seconds=seconds, turn=turn)
             _, report = mutant_tasks(
                 [base], search, self.runtime.store.blobs, self.runtime.sandbox,
                 on_task=lambda task: self._keep(Candidate(task=task, source="mutant", solved=solved), known),
@@ -196,6 +201,18 @@ class Gathering:
         if count or refused:
             others = "".join(f", {number} {why}" for why, number in refused.most_common())
             say(f"new commits: {count} are tasks{others}")
+
+
+def by_turns(first: int) -> Callable[[str], int]:
+    """Numbers places as they come, so that every second one is held out until there are `first` of those."""
+    held, others = itertools.count(), itertools.count()
+
+    def turn(place: str) -> int:
+        if part_of(place) is SplitPart.HELD_OUT and (number := next(held)) < first:
+            return 2 * number
+        return 2 * next(others) + 1
+
+    return turn
 
 
 def checked_runs(setup: Setup, store: LogStore, since: float = 0.0) -> list[RunFacts]:

@@ -67,6 +67,11 @@ def _functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, int, in
             yield f"{prefix}{node.name}", first, node.end_lineno or node.lineno, hashed
 
 
+def function_at(line: int, functions: Iterable[tuple[str, int, int, str]]) -> str:
+    """The name of that one of `functions_of` that holds a line; empty where none does."""
+    return next((name for name, first, last, _ in functions if first <= line <= last), "")
+
+
 def changed_places(before: Snapshot, after: Snapshot, blobs: BlobStore) -> list[str]:
     """The places that differ between two workspaces, sorted; those of tests too."""
     found: set[str] = set()
@@ -77,7 +82,7 @@ def changed_places(before: Snapshot, after: Snapshot, blobs: BlobStore) -> list[
             continue
         functions = functions_of(new)
         for line in _changed_lines(old, new):
-            inside = next((name for name, first, last, _ in functions if first <= line <= last), "")
+            inside = function_at(line, functions)
             found.add(f"{path}::{inside}" if inside else path)
     return sorted(found)
 

@@ -18,7 +18,7 @@ from nano_coder.grading.command_check import restored, tree_hash
 from nano_coder.grading.grade import Delivery, grade_delivery, grade_trajectory
 from nano_coder.grading.protected_files import ShellLine
 from nano_coder.sandbox.protocol import Sandbox
-from nano_rl.tasks.code_places import text_of
+from nano_rl.tasks.code_places import function_at, functions_of, text_of
 from nano_rl.tasks.mutate import Mutant, mutant_of, splices_by_function
 from nano_shared import snapshot
 from nano_shared.errors import UsageError
@@ -248,6 +248,8 @@ class MutantSearch:
     """texts of files that no task may have as its changed file"""
     seconds: float = SECONDS
     """after which no further mutant is tried"""
+    turn: Callable[[str], int] = lambda place: 0
+    """of a place (`PATH::FUNCTION`): functions with lower numbers are mutated first"""
 
 
 def mutant_tasks(
@@ -261,7 +263,7 @@ def mutant_tasks(
     tasks: list[Task] = []
     refused: Counter[str] = Counter()
     projects = _projects(runs, blobs, sandbox, seconds)
-    candidates = _candidates(projects, search.seed, search.held_out, refused)
+    candidates = _candidates(projects, search, refused)
     with ThreadPoolExecutor(jobs) as pool:
         while len(tasks) < count and time.monotonic() < began + seconds:
             if not (some := list(islice(candidates, min(jobs, tries)))):
@@ -303,30 +305,36 @@ def _projects(
 
 
 def _candidates(
-    projects: Sequence[_Project], seed: int, held_out: Collection[str], refused: Counter[str]
+    projects: Sequence[_Project], search: MutantSearch, refused: Counter[str]
 ) -> Iterator[_Candidate]:
     """The mutants in the order in which they are tried, all different, and none with a bug that a run mended:
     one of each function in turn, those of files that runs changed first."""
-    rng = Random(f"mutants {seed}")
+    rng = Random(f"mutants {search.seed}")
     functions = [
-        [(project, path, text, splice) for splice in of_function]
+        (f"{path}::{name}", [(project, path, text, splice) for splice in of_function])
         for project in projects
         for path in project.mutable()
         for text in [_text(project.tree, path, project.blobs)]
+        for known_functions in [functions_of(text)]
         for of_function in splices_by_function(text)
+        for name in [function_at(of_function[0].line, known_functions)]
     ]
-    for of_function in functions:
+    for _, of_function in functions:
         rng.shuffle(of_function)
     rng.shuffle(functions)
-    functions.sort(key=lambda of_function: of_function[0][1] not in of_function[0][0].changed)
+    order = [
+        (path not in project.changed, search.turn(place), number)
+        for number, (place, [(project, path, _, _), *_]) in enumerate(functions)
+    ]
+    turns = zip_longest(*(functions[number][1] for *_, number in sorted(order)))
     known = {(p.command, path, _text(p.start, path, p.blobs)) for p in projects for path in p.changed}
-    in_turn = (each for turn in zip_longest(*functions) for each in turn if each is not None)
+    in_turn = (each for turn in turns for each in turn if each is not None)
     for project, path, text, splice in in_turn:
         mutant = mutant_of(text, splice)
         if mutant is None or (key := (project.command, path, mutant.source)) in known:
             continue
         known.add(key)
-        if mutant.source in held_out:
+        if mutant.source in search.held_out:
             refused["are in held-out tasks"] += 1
         else:
             yield _Candidate(project=project, path=path, mutant=mutant)

@@ -36,7 +36,7 @@ from nano_rl.improve import cycle as cycles
 from nano_rl.improve.cycle import minutes_until, parse_pause, parse_window, taught_profile
 from nano_rl.improve.gate import ERROR, FEWEST_PLACES, decide, error_of, fallen
 from nano_rl.improve.project import ProjectTask, open_project
-from nano_rl.improve.tasks import TASKS
+from nano_rl.improve.tasks import TASKS, by_turns
 from nano_rl.improve.training import imitate, trained_seconds
 from nano_rl.learn.metrics import METRICS, MetricsWriter
 from nano_rl.tasks.code_places import SHARES, SplitPart, changed_places, functions_of, part_of
@@ -81,6 +81,17 @@ def test_a_hash_decides_the_part_for_ever() -> None:
     parts = [part_of(f"{n}.py::f") for n in range(10_000)]
     for part, share in SHARES.items():
         assert parts.count(part) / 10_000 == pytest.approx(share, abs=0.02)
+
+
+def test_every_second_mutant_is_held_out_until_the_gate_has_enough() -> None:
+    places = [f"shop/prices.py::f{n}" for n in range(400)]
+    turn = by_turns(40)
+    order = sorted(places, key={place: turn(place) for place in places}.__getitem__)
+    held = [part_of(place) is SplitPart.HELD_OUT for place in order]
+    assert [sum(held[:n]) for n in (2, 20, 80)] == [1, 10, 40]
+    assert held[80:] == [part_of(p) is SplitPart.HELD_OUT for p in sorted(order[80:], key=places.index)]
+    assert sorted(order) == sorted(places)
+    assert not any(part_of(place) is SplitPart.HELD_OUT for place in sorted(places, key=by_turns(0))[:2])
 
 
 def snapshots(blobs: BlobStore, *texts: dict[str, str]) -> list[Snapshot]:
