@@ -180,8 +180,10 @@ class PrefixCache:
     def retained(self, owner: int | None, ids: tuple[int, ...]) -> ReusedRow | None:
         """The owner's row with the most leading tokens in common with `ids`, if those are more than what a
         prefix has."""
-        best, (_, longest) = None, self.closest_prefix(ids)
-        for row in self._rows_of(owner):
+        best, longest, rows = None, 0, self._rows_of(owner)
+        if rows:
+            _, longest = self.closest_prefix(ids)
+        for row in rows:
             # the last token is always prefilled, for the logits after it
             common = min(common_prefix(row.ids, ids), len(ids) - 1)
             if common >= longest and common > len(row.prefix.ids):
