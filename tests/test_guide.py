@@ -13,21 +13,15 @@ ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
 COMMANDS = [line[2:] for block in BLOCKS for line in block.splitlines() if line.startswith("$ ")]
-SHORTER = (
-    ("--name mine", "--name mine --steps 1 --fresh 2 --limit max_turns=3 --set logs.mutants=2"),
-    ("-n 12 --seed 9", "-n 4 --seed 9"),
-    ("--tasks test.jsonl", "--tasks test.jsonl --limit max_turns=4"),
-    # many times slower than float32 on a processor without instructions for it
-    (" --set dtype=bfloat16", ""),
-)
-"""what a test changes in commands that would take minutes"""
-MAY_END_WITH_1 = ("nano-rl checkpoints promote",)
-"""a policy of one step is not better than the shipped one, and the guide shows the refusal"""
+SHORTER = (("nano-rl improve", "nano-rl improve --minutes 0.5"),)
+"""what a test changes in commands that would take an hour"""
+MAY_FAIL = ('nano-coder run "The tests fail. Fix it."',)
+"""a policy of half a minute mends nothing"""
 
 
 def test_the_guide_begins_with_its_project_and_ends_with_a_promotion() -> None:
     assert COMMANDS[0] == "cp -r examples/shop shop"
-    assert COMMANDS[-1].startswith("nano-rl checkpoints promote ")
+    assert "promoted for funcy" in GUIDE
     assert all(any(old in command for command in COMMANDS) for old, _ in SHORTER)
 
 
@@ -67,6 +61,6 @@ def test_every_command_of_the_guide_runs(tmp_path: Path) -> None:
         done = subprocess.run(
             short, shell=True, cwd=work, env=environment, capture_output=True, text=True, check=False
         )
-        allowed = (0, 1) if command.startswith(MAY_END_WITH_1) else (0,)
+        allowed = (0, 1, 5) if command.startswith(MAY_FAIL) else (0,)
         assert done.returncode in allowed, (command, done.stdout[-3000:], done.stderr[-3000:])
     assert "price + price * rate" in (work / "shop" / "prices.py").read_text(encoding="utf-8")
