@@ -8,7 +8,8 @@ ends; the path of the project seeds the mutants. Its held-out bugs, planted, are
     before     the policy that the project had
     imitation  the adapter after imitation of oracles alone
     improve    the cycle's candidate
-    random     policy gradients after that imitation, for as long as the cycle's, by rewards dealt at random
+    random     policy gradients after that imitation, for as long as the cycle's if it had time for any, by
+               rewards dealt at random
     other      the adapter that another package of this seed ended with, which never saw this one
     search     no model: random mutations of the places that a run is shown, with as many checks
 
@@ -128,7 +129,8 @@ class Work:
         self.arm("before", lambda: self.measured(cycle.baseline, held))
         self.arm("imitation", lambda: self.measured(imitated, held))
         self.arm("improve", lambda: self.measured(cycle.candidate, held))
-        self.arm("random", lambda: self.measured(self.at_random(imitated), held))
+        if (self.home / "checkpoints" / f"{imitated}-rl").exists() or smoke:
+            self.arm("random", lambda: self.measured(self.at_random(imitated), held))
 
     def other(self, works: Sequence[Work]) -> None:
         if works and "improve" in works[0].found and "improve" in self.found:
