@@ -7,7 +7,8 @@ that gets better at a project needs: owners and consent, deletion, stats (1 k), 
 30 November 2026: 55 lines of the core, which refuse a package made for another version of nano and an engine
 without a Python, say how far the measuring of improve is, and read quoted edits; three words of README.
 Then 95: `locate` up to twice as fast and without tests that fail only under it, small models that improve
-teaches to repair, rollouts that Ctrl-C ends.
+teaches to repair, rollouts that Ctrl-C ends. Then 75: places that are shown
+again and not prefilled again, packed float32, cycles that reach the gate's 30 places and have time to train.
 """
 
 from __future__ import annotations

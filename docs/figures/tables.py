@@ -105,7 +105,7 @@ def improve_gate(data: Row) -> str:
         for row in data["promotions"]
     ] + [
         {"what": f"runs {row['before']:.0%} to {row['after']:.0%}", "projects": row["taken_back"],
-         "when": row["runs"]} for row in data["falls"]
+         "when": row["runs"]} for row in data["falls"] if row["before"] == 0.6
     ]  # fmt: skip
     columns = {
         "what": of("{what}"),
@@ -117,30 +117,14 @@ def improve_gate(data: Row) -> str:
 
 def improve_packages(data: Row) -> str:
     """`data`: what integration/improve_packages.py writes."""
-    arms = [arm for arm in ("before", "imitation", "improve", "random", "other", "search")
-            if any(arm in row["solved"] for row in data["rows"])]  # fmt: skip
     rows = [
-        {"package": row["package"].replace("==", " "), "n": len(next(iter(row["held_out"].values()))),
-         "promoted": "yes" if row["promoted"] else "no"}
+        {"package": row["package"].replace("==", " "), "n": len(row["held_out"]["before"])}
         | {arm: f"{rate:.0%}" for arm, rate in row["solved"].items()} for row in data["rows"]
     ]  # fmt: skip
-    columns = {"package": of("{package}"), "held-out bugs": of("{n}")}
-    return table(
-        columns | {arm: of(f"{{{arm}}}", arm) for arm in arms} | {"promoted": of("{promoted}")}, rows
-    )
-
-
-def escalation(data: Row) -> str:
-    """`data`: what integration/escalation.py writes."""
-    columns = {
-        "package": of("{package}"),
-        "bugs of a day": of("{bugs[0]}"),
-        "imitated": of("{taught}"),
-        "day 1": of("{first_day:.0%}"),
-        "day 2": of("{second_day:.0%}"),
-        "day 2 without the night": of("{second_day_without_the_night:.0%}"),
-    }
-    return table(columns, data["rows"])
+    arms = [arm for arm in ("imitation", "improve", "random", "other", "search")
+            if any(arm in row for row in rows)]  # fmt: skip
+    columns = {"package": of("{package}"), "bugs": of("{n}")}
+    return table(columns | {arm: of(f"{{{arm}}}", arm) for arm in arms}, rows)
 
 
 def of_newest_draw(data: list[Row]) -> list[Row]:
@@ -330,7 +314,6 @@ TABLES: dict[str, tuple[str, Callable[..., str]]] = {
     "flywheel": ("flywheel", flywheel),
     "improve_gate": ("improve_gate", improve_gate),
     "improve_packages": ("improve_packages", improve_packages),
-    "escalation": ("escalation", escalation),
     "repair": ("repair", repair),
     "repair_kinds": ("repair", repair_kinds),
     "grpo_step": ("grpo_step", grpo_step),

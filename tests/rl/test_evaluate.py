@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,7 @@ def test_an_answer_that_goes_round_is_ended_as_in_a_users_run_unless_it_trains(
     (file := home.parent / "tasks.jsonl").write_text(tasks[0].model_dump_json() + "\n")
     how = ("--tasks", file, "--model", folder, "--limit", "max_completion_tokens=200", "--temperature", "0")
     for command in ("eval", "rollout"):
-        code, out, err = nano(command, *how, "--log", home.parent / f"{command}.db", "--json")
+        code, _, err = nano(command, *how, "--log", home.parent / f"{command}.db", "--json")
         assert code == 0, err
     with LogStore.open(home.parent / "eval.db") as store:
         run = store.get(store.ids()[0][0])
