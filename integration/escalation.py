@@ -198,9 +198,11 @@ class Days:
 
     def night(self, taught: Sequence[str]) -> str:
         home, file = self.log.parent, self.folder / "taught.jsonl"
+        self.store.close()  # a process that is forked may not share it
         nano(home, "nano-rl", "tasks", "from-log", *taught, "--out", file)
         how = ("--model", self.model, "--epochs", EPOCHS)
         nano(home, "nano-rl", "sft", "--tasks", file, "--name", "night", *how, NANO_PROFILE=REPAIR_1.name)
+        self.store = LogStore.open(str(self.log))
         return "night"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from builders import trajectory
+from looping import tiny_model
 from promoted import NANO
 
 from integration.paired import paired
@@ -18,7 +19,7 @@ from nano_shared.store import LogStore
 from nano_shared.types import Finish, Provenance, Split, StopReason, Task, Trajectory
 from nano_suites.drawing import make_tasks
 
-pytest_plugins = ["command_lines", "tiny_fixtures"]
+pytest_plugins = ["command_lines"]
 
 
 def run(
@@ -100,21 +101,20 @@ def test_tools_are_left_out_of_what_a_task_or_its_profile_offers() -> None:
 
 
 def test_an_answer_that_goes_round_is_ended_as_in_a_users_run_unless_it_trains(
-    home: Path, nano: NANO, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, nano: NANO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
-    model: Any = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    tasks = make_tasks(levels=[0], n=1, seed=1, split=Split.TEST, views=["copy"])
+    folder = tiny_model(home.parent / "round", max_positions=2000, tasks=tasks)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():  # all tokens are equally likely, of which greedy sampling takes the first
         for parameter in model.parameters():
             parameter.zero_()
-    model.save_pretrained(folder := home.parent / "round")
-    for file in tiny_folder.glob("*token*"):
-        (folder / file.name).write_bytes(file.read_bytes())
+    model.save_pretrained(folder)
     monkeypatch.setenv("NANO_PROFILE", "compact-1")
-    tasks = make_tasks(levels=[0], n=1, seed=1, split=Split.TEST, views=["copy"])
     (file := home.parent / "tasks.jsonl").write_text(tasks[0].model_dump_json() + "\n")
     how = ("--tasks", file, "--model", folder, "--limit", "max_completion_tokens=200", "--temperature", "0")
     for command in ("eval", "rollout"):

@@ -97,7 +97,7 @@ class Joined:
 
 def packs(matrix: Tensor, *, small: bool) -> bool:
     """Whether packing makes products with these weights faster: bfloat16 on a CPU with instructions for it,
-    and float32, of a model that is `small`, on one without AVX-512.
+    and float32, of a model that is `small`, on one with AVX2 and not AVX-512.
 
     A step reads all weights for a few rows; with plain matrices that takes half as long again, and twice as
     long with AVX2. With AVX-512, packing gains nothing in float32.
@@ -105,7 +105,7 @@ def packs(matrix: Tensor, *, small: bool) -> bool:
     if matrix.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if matrix.dtype == torch.float32:
-        return small and not torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+        return small and torch.backends.cpu.get_cpu_capability() == "AVX2"
     return matrix.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
