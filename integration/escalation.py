@@ -27,6 +27,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from improve_packages import CHECK
@@ -66,6 +68,7 @@ def main() -> int:
     options = parse(parser, packages=[TOY], seeds=[0], runs=1, answers=1)
     if options.smoke:
         toy_package(options.out)
+        torch.set_num_threads(1)  # a process that is forked has no others
         options.model = build_tiny(options.out / "tiny", [REPAIR_1.task], hidden=32, layers=1, vocab_size=300)
     rows = []
     for seed in options.seeds:
