@@ -17,11 +17,8 @@ import os
 import random
 import shutil
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count, zip_longest
 from pathlib import Path
 from statistics import mean
@@ -32,6 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from improve_packages import CHECK
+from judge_server import Server, serving
 from log_arms import over_seeds
 from own_project import nano
 from smoke import TOY, parse, toy_package
@@ -184,7 +182,7 @@ class Days:
         )  # fmt: skip
         runs = collect(bugs, runtime)
         taught = []
-        with oracle_api() as server:
+        with serving(OracleServer()) as server:
             config = AgentConfig(base_url=server.url, api_key="none")
             hosted = replace(
                 runtime, policy=open_policy("openai:oracle", config).policy, policy_name="openai:oracle",
@@ -209,52 +207,25 @@ class Days:
         return "night"
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    solution: Sequence[dict[str, Any]] = ()
-    numbers = count()
+class OracleServer(Server):
+    """Answers with the next call of a solution."""
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+    def __init__(self) -> None:
+        super().__init__(str)
+        self.solution: Sequence[dict[str, Any]] = ()
+        self.numbers = count()
 
-
-class _Handler(BaseHTTPRequestHandler):
-    """The next call of the solution, as an answer of chat completions."""
-
-    def do_POST(self) -> None:
-        server: Any = self.server
-        messages = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"]
-        done = sum(message["role"] == "assistant" for message in messages)
-        step = server.solution[min(done, len(server.solution) - 1)]
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        done = sum(message["role"] == "assistant" for message in asked["messages"])
+        step = self.solution[min(done, len(self.solution) - 1)]
         function = {"name": step["name"], "arguments": json.dumps(step["arguments"])}
-        call = {"id": f"call_{next(server.numbers)}", "type": "function", "function": function}
+        call = {"id": f"call_{next(self.numbers)}", "type": "function", "function": function}
         message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        answer = {
+        return {
             "id": "1", "object": "chat.completion", "created": 1, "model": "oracle",
             "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}],
             "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
         }  # fmt: skip
-        payload = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(payload)))
-        self.end_headers()
-        self.wfile.write(payload)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@contextmanager
-def oracle_api() -> Iterator[_Server]:
-    server = _Server(("127.0.0.1", 0), _Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 if __name__ == "__main__":

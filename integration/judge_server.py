@@ -7,9 +7,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 Behaviour = Callable[[str], str]
 """the user's question -> the judge's answer"""
@@ -26,17 +26,23 @@ class Server(ThreadingHTTPServer):
         self.behaviour, self.drip, self.status, self.raw = behaviour, drip, status, raw
         self.questions: list[str] = []
 
+    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """The answer to the body of a request."""
+        self.questions.append(question := asked["messages"][-1]["content"])
+        return {"choices": [{"message": {"content": self.behaviour(question)}}]}
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
 
+AnyServer = TypeVar("AnyServer", bound=Server)
+
+
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server: Any = self.server
-        question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][-1]["content"]
-        server.questions.append(question)
-        answer = {"choices": [{"message": {"content": server.behaviour(question)}}]}
+        answer = server.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         payload = server.raw if server.raw is not None else json.dumps(answer).encode()
         self.send_response(server.status)
         self.send_header("Content-Length", str(len(payload)))
@@ -56,8 +62,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def judging(behaviour: Behaviour, **settings: Any) -> Iterator[Server]:
-    server = Server(behaviour, **settings)
+def serving(server: AnyServer) -> Iterator[AnyServer]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -66,6 +71,10 @@ def judging(behaviour: Behaviour, **settings: Any) -> Iterator[Server]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def judging(behaviour: Behaviour, **settings: Any) -> AbstractContextManager[Server]:
+    return serving(Server(behaviour, **settings))
 
 
 def words(question: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 ROUND = 64
 """positions by which the arena grows"""
-_ROWS = 4
+_OWN_ROWS = 4
 """rows that are retained for one owner: as many as the places that repair-1 shows in turn"""
 
 
@@ -172,7 +172,7 @@ class PrefixCache:
 
     def retain(self, owner: int, row: RetainedRow) -> None:
         """Keep a row for the owner's later requests, beside its last few."""
-        for old in self._rows_of(owner)[: 1 - _ROWS]:
+        for old in self._rows_of(owner)[: 1 - _OWN_ROWS]:
             self.drop(old)
         self._retained[row] = owner
         row.prefix.users += 1

@@ -29,7 +29,7 @@ from nano_shared.lora import LowRank, adapter_of
 
 _ROWS = 8
 """number of rows that packed weights are optimised for; any number works"""
-_SMALL = 1 << 30
+_COPIED = 1 << 30
 """bytes of float32 weights up to which a second copy of them is worth its memory"""
 
 
@@ -228,7 +228,7 @@ class LlamaForward:
         self.dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self._rotary: Any = body.rotary_emb
         self._typed = "layer_type" in signature(self._rotary.forward).parameters
-        small = sum(each.numel() * each.itemsize for each in model.parameters()) <= _SMALL
+        small = sum(each.numel() * each.itemsize for each in model.parameters()) <= _COPIED
         self.layers = [_layer(layer, config, self.heads, self.keys, self.dim, small) for layer in body.layers]
         self._embed: Any = body.embed_tokens
         self._norm = _norm(body.norm, config)
